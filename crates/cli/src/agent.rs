@@ -1,26 +1,21 @@
 //! `jackalope agent`: starts, watches and stops this machine's rank programs.
 
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_fleet::agent::{self as agents, Agent, AgentConfig, NewListeners, Trust};
-use jackalope_fleet::discovery::{DISCOVERY_PORT, Responder};
+use jackalope_deploy::agent::{AgentConfig, END_GRACE, RECORD, listen_list};
+use jackalope_fleet::agent::{Agent, Trust};
 use jackalope_fleet::home::{Home, secret_of_token};
 use jackalope_fleet::install::{Activated, versions};
-use jackalope_fleet::listen::{AgentAddresses, add_to_list, own_addresses};
-use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::listen::{add_to_list, own_addresses};
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::Spawn;
 use jackalope_fleet::record::{KILL_GRACE, Recorded, Request};
 use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
 use jackalope_protocol::secure::Peer;
 use jackalope_protocol::{PublicKey, Secret};
-use jackalope_store::exchange::Library;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -29,9 +24,6 @@ use crate::args::service::ServiceInstallArgs;
 use crate::environment::Environment;
 use crate::service::{self, ServiceKind};
 use crate::{operate, output};
-
-/// Name of the agent's record.
-pub(crate) const RECORD: &str = "agent";
 
 /// Maximum time in which a started agent must answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,9 +34,6 @@ const KNOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for which a running agent may be silent on its own machine before it counts as hung; longer
 /// than one attempt to connect.
 const HUNG_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Time that an agent is given to end by itself.
-const END_GRACE: Duration = Duration::from_secs(3);
 
 /// Size beyond which the log of an agent that runs in the background is started anew.
 const LOG_BYTES_MAX: u64 = 8 << 20;
@@ -72,7 +61,7 @@ pub(crate) async fn run(args: &AgentArgs, environment: &Environment) -> anyhow::
         }
         None => {
             let trust = Trust::Listed(TrustStore::new(&home));
-            serve(args, (home.secret()?, trust), &home, environment.library()).await
+            serve(args, home.secret()?, trust, environment).await
         }
     }
 }
@@ -84,86 +73,39 @@ pub(crate) async fn serve_with_token(
     token: &str,
     environment: &Environment,
 ) -> anyhow::Result<()> {
-    let home = environment.home()?;
-    let trust = (secret_of_token(token)?, Trust::TokenHolders);
-    serve(args, trust, &home, environment.library()).await
+    serve(args, secret_of_token(token)?, Trust::TokenHolders, environment).await
 }
 
 /// Runs the agent until it is stopped or has been idle for `--linger`.
 async fn serve(
     args: &AgentArgs,
-    (secret, trust): (Secret, Trust),
-    home: &Home,
-    library: Library,
+    secret: Secret,
+    trust: Trust,
+    environment: &Environment,
 ) -> anyhow::Result<()> {
     if args.detached {
         // Fails only if this process leads a session already, which is as good.
         rustix::process::setsid().ok();
     }
-    // Removes the list of an earlier agent.
-    let list = listen_list(home, args.port)?;
-    std::fs::remove_file(&list).ok();
-    let mut addresses = AgentAddresses::new(args.listen.clone(), args.port, list);
-    let mut first = Some(addresses.first().map_err(|(addr, err)| {
-        let hint = match err.kind() {
-            ErrorKind::AddrNotAvailable => {
-                "this machine has none of the addresses of `--listen`; pass other ones"
-            }
-            _ => {
-                "another agent or program uses the port; `jackalope agent status` shows whether \
-                 an agent does, `--port` selects another port"
-            }
-        };
-        anyhow::Error::new(err).context(format!("cannot listen on {addr}\nhint: {hint}"))
-    })?);
-    let open: Vec<IpAddr> = addresses.open().collect();
-    // The address for the record: the first that is not loopback, if any.
-    let ip = open.iter().find(|ip| !ip.is_loopback()).or(open.first());
-    let addr = SocketAddr::new(*ip.expect("it listens somewhere"), addresses.port());
-    let new_listeners: NewListeners =
-        Box::new(move || first.take().unwrap_or_else(|| addresses.appeared()));
-    let is_over = Arc::new(AtomicBool::new(false));
     let config = AgentConfig {
         secret,
-        identity: home.identity()?,
         trust,
-        rank_program: find_rank_program()?,
-        files_dir: home.dir("run")?,
-        library: library.service(),
+        listen: args.listen.clone(),
+        port: args.port,
         linger: args.linger.map(Duration::from_secs),
-        is_over: Arc::clone(&is_over),
+        announces: args.announce,
     };
-    let program = std::fs::canonicalize(own_program()?)?;
-    let about = json!({
-        "addr": addr.to_string(), "listen": args.listen, "program": program, "linger": args.linger,
-        "announce": args.announce,
-    });
-    let _responder = match args.announce {
-        true => Some(
-            Responder::start(config.secret, addr.port())
-                .with_context(|| format!("listening for queries on UDP port {DISCOVERY_PORT}"))?,
-        ),
-        false => None,
-    };
-    let record = Recorded::this(about);
-    record.write(home, RECORD)?;
+    let home = environment.home()?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut serving = tokio::task::spawn_blocking(move || agents::serve_on(new_listeners, config));
-    let result = tokio::select! {
-        result = &mut serving => result?.map_err(Into::into),
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
-        () = keep_log_short(args.detached, home) => Ok(()),
+    let end = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            () = keep_log_short(args.detached, &home) => {}
+        }
     };
-    // Programs end with the agent, because their standard input closes. Those that are stopped or
-    // stuck end only by a signal.
-    is_over.store(true, Ordering::SeqCst);
-    if !serving.is_finished() {
-        tokio::time::timeout(END_GRACE, serving).await.ok();
-    }
-    record.forget(home, RECORD);
-    result
+    jackalope_deploy::agent::serve(config, &environment.local, end).await
 }
 
 /// Never returns. Keeps the log short if the agent is detached.
@@ -264,11 +206,6 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     }
     let pid = start_and_wait(&own_program()?, args, (home, secret))?;
     Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid, "key": key}))?)
-}
-
-/// Returns the file for further addresses of an agent that already runs.
-fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
-    Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
 }
 
 /// Returns addresses to listen on so that the machine that started this program over SSH can reach

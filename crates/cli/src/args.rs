@@ -2,6 +2,7 @@
 
 mod autoconfig;
 mod bench;
+pub(crate) mod convert;
 mod discover;
 mod doctor;
 mod edge;
@@ -23,7 +24,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use jackalope_fleet::routes::Encryption;
 use jackalope_protocol::TokenId;
 use jackalope_text::{ReasoningFormat, ToolFormat, UnknownFormat};
 
@@ -278,16 +278,6 @@ pub(crate) enum EncryptArg {
     Off,
 }
 
-impl From<EncryptArg> for Encryption {
-    fn from(arg: EncryptArg) -> Encryption {
-        match arg {
-            EncryptArg::Auto => Encryption::Auto,
-            EncryptArg::On => Encryption::On,
-            EncryptArg::Off => Encryption::Off,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DeviceArg {
     /// The GPU if there is one, else the CPU.
@@ -464,8 +454,8 @@ pub(crate) struct LinkArgs {
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]
     pub(crate) encrypt_data: EncryptArg,
     /// Ports for the connections between ranks; each rank uses one of them.
-    #[arg(long, value_name = "FIRST-LAST", default_value_t = machines::PortRange::DATA)]
-    pub(crate) data_ports: machines::PortRange,
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = jackalope_deploy::PortRange::DATA)]
+    pub(crate) data_ports: jackalope_deploy::PortRange,
     /// Time to measure each row of the table, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=60000))]
     pub(crate) budget_ms: u64,

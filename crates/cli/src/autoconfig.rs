@@ -35,7 +35,7 @@ const RESUME_UNDO_FILE: &str = "resume-undo.json";
 const UNDO_FILE: &str = "autoconfig-undo.json";
 
 pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::Result<()> {
-    let shell = crate::machines::shell(args.ssh.as_deref(), environment);
+    let shell = environment.shell(args.ssh.as_deref());
     if let Some(path) = &args.undo {
         take_back(&shell, path, args.yes)?;
         forget(environment);

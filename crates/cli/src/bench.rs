@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use jackalope_deploy::models::locate_loadable;
+use jackalope_deploy::{Cluster, ClusterOptions};
 use jackalope_engine::{
     EngineHandle, Event, Generation, Request, RequestOptions, SamplingOptions, Status,
 };
@@ -12,10 +14,9 @@ use jackalope_protocol::TokenId;
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
-use crate::cluster::{Cluster, ClusterOptions};
 use crate::environment::Environment;
 use crate::report::Interrupted;
-use crate::{models, output, split, synth};
+use crate::{output, progress, split, synth};
 
 mod calibration;
 mod comparison;
@@ -94,11 +95,12 @@ pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::R
         return served::run(args, url, environment).await;
     }
     let model = args.model.as_ref().expect("the arguments name a model or a server");
-    let model = models::locate_loadable(model, environment)?;
+    let model = locate_loadable(model, &environment.local)?;
+    let ranks = args.ranks.config(environment)?;
     let options = ClusterOptions { profile: args.profile, ..ClusterOptions::default() };
-    let mut cluster = Cluster::start_with(&model, &args.ranks, environment, options).await?;
+    let mut cluster = Cluster::start_with(&model, &ranks, &environment.local, options).await?;
     let work = async {
-        let status = cluster.ready().await?;
+        let status = progress::ready(&mut cluster).await?;
         measure(&args, &model.dir, &cluster.engine, &status).await
     };
     let result = tokio::select! {

@@ -5,6 +5,9 @@ use std::io::{BufRead, BufReader, IsTerminal, Stdin};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_deploy::Cluster;
+use jackalope_deploy::models::locate_loadable;
+use jackalope_deploy::served::{HttpServer, served};
 use jackalope_server::{ServerConfig, ServerState};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -12,12 +15,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::args::ChatArgs;
-use crate::cluster::Cluster;
 use crate::environment::Environment;
 use crate::events::{next_data, read_line};
 use crate::report::{self, Interrupted};
-use crate::serve::{HttpServer, served};
-use crate::{models, operate, output};
+use crate::{operate, output, progress};
 
 /// Default server.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
@@ -39,10 +40,11 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         let served = Served { url, model, api_key };
         return converse_until_interrupted(args, served).await;
     };
-    let model = models::locate_loadable(&model, environment)?;
-    let mut cluster = Cluster::start(&model, &args.ranks, environment).await?;
+    let model = locate_loadable(&model, &environment.local)?;
+    let mut cluster =
+        Cluster::start(&model, &args.ranks.config(environment)?, &environment.local).await?;
     let work = async {
-        cluster.ready().await?;
+        progress::ready(&mut cluster).await?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let served = served(&model.name, &cluster);
         let state = ServerState::new(served, ServerConfig::default());

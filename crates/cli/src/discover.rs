@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use jackalope_deploy::machines::{HOW_TO_ANSWER, find};
 use jackalope_fleet::discovery::{self, Found, FoundMachine, LeftOut, Listed, MachineState};
 use jackalope_protocol::machine::{Interface, NodeFacts};
 use jackalope_protocol::secure::Build;
@@ -10,14 +11,13 @@ use serde_json::{Value, json};
 
 use crate::args::DiscoverArgs;
 use crate::environment::Environment;
-use crate::machines::{HOW_TO_ANSWER, find};
+use crate::output;
 use crate::split::bytes;
-use crate::{machines, output};
 
 pub(crate) async fn run(args: DiscoverArgs, environment: &Environment) -> anyhow::Result<()> {
     let window = Duration::from_secs(args.timeout);
-    let ours = machines::credentials(args.token.as_deref(), environment)?;
-    let looking = tokio::task::spawn_blocking(move || find((window, 0), ours));
+    let ours = environment.credentials(args.token.as_deref())?;
+    let looking = tokio::task::spawn_blocking(move || find(window, 0, ours));
     let found = looking.await??;
     let listed = discovery::list(&found, args.agent_port);
     match args.json {

@@ -63,7 +63,7 @@ fn look_for(
     environment: &Environment,
 ) -> anyhow::Result<Looked> {
     let (names, hostfile) = machines(args)?;
-    let shell = crate::machines::shell(args.ssh.as_deref(), environment);
+    let shell = environment.shell(args.ssh.as_deref());
     let hostfile = hostfile.as_ref();
     let (nodes, here) = Ask { shell: &shell, hostfile, model, hashes }.look(&names);
     let broken_links = operate::broken_links(environment);
@@ -87,7 +87,7 @@ fn absolute(folder: &str) -> anyhow::Result<String> {
 /// Returns the machines that a command names, and the hostfile if there is one.
 pub(crate) fn machines(args: &MachinesArgs) -> anyhow::Result<(Vec<String>, Option<Hostfile>)> {
     if let Some(path) = &args.hosts {
-        let hostfile = crate::machines::hostfile(path)?;
+        let hostfile = jackalope_deploy::machines::hostfile(path)?;
         return Ok((doctor::names(&hostfile), Some(hostfile)));
     }
     let mut names = args.host.clone();

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{bail, ensure};
+use jackalope_deploy::server::is_loopback;
 use jackalope_server::{
     AllowedHosts, AllowedOrigins, ApiKeys, Reporting, RequestLog, ServerConfig, ServerLimits,
     SpanExporter, Tls,
@@ -43,6 +44,7 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
         open_streams: usize::try_from(edge.max_open_streams)?,
         request_timeout: args.request_timeout,
         default_max_tokens: args.default_max_tokens,
+        load_wait: args.models.load_wait,
         ..ServerLimits::default()
     };
     let origins = AllowedOrigins::new(&edge.cors);
@@ -76,13 +78,6 @@ fn api_keys(args: &EdgeArgs) -> anyhow::Result<ApiKeys> {
         Some(path) => keys.with_file(path)?,
         None => keys,
     })
-}
-
-pub(crate) fn is_loopback(host: IpAddr) -> bool {
-    match host {
-        IpAddr::V4(host) => host.is_loopback(),
-        IpAddr::V6(host) => host.is_loopback(),
-    }
 }
 
 /// Fails if other machines can reach a server that requires no keys, unless `insecure` allows it.

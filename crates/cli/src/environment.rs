@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
+use jackalope_deploy::{LocalContext, machines};
 use jackalope_fleet::home::Home;
-use jackalope_store::exchange::Library;
-use jackalope_store::pull::{HubAccess, HubToken, PullConfig};
+use jackalope_fleet::shell::SystemShell;
+use jackalope_fleet::trust::Credentials;
+use jackalope_store::pull::{HubAccess, HubToken};
 use jackalope_store::{Place, PlaceKind, Stores};
 
-use crate::progress::Bars;
+use crate::keys;
+use crate::progress::Terminal;
 
 /// The home directory.
 const HOME: &str = "HOME";
@@ -88,15 +90,10 @@ const DEFAULT: &str = "default";
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// Values read from the environment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Environment {
-    /// Directories of models, in the order in which they are searched.
-    places: Vec<Place>,
-    /// Directory of files that can be regenerated.
-    cache_dir: Option<PathBuf>,
-    /// The hub to pull from.
-    hub: HubAccess,
-    home: Option<PathBuf>,
+    /// Directories of this machine, and its hub.
+    pub(crate) local: LocalContext,
     /// Variables that are settings of `serve`.
     settings: BTreeMap<String, String>,
     /// Collector of traces.
@@ -145,6 +142,19 @@ impl fmt::Debug for LocalAiEnvironment {
             .field("addr", &self.addr)
             .field("listen_port", &self.listen_port)
             .finish_non_exhaustive()
+    }
+}
+
+impl LocalAiEnvironment {
+    fn from(text: impl Fn(&str) -> Option<String>) -> LocalAiEnvironment {
+        LocalAiEnvironment {
+            hostfile: text(MLX_DISTRIBUTED_HOSTFILE),
+            backend: text(MLX_DISTRIBUTED_BACKEND),
+            addr: text(MLX_DISTRIBUTED_ADDR),
+            grpc_token: text(LOCALAI_GRPC_AUTH_TOKEN),
+            token: [LOCALAI_TOKEN, LOCALAI_P2P_TOKEN, TOKEN].into_iter().find_map(&text),
+            listen_port: text(MLX_LISTEN_PORT).and_then(|it| it.trim().parse().ok()),
+        }
     }
 }
 
@@ -201,27 +211,8 @@ impl Environment {
         };
         let endpoint = text(HF_ENDPOINT).unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
         let came_to = |connection: String| connection.split(' ').nth(2)?.parse().ok();
-        Environment {
-            ssh_came_to: text(SSH_CONNECTION).and_then(came_to),
+        let local = LocalContext {
             home: path(JACKALOPE_HOME).or_else(|| below_home(".jackalope")),
-            otlp: text(OTEL_EXPORTER_OTLP_ENDPOINT),
-            ssh: text(JACKALOPE_SSH),
-            mlx: MlxEnvironment {
-                rank: text(MLX_RANK).and_then(|it| it.trim().parse().ok()),
-                hostfile: path(MLX_HOSTFILE),
-                coordinator: text(MLX_JACCL_COORDINATOR).or_else(|| text(JACCL_COORDINATOR)),
-            },
-            no_color: set(NO_COLOR).is_some(),
-            ignored_by_serve: OF_LAUNCHERS.into_iter().filter(|it| set(it).is_some()).collect(),
-            localai: LocalAiEnvironment {
-                hostfile: text(MLX_DISTRIBUTED_HOSTFILE),
-                backend: text(MLX_DISTRIBUTED_BACKEND),
-                addr: text(MLX_DISTRIBUTED_ADDR),
-                grpc_token: text(LOCALAI_GRPC_AUTH_TOKEN),
-                token: [LOCALAI_TOKEN, LOCALAI_P2P_TOKEN, TOKEN].into_iter().find_map(text),
-                listen_port: text(MLX_LISTEN_PORT).and_then(|it| it.trim().parse().ok()),
-            },
-            settings: BTreeMap::new(),
             places: places.into_iter().flatten().collect(),
             cache_dir: caches.map(|it| it.join("jackalope")),
             hub: HubAccess {
@@ -234,53 +225,56 @@ impl Environment {
                     .find(is_true)
                     .map(str::to_owned),
             },
+            observer: Arc::new(Terminal),
+        };
+        Environment {
+            local,
+            ssh_came_to: text(SSH_CONNECTION).and_then(came_to),
+            otlp: text(OTEL_EXPORTER_OTLP_ENDPOINT),
+            ssh: text(JACKALOPE_SSH),
+            mlx: MlxEnvironment {
+                rank: text(MLX_RANK).and_then(|it| it.trim().parse().ok()),
+                hostfile: path(MLX_HOSTFILE),
+                coordinator: text(MLX_JACCL_COORDINATOR).or_else(|| text(JACCL_COORDINATOR)),
+            },
+            no_color: set(NO_COLOR).is_some(),
+            ignored_by_serve: OF_LAUNCHERS.into_iter().filter(|it| set(it).is_some()).collect(),
+            localai: LocalAiEnvironment::from(text),
+            settings: BTreeMap::new(),
         }
     }
 
     /// Returns Jackalope's own directory on this machine.
     pub(crate) fn home(&self) -> anyhow::Result<Home> {
-        let path = self.home.clone().context("neither HOME nor JACKALOPE_HOME is set")?;
-        Ok(Home::new(path))
+        self.local.home()
     }
 
     /// Returns the directories that are searched for models.
     pub(crate) fn stores(&self) -> Stores {
-        Stores::new(self.places.iter().cloned())
+        self.local.stores()
     }
 
-    /// Returns the library that offers this machine's models to others. Copies from other machines
-    /// go into the directory of models.
-    pub(crate) fn library(&self) -> Library {
-        let stores = self.stores();
-        let folder = stores.places().iter().find(|place| place.kind == PlaceKind::Folder);
-        let copies_dir = folder.map(|place| place.root.clone());
-        Library::new(stores, self.hashes_path(), copies_dir).with_trees(self.trees_dir())
+    /// Returns the program to run as ssh, with its arguments: the given one, or that of the
+    /// environment.
+    pub(crate) fn ssh_words(&self, given: Option<&str>) -> Vec<String> {
+        let ssh = given.or(self.ssh.as_deref()).unwrap_or_default();
+        ssh.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Returns the cache that models are pulled into.
-    pub(crate) fn pull_cache(&self) -> Option<&Path> {
-        let cache = self.places.iter().find(|place| place.kind == PlaceKind::HubCache);
-        cache.map(|place| place.root.as_path())
+    /// Returns the shell that runs commands on machines.
+    pub(crate) fn shell(&self, given: Option<&str>) -> SystemShell {
+        SystemShell::new(self.ssh_words(given))
     }
 
-    /// Returns the directory of the cached block hashes of checkpoints.
-    pub(crate) fn trees_dir(&self) -> Option<PathBuf> {
-        self.home.as_ref().map(|home| home.join("trees"))
+    /// Returns the token for agents: the given one, or that of the environment.
+    pub(crate) fn agent_token(&self, given: Option<&str>) -> Option<String> {
+        let set = || self.settings.get(&keys::variable_of("token")).map(String::as_str);
+        given.or_else(set).map(str::to_owned)
     }
 
-    /// Returns the file in which hashes of files are cached.
-    pub(crate) fn hashes_path(&self) -> Option<PathBuf> {
-        self.cache_dir.as_ref().map(|dir| dir.join("hashes.json"))
-    }
-
-    /// Returns the configuration of pulls, which show their progress to people.
-    pub(crate) fn pull_config(&self) -> PullConfig {
-        PullConfig {
-            hashes_path: self.hashes_path(),
-            trees_dir: self.trees_dir(),
-            progress: Arc::new(Bars),
-            ..PullConfig::new(self.hub.clone())
-        }
+    /// Returns the credentials that this machine presents to agents.
+    pub(crate) fn credentials(&self, token: Option<&str>) -> anyhow::Result<Credentials> {
+        machines::credentials(self.agent_token(token).as_deref(), &self.local)
     }
 }
 
@@ -312,6 +306,8 @@ fn expand(value: &str, lookup: &impl Fn(&str) -> Option<String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
@@ -341,7 +337,7 @@ mod tests {
             ("MODELS_DIR", "/d"),
         ];
         assert_eq!(places(&all), ["/hhc", "/c", "/h/hub", "/x/huggingface/hub", "/t", "/d"]);
-        assert_eq!(environment(&all).pull_cache(), Some(Path::new("/hhc")));
+        assert_eq!(environment(&all).local.pull_cache(), Some(Path::new("/hhc")));
         let expanded = [
             ("HOME", "/me"),
             ("USER", "u"),
@@ -354,10 +350,10 @@ mod tests {
     #[test]
     fn a_token_is_not_printed_and_offline_has_many_spellings() {
         let found = environment(&[("HF_TOKEN", " hf_secret\n"), ("TRANSFORMERS_OFFLINE", "Yes")]);
-        assert_eq!(found.hub.token.clone().unwrap().bearer(), "Bearer hf_secret");
+        assert_eq!(found.local.hub.token.clone().unwrap().bearer(), "Bearer hf_secret");
         assert!(!format!("{found:?}").contains("hf_secret"));
-        assert_eq!(found.hub.offline.as_deref(), Some("TRANSFORMERS_OFFLINE"));
-        assert_eq!(environment(&[("HF_HUB_OFFLINE", "0")]).hub.offline, None);
-        assert_eq!(environment(&[("HF_ENDPOINT", "http://m/")]).hub.endpoint, "http://m");
+        assert_eq!(found.local.hub.offline.as_deref(), Some("TRANSFORMERS_OFFLINE"));
+        assert_eq!(environment(&[("HF_HUB_OFFLINE", "0")]).local.hub.offline, None);
+        assert_eq!(environment(&[("HF_ENDPOINT", "http://m/")]).local.hub.endpoint, "http://m");
     }
 }

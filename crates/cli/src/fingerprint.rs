@@ -119,7 +119,7 @@ pub(crate) fn cluster_info(
 
 fn look(args: &ClusterInfoArgs, environment: &Environment) -> anyhow::Result<()> {
     let (names, _) = machines(&args.machines)?;
-    let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
+    let shell = environment.shell(args.machines.ssh.as_deref());
     let reports = probe::reports(&shell, &names, REPORT_TIMEOUT);
     let mut rows = rows(&reports);
     rows.retain(|row| !args.hardware || HARDWARE.contains(&row.name));

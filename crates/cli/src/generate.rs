@@ -4,6 +4,8 @@ use std::io::Read;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_deploy::Cluster;
+use jackalope_deploy::models::locate_loadable;
 use jackalope_engine::{
     EngineHandle, Event, FinishReason, Generation, Request, RequestOptions, SamplingOptions, Usage,
 };
@@ -12,10 +14,9 @@ use jackalope_text::{ChatPrompt, ModelText};
 use serde_json::{Map, Value, json};
 
 use crate::args::GenerateArgs;
-use crate::cluster::Cluster;
 use crate::environment::Environment;
-use crate::models;
 use crate::output::{self, OutputError};
+use crate::progress;
 use crate::report::Interrupted;
 
 /// Maximum size of a prompt on standard input.
@@ -34,11 +35,12 @@ struct Generated {
 }
 
 pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = models::locate_loadable(&args.model.model, environment)?;
+    let model = locate_loadable(&args.model.model, &environment.local)?;
     let args = with_prompt(args)?;
-    let mut cluster = Cluster::start(&model, &args.model.ranks, environment).await?;
+    let mut cluster =
+        Cluster::start(&model, &args.model.ranks.config(environment)?, &environment.local).await?;
     let work = async {
-        cluster.ready().await?;
+        progress::ready(&mut cluster).await?;
         let prompt = prompt_tokens(&args, &cluster.text)?;
         let generation = submit(&args, &cluster.engine, prompt.clone())?;
         let generated = listen(generation, &cluster.text, args.json).await?;

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_deploy::machines::discover;
 use jackalope_fleet::hostfile::{
     self, ConvertError, Finding, Host, Hostfile, HostfileErrors, RingPorts, Shape,
 };
@@ -17,7 +18,6 @@ use crate::args::hosts::{
     ConvertArgs, HostsArgs, HostsCommand, LintArgs, NewHostsArgs, OutArgs, OverArg,
 };
 use crate::environment::Environment;
-use crate::machines::{self, discover};
 use crate::output;
 
 /// First address for cables: four for each, of which the two in the middle are used. Home networks
@@ -141,8 +141,9 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     );
     let mut hosts = Vec::new();
     if let Some(num_machines) = args.discover {
-        let ours = machines::credentials(None, environment)?;
-        let listed = discover(num_machines.into(), args.agent_port, &ours)?;
+        let ours = environment.credentials(None)?;
+        let listed =
+            discover(num_machines.into(), args.agent_port, &ours, &*environment.local.observer)?;
         hosts.extend(listed.hosts.into_iter().map(|it| it.host));
     }
     for (rank, name) in args.hosts.iter().enumerate() {

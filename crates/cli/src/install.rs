@@ -6,6 +6,7 @@ use std::thread;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_deploy::machines;
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::install::{self, Activated, Bundle, Install, Installed, Removed, Step};
 use jackalope_fleet::local::find_rank_program;
@@ -16,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::args::install::{BootstrapArgs, SyncArgs, UninstallArgs};
 use crate::environment::Environment;
+use crate::output;
 use crate::progress::Uploads;
-use crate::{machines, output};
 
 /// Machines to install or roll back, and the output format.
 struct Order {
@@ -76,8 +77,8 @@ enum Done {
 }
 
 async fn bring(order: Order, ssh: Option<&str>, environment: &Environment) -> anyhow::Result<()> {
-    let shell = machines::shell(ssh, environment);
-    let ours = machines::credentials(None, environment)?;
+    let shell = environment.shell(ssh);
+    let ours = environment.credentials(None)?;
     let json = order.json;
     let work = move || bring_all(&order, &ours, &shell);
     let outcomes = tokio::task::spawn_blocking(work).await??;
@@ -185,7 +186,7 @@ pub(crate) async fn uninstall(
         let is_yes = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
         ensure!(is_yes, "nothing was removed\nhint: answer y, or pass `--yes`");
     }
-    let shell: Arc<dyn Shell> = Arc::new(machines::shell(args.ssh.ssh.as_deref(), environment));
+    let shell: Arc<dyn Shell> = Arc::new(environment.shell(args.ssh.ssh.as_deref()));
     let trust = TrustStore::new(&environment.home()?);
     let mut removals = Vec::new();
     for host in hosts {

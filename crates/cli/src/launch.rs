@@ -4,7 +4,8 @@ use std::io::Read;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::bail;
+use jackalope_deploy::machines;
 use jackalope_fleet::agent::{OnLine, Order, OrderedProgram, Program, Stream};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::Nodes;
@@ -12,9 +13,9 @@ use jackalope_fleet::{routes, stock};
 use jackalope_protocol::Backend;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::args::convert::environment_of;
 use crate::args::machines::LaunchArgs;
 use crate::environment::Environment;
-use crate::machines;
 use crate::output;
 
 /// Interval of polling the programs.
@@ -33,8 +34,14 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
     let hosts: Vec<Host> =
         file.hosts.iter().flat_map(|host| std::iter::repeat_n(host.clone(), repeat)).collect();
     let envs = [file.envs, environment_of(&args.env)?].concat();
-    let config = machines::nodes_config(&args.reach, environment)?;
-    let nodes = machines::bring_up(hosts.clone(), config, printer(args.no_prefix)).await?;
+    let config = machines::nodes_config(&args.reach.config(environment), &environment.local)?;
+    let nodes = machines::bring_up(
+        hosts.clone(),
+        config,
+        &environment.local.observer,
+        printer(args.no_prefix),
+    )
+    .await?;
     let hosts = match backend.is_stock() {
         true => with_addresses(&hosts, &nodes)?,
         false => hosts,
@@ -51,22 +58,6 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
     // Programs that still run end with the agents' sessions.
     drop(nodes);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
-}
-
-/// Parses variables of the form `NAME=VALUE`.
-pub(crate) fn environment_of(given: &[String]) -> anyhow::Result<Vec<(String, String)>> {
-    let parse = |text: &String| {
-        let (name, value) = text
-            .split_once('=')
-            .with_context(|| format!("`--env {text}` has no `=`\nhint: write NAME=VALUE"))?;
-        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        ensure!(
-            !name.is_empty() && name.chars().all(is_name),
-            "`{name}` is no name of a variable\nhint: use letters, digits and `_`"
-        );
-        Ok((name.to_owned(), value.to_owned()))
-    };
-    given.iter().map(parse).collect()
 }
 
 /// Adds the addresses that MLX's programs read

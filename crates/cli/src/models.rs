@@ -1,17 +1,17 @@
-//! `jackalope models`: the models on this machine; also resolves `--model` to a directory.
+//! `jackalope models`: the models on this machine.
 
 mod compare;
-mod member;
-mod seats;
 mod sync;
 
 use std::io::BufRead;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_deploy::content_of_dir;
+use jackalope_deploy::models::{Located, UNSUPPORTED_HINT, and_more, find, reference};
 use jackalope_store::verify::{expectations, verify};
-use jackalope_store::{Check, FoundModel, Hashing, ModelRef, Problem, Removal, Stores, content};
+use jackalope_store::{Check, FoundModel, Hashing, Problem, Removal, Stores, content};
 use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, RemoveArgs};
@@ -19,27 +19,13 @@ use crate::environment::Environment;
 use crate::output;
 use crate::progress::Transfer;
 
-pub(crate) use seats::{Place, Seats, places};
 pub(crate) use sync::run as sync;
 
 /// Number of hexadecimal digits shown of a commit.
 const COMMIT_CHARS: usize = 8;
 
-/// Hint for a model that this version cannot load.
-const UNSUPPORTED_HINT: &str =
-    "choose a model of one of these kinds, or a version of jackalope that loads this one";
-
 /// Number of hexadecimal digits shown of a checkpoint's identity.
 const IDENTITY_CHARS: usize = 12;
-
-/// A model's directory and name.
-#[derive(Clone, Debug)]
-pub(crate) struct Located {
-    pub(crate) dir: PathBuf,
-    pub(crate) name: String,
-    /// Whether the model was requested by name rather than by directory.
-    pub(crate) by_name: bool,
-}
 
 pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::Result<()> {
     match args.command {
@@ -49,66 +35,6 @@ pub(crate) async fn run(args: ModelsArgs, environment: &Environment) -> anyhow::
         ModelsCommand::Sync(args) => sync::run(args, environment).await,
         ModelsCommand::Rm(args) => remove(&args, &environment.stores()),
     }
-}
-
-/// Returns the model that `--model` means: a directory, or the name of a complete model on this
-/// machine. Never uses the network.
-pub(crate) fn locate(model: &Path, environment: &Environment) -> anyhow::Result<Located> {
-    let located = find(model, &environment.stores())?;
-    if model.is_dir() {
-        return Ok(located);
-    }
-    let problems = Check::of_dir(&located.dir).problems;
-    let Some(first) = problems.first() else { return Ok(located) };
-    bail!(
-        "{} is incomplete: {first}{}\nhint: jackalope pull {}",
-        located.name,
-        and_more(problems.len() - 1),
-        model.display()
-    )
-}
-
-/// Like [`locate`], for a model that is to be loaded.
-///
-/// # Errors
-/// As in [`locate`], and if this version cannot load the model.
-pub(crate) fn locate_loadable(model: &Path, environment: &Environment) -> anyhow::Result<Located> {
-    let located = locate(model, environment)?;
-    match Check::unsupported(&located.dir) {
-        None => Ok(located),
-        Some(unsupported) => bail!("{}: {unsupported}\nhint: {UNSUPPORTED_HINT}", located.name),
-    }
-}
-
-/// Returns the directory itself, or the model of this name in the stores.
-fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
-    if model.is_dir() {
-        let dir = std::fs::canonicalize(model)?;
-        let own_name = || {
-            let name = dir.file_name().context("the model's directory has no name")?;
-            anyhow::Ok(name.to_string_lossy().into_owned())
-        };
-        let name = stores.owner(&dir).map_or_else(own_name, |found| Ok(found.name))?;
-        return Ok(Located { dir, name, by_name: false });
-    }
-    let Some(wanted) = reference(model) else {
-        bail!(
-            "no checkpoint at {}\nhint: give a directory, or ORG/NAME of a model on this machine \
-             (`jackalope models ls`)",
-            model.display()
-        )
-    };
-    let found = stores.resolve(&wanted).context("no such directory")?;
-    Ok(Located { dir: found.dir, name: found.name, by_name: true })
-}
-
-/// Parses the name of a model; `None` if it can only be a path.
-fn reference(model: &Path) -> Option<ModelRef> {
-    model.to_str().filter(|text| !text.starts_with(['/', '.', '~']))?.parse().ok()
-}
-
-fn and_more(num_more: usize) -> String {
-    if num_more == 0 { String::new() } else { format!(", and {num_more} more") }
 }
 
 fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
@@ -197,7 +123,7 @@ fn texts(problems: &[Problem]) -> Vec<String> {
 
 /// Returns the identity of the checkpoint in `dir`, if it is cached.
 fn identity(dir: &Path, environment: &Environment) -> Option<String> {
-    let known = content::known(dir, &environment.trees_dir()?)?;
+    let known = content::known(dir, &environment.local.trees_dir()?)?;
     Some(known.id.to_string())
 }
 
@@ -214,10 +140,10 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         unknown = Some(files.len() - known.count());
     }
     if args.hash && problems.is_empty() {
-        if let Some(trees_dir) = environment.trees_dir() {
+        if let Some(trees_dir) = environment.local.trees_dir() {
             content::forget(&dir, &trees_dir)?;
         }
-        crate::content::of_dir(&dir, environment).await?;
+        content_of_dir(&dir, &environment.local).await?;
     }
     let identity = identity(&dir, environment);
     if args.json {

@@ -7,6 +7,10 @@ mod text;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
+use jackalope_deploy::cluster::check_encryption;
+use jackalope_deploy::machines;
+use jackalope_deploy::models::locate_loadable;
+use jackalope_deploy::split_constraints::kind_over;
 use jackalope_fleet::facts::at_once;
 use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::shell::Shell;
@@ -17,15 +21,14 @@ use jackalope_protocol::machine::NodeFacts;
 
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
-use crate::cluster::check_encryption;
 use crate::environment::Environment;
-use crate::{machines, models, output, wished_split};
+use crate::output;
 
 /// Timeout for the facts of one machine.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = ModelFacts::read(&models::locate_loadable(&args.model, environment)?.dir)?;
+    let model = ModelFacts::read(&locate_loadable(&args.model, &environment.local)?.dir)?;
     let (hostfile, facts) = machines_of(args, environment)?;
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);
@@ -36,8 +39,8 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
         offers.len()
     );
     let backend = hostfile.backend.unwrap_or(Backend::Tcp);
-    let split = wished_split::over(backend, args.split.map(Into::into))?;
-    check_encryption(args.encrypt_data, backend)?;
+    let split = kind_over(backend, args.split.map(Into::into))?;
+    check_encryption(args.encrypt_data.into(), backend)?;
     let wishes = Wishes { context_tokens: args.context, num_machines, split };
     match jackalope_placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
         Ok(placement) => {
@@ -71,8 +74,13 @@ fn machines_of(
     environment: &Environment,
 ) -> anyhow::Result<(Hostfile, Vec<Option<NodeFacts>>)> {
     if let Some(num_machines) = args.discover {
-        let ours = machines::credentials(None, environment)?;
-        let listed = machines::discover(num_machines.into(), args.agent_port, &ours)?;
+        let ours = environment.credentials(None)?;
+        let listed = machines::discover(
+            num_machines.into(),
+            args.agent_port,
+            &ours,
+            &*environment.local.observer,
+        )?;
         // They have reported already, so none is queried over ssh.
         let machines = listed.hosts.into_iter().map(|it| (it.host, Some(it.facts)));
         let (hosts, facts) = machines.unzip();
@@ -82,7 +90,7 @@ fn machines_of(
         Some(hosts) => machines::hostfile(hosts)?,
         None => this_machine(),
     };
-    let shell = machines::shell(args.ssh.as_deref(), environment);
+    let shell = environment.shell(args.ssh.as_deref());
     let facts = at_once(&hostfile.hosts, |host| facts(host, args, &shell));
     Ok((hostfile, facts.into_iter().collect::<anyhow::Result<_>>()?))
 }

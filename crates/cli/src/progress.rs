@@ -4,8 +4,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use jackalope_deploy::{Cluster, Observer};
 use jackalope_engine::Status;
 use jackalope_store::progress::{ByteCount, Progress};
+
+use crate::output;
 
 /// Progress of writing a file.
 pub(crate) struct Writing(ProgressBar);
@@ -72,11 +75,17 @@ impl Drop for Transfer {
     }
 }
 
-/// Shows progress as bars.
+/// Shows progress as bars, and messages as lines on standard error.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bars;
+pub(crate) struct Terminal;
 
-impl Progress for Bars {
+impl Observer for Terminal {
+    fn note(&self, text: &str) {
+        output::note(text);
+    }
+}
+
+impl Progress for Terminal {
     fn begin(&self, doing: &str, total_bytes: u64) -> Box<dyn ByteCount> {
         Box::new(Transfer::new(doing, total_bytes))
     }
@@ -166,6 +175,14 @@ impl Loading {
 
     /// Removes the bar, as soon as the terminal accepts output.
     pub(crate) fn finish(self) {}
+}
+
+/// Waits until a cluster's ranks can compute, and shows the progress.
+pub(crate) async fn ready(cluster: &mut Cluster) -> anyhow::Result<Status> {
+    let loading = Loading::new();
+    let status = cluster.ready(|status| loading.show(status)).await;
+    loading.finish();
+    status
 }
 
 fn draw_loading(shown: &Receiver<LoadingShown>) {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use indicatif::HumanBytes;
+use jackalope_store::Revision;
 use jackalope_store::pull::{Destination, Pull, PullConfig, Pulled};
-use jackalope_store::{RepoId, Revision};
 use serde_json::json;
 
 use crate::args::{ModelsSyncArgs, PullArgs};
@@ -16,13 +16,13 @@ use crate::{models, output};
 pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Result<()> {
     let destination = match &args.to {
         Some(dir) => Destination::Directory(std::path::absolute(dir)?),
-        None => usual_destination(&args.model.repo, environment)?,
+        None => environment.local.pull_destination(&args.model.repo)?,
     };
     let config = PullConfig {
         stall: Duration::from_secs(args.stall_timeout),
         retries: args.retries,
         takes_unsupported: args.unsupported,
-        ..environment.pull_config()
+        ..environment.local.pull_config()
     };
     let pull = Pull::new(args.model.repo.clone(), revision(&args)?, destination, config)?;
     // Waiting for the network blocks, so it runs on its own threads. They end with the process.
@@ -41,17 +41,6 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
     let connections = ModelsSyncArgs::CONNECTIONS;
     let sync = ModelsSyncArgs { model, hosts, from: None, connections, reach, json };
     models::sync(sync, environment).await
-}
-
-/// Returns the default destination: Hugging Face's cache, which other programs share.
-pub(crate) fn usual_destination(
-    repo: &RepoId,
-    environment: &Environment,
-) -> anyhow::Result<Destination> {
-    match environment.pull_cache() {
-        Some(root) => Destination::cache(root, repo),
-        None => bail!("there is no home directory to put models into\nhint: pass `--to DIR`"),
-    }
 }
 
 fn revision(args: &PullArgs) -> anyhow::Result<Revision> {

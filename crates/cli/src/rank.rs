@@ -1,25 +1,22 @@
 //! `jackalope rank`: runs one rank, started by hand or by another launcher.
 
-use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use jackalope_deploy::rank_process::{
+    CONTROL_PORT, DataPlane, RankProcess, address, known_secret, spawn, ticket_by_hand,
+};
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_fleet::listen::{address_towards, is_private, own_addresses};
-use jackalope_fleet::local::find_rank_program;
-use jackalope_fleet::process::{Spawn, exit_code};
-use jackalope_protocol::Secret;
+use jackalope_fleet::process::exit_code;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::machines::{PortRange, RankArgs};
+use crate::args::machines::RankArgs;
 use crate::environment::Environment;
 use crate::output;
-
-/// Default port on which coordinators listen for ranks.
-pub(crate) const CONTROL_PORT: u16 = 18080;
 
 /// Interval of polling the process.
 const POLL: Duration = Duration::from_millis(50);
@@ -30,10 +27,10 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
         .or(environment.mlx.rank)
         .context("the number of this rank is missing\nhint: pass `--rank N`, or set MLX_RANK")?;
     let control = control(args, environment)?;
-    let ticket = ticket_by_hand(&known_secret(environment)?, rank);
+    let ticket = ticket_by_hand(&known_secret(&environment.local)?, rank);
     let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
     let data = DataPlane { ips, ports: args.data_ports };
-    let spawn = spawn(&Looking { rank, control, wait: args.wait }, &data, &ticket, &[])?;
+    let spawn = spawn(&RankProcess { rank, control, wait: args.wait }, &data, &ticket, &[])?;
     output::note(&format!("rank {rank} connects to the coordinator at {control}"));
     let mut child = spawn.start().context("starting the rank")?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -65,59 +62,6 @@ fn heard_on(control: IpAddr) -> Vec<IpAddr> {
     }
 }
 
-/// Returns the secret that this machine shares with the coordinator.
-pub(crate) fn known_secret(environment: &Environment) -> anyhow::Result<Secret> {
-    environment.home()?.known_secret()?.context(
-        "this machine has no secret of the cluster\n\
-         hint: `jackalope bootstrap` copies it, or copy ~/.jackalope/secret of the machine that \
-         serves (chmod 600)",
-    )
-}
-
-/// Derives the ticket of a rank that is started by hand from the cluster's secret, which people
-/// carry.
-pub(crate) fn ticket_by_hand(secret: &Secret, rank: u32) -> Secret {
-    secret.derive("jackalope: ticket of a rank that a person starts", &[&rank.to_le_bytes()])
-}
-
-/// Settings for connecting a rank to its coordinator.
-pub(crate) struct Looking {
-    pub(crate) rank: u32,
-    /// Address of the coordinator.
-    pub(crate) control: SocketAddr,
-    /// Time in seconds for which the rank tries to reach the coordinator.
-    pub(crate) wait: u64,
-}
-
-/// Addresses and ports on which a rank listens for the others.
-pub(crate) struct DataPlane {
-    /// Addresses to listen on; loopback only if empty.
-    pub(crate) ips: Vec<IpAddr>,
-    /// Ports for the connections between ranks; the rank takes one of them.
-    pub(crate) ports: PortRange,
-}
-
-/// Prepares a rank's process, which ends with this one.
-pub(crate) fn spawn(
-    looking: &Looking,
-    data: &DataPlane,
-    ticket: &Secret,
-    env: &[(String, String)],
-) -> anyhow::Result<Spawn> {
-    let mut spawn = Spawn::new(find_rank_program()?, format!("rank {}", looking.rank));
-    let Looking { rank, control, wait } = looking;
-    let (rank, control, wait) = (rank.to_string(), control.to_string(), wait.to_string());
-    let ips: Vec<String> = data.ips.iter().map(IpAddr::to_string).collect();
-    let ips = if ips.is_empty() { Ipv4Addr::LOCALHOST.to_string() } else { ips.join(",") };
-    let ports = data.ports.to_string();
-    let words = ["serve", "--control", &control, "--rank", &rank, "--data", &ips];
-    spawn.args = words.map(OsString::from).to_vec();
-    spawn.args.extend(["--data-ports", &ports, "--patience", &wait].map(OsString::from));
-    spawn.env = env.iter().map(|(name, value)| (name.clone(), value.into())).collect();
-    spawn.input = format!("{}\n", ticket.to_hex()).into_bytes();
-    Ok(spawn)
-}
-
 /// Returns the address of the coordinator, which by default is on rank 0's machine.
 fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketAddr> {
     let mlx = &environment.mlx;
@@ -138,12 +82,6 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
         || host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let host = if has_port { host } else { format!("{host}:{CONTROL_PORT}") };
     address(&host)
-}
-
-/// Resolves `HOST:PORT` to an address.
-pub(crate) fn address(host: &str) -> anyhow::Result<SocketAddr> {
-    let found = host.to_socket_addrs().with_context(|| format!("looking up {host}"))?.next();
-    found.with_context(|| format!("{host} has no address"))
 }
 
 /// Returns the host without the port, which belongs to another transport.

@@ -1,83 +1,28 @@
 //! `jackalope serve`: serves models over HTTP.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::{Context, bail, ensure};
-use jackalope_engine::{SamplingOptions, Status};
+use anyhow::{Context, ensure};
+use jackalope_deploy::served::HttpServer;
+use jackalope_deploy::served_models::ServedModels;
+use jackalope_deploy::{Deployment, machines};
+use jackalope_engine::Status;
 use jackalope_fleet::home::Home;
-use jackalope_placement::ModelFacts;
 use jackalope_protocol::Secret;
-use jackalope_server::{
-    ApiKeys, Ending, Model, ModelDetails, Models, ModelsConfig, ServerConfig, ServerLimits,
-    ServerState,
-};
-use jackalope_text::GenerationDefaults;
+use jackalope_server::{ApiKeys, Ending};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use crate::args::{EdgeArgs, ServeArgs};
-use crate::cluster::{Cluster, READY_POLL};
 use crate::config::Resolved;
 use crate::environment::Environment;
-use crate::keeper::HubPuller;
-use crate::loading::{ClusterLoader, Offered};
-use crate::offer::Offer;
 use crate::operate::{self, ServeRecord, Serving, Start};
-use crate::output;
 use crate::progress::Loading;
 use crate::report::Interrupted;
-use crate::{edge, machines, split, worker};
-
-/// An HTTP server that answers for a cluster.
-pub(crate) struct HttpServer {
-    pub(crate) addr: SocketAddr,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
-}
-
-impl HttpServer {
-    /// Starts a server on `listener`, which also answers while the ranks are loading.
-    pub(crate) fn start(listener: TcpListener, state: ServerState) -> anyhow::Result<HttpServer> {
-        let addr = listener.local_addr()?;
-        let (stop, mut stopped) = watch::channel(false);
-        let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
-            // An error means that the sender is gone, which is a stop as well.
-            stopped.wait_for(|stop| *stop).await.ok();
-        }));
-        Ok(HttpServer { addr, stop, task })
-    }
-
-    /// Starts a gRPC server for LocalAI on `listener`.
-    pub(crate) fn start_grpc(
-        listener: TcpListener,
-        state: ServerState,
-    ) -> anyhow::Result<HttpServer> {
-        let addr = listener.local_addr()?;
-        let (stop, mut stopped) = watch::channel(false);
-        let task = tokio::spawn(jackalope_server::serve_grpc(listener, state, async move {
-            // An error means that the sender is gone, which is a stop as well.
-            stopped.wait_for(|stop| *stop).await.ok();
-        }));
-        Ok(HttpServer { addr, stop, task })
-    }
-
-    /// Closes open connections and waits for them, within the server's limit.
-    pub(crate) async fn stop(self) {
-        self.stop.send_replace(true);
-        self.task.await.ok();
-    }
-}
-
-/// Maximum time in which the process ends, whatever the engines and connections do.
-pub(crate) const STOP_MAX: Duration = Duration::from_secs(10);
+use crate::{edge, output, split, worker};
 
 /// Returns the address to listen on. Any other value of `--host` names machines.
 fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
@@ -108,16 +53,18 @@ pub(crate) async fn run(
     warn_of_launchers(environment);
     raise_open_files(resolved.open_files);
     let host = listen_ip(&mut args)?;
-    machines::take_discovered(&mut args.ranks.hosts, environment).await?;
-    let mut config = edge::config(host, &args)?;
+    let mut ranks = args.ranks.config(environment)?;
+    machines::take_discovered(&mut ranks.hosts, &environment.local).await?;
+    args.ranks.hosts.hosts.clone_from(&ranks.hosts.hosts);
+    let mut http = edge::config(host, &args)?;
     let operator_key = Secret::random().context("generating the operator's key")?.to_hex();
-    config.api_keys = config.api_keys.with_operator(&operator_key);
-    let grpc = localai_listener(&args.edge, &config.api_keys).await?;
+    http.api_keys = http.api_keys.with_operator(&operator_key);
+    let grpc = localai_listener(&args.edge, &http.api_keys).await?;
     let reporting = edge::reporting(&args.edge, environment)?;
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let offer = Offer::of(&args.models, environment)?.with_usual(&args);
-    let addr = SocketAddr::new(host, args.port);
-    let listener = listen(addr).await?;
+    let scheme = if http.tls.is_some() { "https" } else { "http" };
+    let models = ServedModels::of(&(&args.models).into(), &environment.local)?;
+    let models = models.with_defaults(&(&args).into());
+    let listener = listen(SocketAddr::new(host, args.port)).await?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hand_over = signal(SignalKind::user_defined1())?;
@@ -127,30 +74,28 @@ pub(crate) async fn run(
         args: &args,
         start: &start,
         url: &url,
-        model: &offer.default,
+        model: &models.default,
         operator_key: &operator_key,
     };
     let _record = Written::new(environment, serving);
-    let (models, offered) = models_of(&offer, &args, environment).await?;
-    let mut config = with_models(config, (&offer, host), &args);
-    // As `model_control`, but also with a single model: with keys, administrators may pull models.
-    if !config.api_keys.is_empty() || edge::is_loopback(host) {
-        let keeper = HubPuller::new(environment, offer.models_dir.clone(), (&models, offered));
-        config.puller = Some(Arc::new(keeper));
-    }
-    let state = ServerState::reporting(models.clone(), config, reporting);
-    let server = HttpServer::start(listener, state.clone())?;
-    let grpc = grpc.map(|it| HttpServer::start_grpc(it, state)).transpose()?;
+    let memory_budgets = args.models.memory_budget.iter().map(Into::into).collect();
+    let load_on_demand = args.models.load_on_demand;
+    let deployment = Deployment { models, ranks, memory_budgets, load_on_demand, http, reporting };
+    let server = deployment.start(listener, &environment.local).await?;
+    let grpc = grpc.map(|it| HttpServer::start_grpc(it, server.state())).transpose()?;
     let grpc_addr = grpc.as_ref().map(|it| it.addr);
     let is_ready = AtomicBool::new(false);
     let serving = async {
-        let status = ready(&models, &offer.default).await?;
+        let loading = Loading::new();
+        let status = server.ready(|status| loading.show(status)).await;
+        loading.finish();
+        let status = status?;
         is_ready.store(true, Ordering::Relaxed);
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "these arguments were not recorded for `restart`");
         }
-        announce(&args, &offer, (&url, grpc_addr), &status).await;
-        look_after(&models, &offer).await
+        announce(&args, &server.offered, (&url, grpc_addr), &status).await;
+        server.look_after().await
     };
     let (result, ending) = tokio::select! {
         result = serving => (result, Ending::Shutdown),
@@ -159,25 +104,13 @@ pub(crate) async fn run(
         _ = hand_over.recv() => (Ok(()), Ending::HandOver),
         () = keep_log_short(args.detached, environment) => (Ok(()), Ending::Shutdown),
     };
-    stop(&models, ending, server, grpc).await;
-    result
-}
-
-/// Stops everything that this process serves, within [`STOP_MAX`]. Streams end with their engines,
-/// and connections with their streams.
-async fn stop(models: &Models, ending: Ending, server: HttpServer, grpc: Option<HttpServer>) {
     let grpc_stopped = async {
         if let Some(grpc) = grpc {
             grpc.stop().await;
         }
     };
-    let stopped = async { tokio::join!(models.end(ending), server.stop(), grpc_stopped) };
-    if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
-        tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is abandoned");
-    }
-    // The programs of these children were never executed, and the threads that wait for that end
-    // with this process.
-    jackalope_fleet::platform::current::kill_unexecuted_children(Duration::ZERO);
+    server.stop(ending, grpc_stopped).await;
+    result
 }
 
 /// Returns the result of Ctrl-C: the normal end of a server that is ready, a failure before.
@@ -210,72 +143,6 @@ async fn localai_listener(edge: &EdgeArgs, keys: &ApiKeys) -> anyhow::Result<Opt
         Some(addr) => worker::listen(addr, keys, edge.insecure).await.map(Some),
         None => Ok(None),
     }
-}
-
-/// Creates the models of the server, and begins to load the default one.
-async fn models_of(
-    offer: &Offer,
-    args: &ServeArgs,
-    environment: &Environment,
-) -> anyhow::Result<(Models, Offered)> {
-    let typed = (&args.ranks, &args.models.memory_budget[..]);
-    let loader = ClusterLoader::new(offer, typed, environment).await?;
-    let config = ModelsConfig {
-        budget: loader.budget(),
-        load_on_demand: args.models.load_on_demand.unwrap_or(offer.is_several()),
-        idle_unload: offer.idle_unload,
-        default: Some(offer.default.clone()),
-    };
-    let offered = loader.models();
-    let models = Models::new(Arc::new(loader), offer.known()?, config);
-    models.begin_load(&offer.default);
-    Ok((models, offered))
-}
-
-/// Returns the configuration of a server that offers these models.
-fn with_models(
-    config: ServerConfig,
-    (offer, host): (&Offer, IpAddr),
-    args: &ServeArgs,
-) -> ServerConfig {
-    let limits = ServerLimits { load_wait: args.models.load_wait, ..config.limits };
-    // If there are keys, the server requires those of administrators.
-    let takes_turns = offer.is_several() && edge::is_loopback(host);
-    let model_control = !config.api_keys.is_empty() || takes_turns;
-    ServerConfig { limits, model_control, ..config }
-}
-
-/// Waits until the ranks of a model can compute, showing progress on a terminal.
-async fn ready(models: &Models, id: &str) -> anyhow::Result<Status> {
-    let loading = Loading::new();
-    let showing = async {
-        loop {
-            if let Some(engine) = models.engine(id) {
-                loading.show(&engine.status());
-            }
-            tokio::time::sleep(READY_POLL).await;
-        }
-    };
-    let loaded = tokio::select! {
-        loaded = models.load(id) => loaded,
-        () = showing => unreachable!("it goes on for ever"),
-    };
-    loading.finish();
-    Ok(loaded.map_err(|err| anyhow::anyhow!(err.message))?.status())
-}
-
-/// Loads the pinned models. A server of one model ends with its engine, so that its supervisor
-/// notices; a server of several models continues.
-async fn look_after(models: &Models, offer: &Offer) -> anyhow::Result<()> {
-    for id in offer.at_start().iter().skip(1) {
-        if let Err(err) = models.load(id).await {
-            tracing::warn!(id, %err, "a pinned model is not loaded");
-        }
-    }
-    if offer.is_several() {
-        return std::future::pending().await;
-    }
-    bail!("{}", models.ended(&offer.default).await.message)
 }
 
 /// Never returns. Rotates the log of a detached server.
@@ -343,70 +210,14 @@ fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
     Rlimit { current: bounded, maximum: now.maximum }
 }
 
-/// Returns a cluster's model, with the sampling options that its checkpoint recommends.
-pub(crate) fn served(model_id: &str, cluster: &Cluster) -> Model {
-    Model {
-        sampling_defaults: sampling_defaults(&cluster.text.generation),
-        ..Model::new(model_id, cluster.engine.clone(), Arc::clone(&cluster.text))
-    }
-}
-
-/// Returns the details of a checkpoint for lists of models. A server works without them.
-pub(crate) fn details(dir: &Path) -> Option<ModelDetails> {
-    let facts = match ModelFacts::read(dir) {
-        Ok(facts) => facts,
-        Err(err) => {
-            tracing::warn!(%err, "lists of models will not show its size");
-            return None;
-        }
-    };
-    let modified = std::fs::metadata(dir).and_then(|it| it.modified()).unwrap_or(UNIX_EPOCH);
-    Some(ModelDetails {
-        num_parameters: num_parameters(&facts),
-        weight_bits: Some(weight_bits(&facts)),
-        weights_bytes: facts.weights_bytes(),
-        hidden_size: facts.hidden_size,
-        modified: modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        family: facts.architecture,
-    })
-}
-
-fn weight_bits(facts: &ModelFacts) -> u32 {
-    let plain = u32::try_from(8 * facts.element_bytes).unwrap_or(u32::MAX);
-    facts.quantization.map_or(plain, |quantization| quantization.bits)
-}
-
-/// Estimates the number of parameters from the size, as if all weights were stored like most of
-/// them: quantised ones have a scale and a bias for each group.
-fn num_parameters(facts: &ModelFacts) -> u64 {
-    let element_bits = 8.0 * facts.element_bytes as f64;
-    let bits = facts.quantization.map_or(element_bits, |quantization| {
-        f64::from(quantization.bits) + 2.0 * element_bits / f64::from(quantization.group_size)
-    });
-    (8.0 * facts.weights_bytes() as f64 / bits) as u64
-}
-
-/// Returns the checkpoint's recommendations, for requests that do not set sampling parameters.
-fn sampling_defaults(recommended: &GenerationDefaults) -> SamplingOptions {
-    let usual = SamplingOptions::default();
-    SamplingOptions {
-        temperature: recommended.temperature().unwrap_or(usual.temperature),
-        top_p: recommended.top_p.unwrap_or(usual.top_p),
-        top_k: recommended.top_k.unwrap_or(usual.top_k),
-        min_p: recommended.min_p.unwrap_or(usual.min_p),
-        repetition_penalty: recommended.repetition_penalty.unwrap_or(usual.repetition_penalty),
-        ..usual
-    }
-}
-
 /// Prints the address of the server. A blocked standard output delays nothing else.
 async fn announce(
     args: &ServeArgs,
-    offer: &Offer,
+    offered: &ServedModels,
     at: (&str, Option<SocketAddr>),
     status: &Status,
 ) {
-    let text = announcement(args, offer, at, status);
+    let text = announcement(args, offered, at, status);
     let printed = tokio::task::spawn_blocking(move || output::line(text)).await;
     if let Ok(Err(err)) = printed {
         // Only logged: clients over HTTP do not need the announcement.
@@ -416,18 +227,18 @@ async fn announce(
 
 fn announcement(
     args: &ServeArgs,
-    offer: &Offer,
+    offered: &ServedModels,
     (url, grpc_addr): (&str, Option<SocketAddr>),
     status: &Status,
 ) -> String {
-    let model_id = &offer.default;
-    let num_others = offer.models.len() - 1;
+    let model_id = &offered.default;
+    let num_others = offered.models.len() - 1;
     if args.json {
         let ranks = split::json(status);
         let event = json!({
             "event": "ready", "url": url, "model": model_id, "pid": std::process::id(),
             "grpc_addr": grpc_addr,
-            "ranks": ranks, "models": offer.models.iter().map(|it| &it.id).collect::<Vec<_>>(),
+            "ranks": ranks, "models": offered.models.iter().map(|it| &it.id).collect::<Vec<_>>(),
         });
         return event.to_string();
     }

@@ -9,6 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use jackalope_deploy::RankConfig;
+use jackalope_deploy::loading::ClusterLoader;
+use jackalope_deploy::served::HttpServer;
+use jackalope_protocol::Backend;
 use jackalope_server::{
     ApiKeys, Ending, Models, ModelsConfig, ServerConfig, ServerLimits, ServerState,
 };
@@ -20,10 +24,7 @@ use crate::args::worker::{
     MlxDistributedArgs, P2pMlxArgs, WorkerArgs, WorkerBackend, WorkerCommand,
 };
 use crate::environment::Environment;
-use crate::loading::ClusterLoader;
-use crate::serve::HttpServer;
 use crate::{agent, edge, keys, output};
-
 use open::OrderedModels;
 
 /// Address at which LocalAI expects a backend that was started by hand.
@@ -96,11 +97,11 @@ async fn backend(
         // The other ranks need the secret before there is a model.
         environment.home()?.secret()?;
     }
-    let loader = ClusterLoader::empty(open::usual(), environment);
-    let offered = loader.models();
+    let loader = ClusterLoader::empty(RankConfig::default(), &environment.local);
+    let registry = loader.models();
     let models = Models::new(Arc::new(loader), Vec::new(), ModelsConfig::default());
     let limits = ServerLimits { load_wait: args.load_wait, ..ServerLimits::default() };
-    let opener = OrderedModels::new(args, (models.clone(), offered), environment);
+    let opener = OrderedModels::new(args, models.clone(), registry, environment);
     let config = ServerConfig {
         limits,
         api_keys: keys,
@@ -177,9 +178,9 @@ async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<
 }
 
 /// Converts LocalAI's name of a transport.
-fn transport(backend: Option<WorkerBackend>) -> crate::args::BackendArg {
+fn transport(backend: Option<WorkerBackend>) -> Backend {
     match backend {
-        None | Some(WorkerBackend::Ring) => crate::args::BackendArg::Tcp,
-        Some(WorkerBackend::Jaccl) => crate::args::BackendArg::Jaccl,
+        None | Some(WorkerBackend::Ring) => Backend::Tcp,
+        Some(WorkerBackend::Jaccl) => Backend::Jaccl,
     }
 }

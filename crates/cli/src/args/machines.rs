@@ -1,42 +1,9 @@
 //! Arguments about several machines: hostfiles, agents, ranks and ports.
 
-use std::fmt;
 use std::net::IpAddr;
-use std::str::FromStr;
 
 use clap::Subcommand;
-
-/// A range of consecutive ports.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct PortRange {
-    first: u16,
-    last: u16,
-}
-
-impl PortRange {
-    /// Overlaps neither our other ports, nor MLX's, nor the ephemeral ports of operating systems.
-    pub(crate) const DATA: PortRange = PortRange { first: 31000, last: 31299 };
-}
-
-impl FromStr for PortRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<PortRange, String> {
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
-        let (first, last) = (parse(first)?, parse(last)?);
-        if last < first {
-            return Err(format!("{text} ends before it begins"));
-        }
-        Ok(PortRange { first, last })
-    }
-}
-
-impl fmt::Display for PortRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
-    }
-}
+use jackalope_deploy::PortRange;
 
 /// The machines of the ranks, and how they are reached.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,12 +34,6 @@ pub(crate) struct HostsArgs {
     /// Do not start ranks: wait for `jackalope rank` on each machine, in any order.
     #[arg(long, requires = "machines")]
     pub(crate) by_hand: bool,
-    /// Whether this program starts rank 0 although the other ranks are started by hand.
-    #[arg(skip)]
-    pub(crate) first_here: bool,
-    /// Environment variables of that rank.
-    #[arg(skip)]
-    pub(crate) rank_env: Vec<(String, String)>,
     /// Machine from which ranks on machines without the model read their part of it, without keeping a
     /// copy: a machine of the hostfile, or `localhost`.
     #[arg(long, value_name = "HOST", requires = "machines", conflicts_with = "by_hand")]

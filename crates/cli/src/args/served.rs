@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use clap::ArgGroup;
 
-use super::plan::{MemoryArg, parse_memory};
+pub(crate) use jackalope_deploy::served_models::parse_time;
 
-/// Maximum time that an argument accepts.
-const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+use super::plan::{MemoryArg, parse_memory};
 
 /// The models that a server offers, and when they are loaded.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -68,20 +67,6 @@ fn parse_alias(text: &str) -> Result<AliasArg, String> {
         }
         _ => Err("expected NAME=MODEL".to_owned()),
     }
-}
-
-/// A number with a unit; without one it is seconds.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    const UNITS: [(&str, f64); 5] =
-        [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)];
-    let text = text.trim();
-    let unit = UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
-    let (number, unit) = unit.unwrap_or((text, &1.0));
-    let seconds = number.trim().parse::<f64>().ok().map(|number| number * unit);
-    let seconds = seconds.filter(|it| (0.0..=TIME_MAX.as_secs_f64()).contains(it));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| "expected a time such as 90s, 10m or 2h".to_owned())
 }
 
 #[cfg(test)]

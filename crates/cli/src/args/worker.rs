@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
+use jackalope_deploy::PortRange;
 
-use super::machines::PortRange;
 use super::parse_time;
 
 /// Take part in LocalAI's distributed inference, with LocalAI's names of commands, options and variables

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use jackalope_deploy::machines;
 use jackalope_fleet::agent::{OnLine, Order, OrderedProgram, Program, Stream};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::local::{LocalError, LocalRanks, find_rank_program};
@@ -24,7 +25,6 @@ use tokio::sync::mpsc::Sender;
 use crate::args::machines::ReachArgs;
 use crate::args::{EncryptArg, LinkArgs};
 use crate::environment::Environment;
-use crate::machines;
 
 /// First port of stock transports; a server that runs at the same time uses others.
 const STOCK_PORT: u16 = 31323;
@@ -154,8 +154,10 @@ impl AgentRanks {
         let file = machines::hostfile(hosts)?;
         let hosts = file.hosts;
         ensure!(1 < hosts.len(), "one machine has no link\nhint: name at least two machines");
-        let config = machines::nodes_config(reach, environment)?;
-        let nodes = machines::bring_up(hosts.clone(), config, reader(rows)).await?;
+        let config = machines::nodes_config(&reach.config(environment), &environment.local)?;
+        let nodes =
+            machines::bring_up(hosts.clone(), config, &environment.local.observer, reader(rows))
+                .await?;
         let node = |(rank, host): (usize, _)| {
             let facts = Some(&nodes.nodes[nodes.of_rank[rank]].facts);
             routes::Node { host, facts }
@@ -197,7 +199,7 @@ impl AgentRanks {
             true => {
                 let names = hosts.iter().map(|it| it.ssh.clone()).filter(|it| !it.is_empty());
                 let names: Vec<String> = names.collect();
-                let shell = machines::shell(reach.ssh.as_deref(), environment);
+                let shell = environment.shell(reach.ssh.as_deref());
                 tokio::task::spawn_blocking(move || slowest_cable(&shell, &names)).await?
             }
             false => None,

@@ -1,6 +1,8 @@
 //! `jackalope models check --hosts`: checks whether all machines have the same model.
 
 use anyhow::{Context, bail, ensure};
+use jackalope_deploy::machines;
+use jackalope_deploy::models::{find, library_of};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{self, Node, Nodes};
 use jackalope_protocol::ContentHash;
@@ -8,11 +10,9 @@ use jackalope_store::exchange::{FoundFiles, LibraryClient};
 use jackalope_store::{Difference, FileEntry, HashCache, Hashing, Manifest, files};
 use serde_json::json;
 
-use super::find;
-use super::member::library_of;
 use crate::args::CheckArgs;
 use crate::environment::Environment;
-use crate::{machines, output};
+use crate::output;
 
 /// Answer of one machine.
 struct Answer {
@@ -26,9 +26,11 @@ pub(crate) async fn run(args: CheckArgs, environment: &Environment) -> anyhow::R
     let (machines, _) = nodes::machines(&machines::hostfile(&text)?.hosts);
     let remote: Vec<Host> = machines.into_iter().filter(|host| !host.is_local()).collect();
     ensure!(!remote.is_empty(), "`{text}` names no other machine than this one");
-    let config = machines::nodes_config(&args.reach, environment)?;
-    let Nodes { nodes, .. } = machines::bring_up(remote, config, machines::log_lines).await?;
-    let (stores, hashes_path) = (environment.stores(), environment.hashes_path());
+    let config = machines::nodes_config(&args.reach.config(environment), &environment.local)?;
+    let Nodes { nodes, .. } =
+        machines::bring_up(remote, config, &environment.local.observer, machines::log_lines)
+            .await?;
+    let (stores, hashes_path) = (environment.stores(), environment.local.hashes_path());
     let here = find(&args.model, &stores).ok();
     let mut names = vec![args.model.to_string_lossy().into_owned()];
     names.extend(here.as_ref().map(|it| it.name.clone()));

@@ -4,34 +4,40 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_deploy::machines;
+use jackalope_deploy::models::{Member, locate};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes;
 use jackalope_fleet::trust::Credentials;
 use jackalope_store::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
 use serde_json::json;
 
-use super::locate;
-use super::member::Member;
 use crate::args::ModelsSyncArgs;
 use crate::environment::Environment;
+use crate::output;
 use crate::progress::{Transfer, Uploads};
-use crate::{machines, output};
 
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
     let (machines, _) = nodes::machines(&machines::hostfile(&args.hosts)?.hosts);
     let remote: Vec<Host> = machines.iter().filter(|host| !host.is_local()).cloned().collect();
     ensure!(!remote.is_empty(), "`{}` names no other machine than this one", args.hosts);
     let here = machines.iter().find(|host| host.is_local()).cloned();
-    let config = machines::nodes_config(&args.reach, environment)?;
+    let config = machines::nodes_config(&args.reach.config(environment), &environment.local)?;
     let ours = config.ours.clone();
-    let nodes = machines::bring_up(remote.clone(), config, machines::log_lines).await?;
+    let nodes = machines::bring_up(
+        remote.clone(),
+        config,
+        &environment.local.observer,
+        machines::log_lines,
+    )
+    .await?;
     let mut members: Vec<Member> = remote
         .into_iter()
         .zip(&nodes.nodes)
         .map(|(host, node)| Member::there(host, node))
         .collect();
     if args.from.is_none() || here.is_some() {
-        let here = Member::here(here, environment, &ours, &members)?;
+        let here = Member::here(here, &environment.local, &ours, &members)?;
         members.push(here);
     }
     let source = match &args.from {
@@ -41,7 +47,7 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
         })?,
     };
     let model = match members[source].is_here {
-        true => locate(&args.model, environment)?.dir,
+        true => locate(&args.model, &environment.local)?.dir,
         false => args.model.clone(),
     };
     let work = move || {

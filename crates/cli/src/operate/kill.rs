@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use jackalope_deploy::agent::RECORD as AGENT_RECORD;
+use jackalope_deploy::machines;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes;
@@ -16,10 +18,9 @@ use super::off_runtime;
 use super::rdma;
 use super::record::{ServeRecord, Start};
 use super::start::{end_server, words_of};
-use crate::agent::RECORD as AGENT_RECORD;
 use crate::args::operate::KillAllArgs;
 use crate::environment::Environment;
-use crate::{machines, output};
+use crate::output;
 
 /// Time between the request to end and the kill.
 const GRACE: Duration = Duration::from_secs(3);
@@ -34,7 +35,7 @@ pub(crate) async fn kill_all(
     let home = environment.home()?;
     let known = ServeRecord::read(&home);
     let ssh = args.ssh.clone().or_else(|| Some(known.as_ref()?.ssh()?.to_owned()));
-    let shell = machines::shell(ssh.as_deref(), environment);
+    let shell = environment.shell(ssh.as_deref());
     off_runtime(move || {
         let hosts = hosts(args.hosts.as_deref(), known.as_ref(), &home);
         let devices = rdma::usable();

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
+use jackalope_deploy::machines;
 use jackalope_fleet::facts::at_once;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::Shell;
 
 use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
-use crate::{machines, output};
+use crate::output;
 
 /// Size beyond which a log is rotated; it replaces the one that was rotated before.
 pub(super) const LOG_BYTES_MAX: u64 = 8 << 20;
@@ -71,7 +72,7 @@ pub(super) fn agent_log(shell: &dyn Shell, host: &str) -> anyhow::Result<String>
 /// Prints the last lines of every machine's agent, each after the name of its machine.
 fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::Result<()> {
     let hosts = machines::hostfile(hosts)?.hosts;
-    let shell = machines::shell(args.ssh.as_deref(), environment);
+    let shell = environment.shell(args.ssh.as_deref());
     let told = at_once(&hosts, |host| (host.name(), agent_log(&shell, &host.ssh)));
     let mut num_silent = 0;
     for (name, log) in told {

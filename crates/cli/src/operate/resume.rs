@@ -13,11 +13,11 @@ use super::record::{ServeRecord, Start};
 use super::start::{Telling, begin, tell};
 use crate::args::operate::ResumeArgs;
 use crate::environment::Environment;
-use crate::{autoconfig, machines, output};
+use crate::{autoconfig, output};
 
 pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyhow::Result<()> {
     let home = environment.home()?;
-    let shell = machines::shell(args.ssh.as_deref(), environment);
+    let shell = environment.shell(args.ssh.as_deref());
     off_runtime(move || {
         let Some(start) = Start::last(&home) else {
             bail!(

@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use jackalope_deploy::agent::RECORD as AGENT_RECORD;
+use jackalope_deploy::machines;
 use jackalope_fleet::agent::Agent;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::hostfile::Host;
@@ -13,11 +15,10 @@ use serde_json::{Value, json};
 
 use super::off_runtime;
 use super::record::ServeRecord;
-use crate::agent::RECORD as AGENT_RECORD;
 use crate::args::machines::ReachArgs;
 use crate::args::operate::StatusArgs;
 use crate::environment::Environment;
-use crate::{machines, output};
+use crate::output;
 
 /// Timeout of one request to a server or an agent.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -182,8 +183,8 @@ fn recorded_json(agent: &Recorded) -> Value {
 fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Value {
     let name = host.name();
     let asked = || -> Result<Value, String> {
-        let config =
-            machines::nodes_config(reach, environment).map_err(|err| crate::report::text(&err))?;
+        let config = machines::nodes_config(&reach.config(environment), &environment.local)
+            .map_err(|err| crate::report::text(&err))?;
         let addrs = nodes::addresses(host, &config);
         let agent = Agent::connect(&name, addrs, config.ours, Box::new(|_, _, _| {}));
         agent.wait_until_up(ASK_TIMEOUT)?;

@@ -72,7 +72,7 @@ pub(crate) fn support(args: &SupportArgs, environment: &Environment) -> anyhow::
     of_server(&home, &mut folder)?;
     folder.take("serve.log", end_of(&serve_log(&home)))?;
     let (names, _) = doctor::machines(&args.machines)?;
-    let shell = crate::machines::shell(args.machines.ssh.as_deref(), environment);
+    let shell = environment.shell(args.machines.ssh.as_deref());
     for name in &names {
         let log = agent_log(&shell, name).map(String::into_bytes);
         folder.take(&format!("agent-{}.log", file_name(name)), log)?;

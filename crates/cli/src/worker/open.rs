@@ -4,40 +4,27 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
+use jackalope_deploy::models::locate_loadable;
+use jackalope_deploy::rank_process::CONTROL_PORT;
+use jackalope_deploy::registry::ModelRegistry;
+use jackalope_deploy::served::details;
+use jackalope_deploy::served_models::ServedModel;
+use jackalope_deploy::{PortRange, RankConfig, machines};
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_server::{LoadError, LoadFuture, ModelOpener, ModelOrder, Models};
 
 use super::transport;
-use crate::args::RankArgs;
-use crate::args::machines::PortRange;
 use crate::args::worker::{MlxDistributedArgs, WorkerBackend};
 use crate::environment::Environment;
-use crate::loading::Offered;
-use crate::offer::OfferedModel;
-use crate::rank::CONTROL_PORT;
-use crate::serve::details;
-use crate::{machines, models};
 
 /// Opens models by LocalAI's names, each with the machines that its options name.
 #[derive(Debug)]
 pub(super) struct OrderedModels {
     args: MlxDistributedArgs,
     models: Models,
-    offered: Offered,
+    registry: ModelRegistry,
     environment: Environment,
-}
-
-/// Parser for the default options, used with an empty command line.
-#[derive(Parser)]
-struct Usual {
-    #[command(flatten)]
-    ranks: RankArgs,
-}
-
-/// Returns the default rank arguments.
-pub(super) fn usual() -> RankArgs {
-    Usual::parse_from(["ranks"]).ranks
 }
 
 /// Machines of a cluster, and the address of its coordinator.
@@ -52,22 +39,23 @@ pub(super) struct Cluster {
 impl OrderedModels {
     pub(super) fn new(
         args: MlxDistributedArgs,
-        (models, offered): (Models, Offered),
+        models: Models,
+        registry: ModelRegistry,
         environment: &Environment,
     ) -> OrderedModels {
-        OrderedModels { args, models, offered, environment: environment.clone() }
+        OrderedModels { args, models, registry, environment: environment.clone() }
     }
 
     fn make_known(&self, order: &ModelOrder) -> anyhow::Result<String> {
         let ranks = self.ranks(order)?;
         let is_in_folder = Path::new(&order.file).join("config.json").is_file();
         let name = if is_in_folder { &order.file } else { &order.model };
-        let located = models::locate_loadable(Path::new(name), &self.environment)?;
+        let located = locate_loadable(Path::new(name), &self.environment.local)?;
         let id = order.model.clone();
         let details = details(&located.dir);
         let model =
-            OfferedModel { ranks: Some(ranks), ..OfferedModel::of_folder(id.clone(), located.dir) };
-        ensure!(self.offered.add(model), "more models were named than a server knows");
+            ServedModel { ranks: Some(ranks), ..ServedModel::of_folder(id.clone(), located.dir) };
+        ensure!(self.registry.add(model), "more models were named than a server knows");
         // Returns false if the model was known before, which is as good.
         self.models.add(&id, details);
         Ok(id)
@@ -75,7 +63,7 @@ impl OrderedModels {
 
     /// Returns the rank arguments of a model: from its own options, or else from this program's
     /// arguments.
-    fn ranks(&self, order: &ModelOrder) -> anyhow::Result<RankArgs> {
+    fn ranks(&self, order: &ModelOrder) -> anyhow::Result<RankConfig> {
         let args = &self.args;
         let hostfile = one_of("hostfile", &order.hostfile, &args.hostfile)?;
         let backend = match &order.backend {
@@ -83,9 +71,8 @@ impl OrderedModels {
             None => args.backend,
         };
         let coordinator = one_of("coordinator", &order.coordinator, &args.coordinator)?;
-        let mut ranks = usual();
-        ranks.context = order.context_tokens;
-        ranks.kv_mib = args.kv_mib;
+        let (context_tokens, kv_mib) = (order.context_tokens, args.kv_mib);
+        let mut ranks = RankConfig { context_tokens, kv_mib, ..RankConfig::default() };
         ranks.hosts.data_ports = args.data_ports;
         let Some(hostfile) = hostfile else { return Ok(ranks) };
         let cluster = Cluster::read(&hostfile, backend, coordinator.as_deref())?;

@@ -4,14 +4,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use jackalope_deploy::rank_process::{self, DataPlane, RankProcess};
 use jackalope_fleet::listen::address_towards;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::open::Cluster;
 use crate::args::worker::MlxDistributedArgs;
 use crate::environment::Environment;
-use crate::rank::{DataPlane, Looking};
-use crate::{output, rank};
+use crate::output;
 
 /// Interval of polling the process.
 const POLL: Duration = Duration::from_millis(50);
@@ -39,10 +39,11 @@ pub(super) async fn run(
         "`--rank {rank}` is none of the {num_ranks} ranks of {hostfile}\n\
          hint: ranks are numbered from 0"
     );
-    let control = rank::address(&cluster.control())?;
-    let ticket = rank::ticket_by_hand(&rank::known_secret(environment)?, rank);
+    let control = rank_process::address(&cluster.control())?;
+    let ticket =
+        rank_process::ticket_by_hand(&rank_process::known_secret(&environment.local)?, rank);
     let variables = cluster.variables(rank, hostfile, (args.backend, coordinator));
-    let looking = Looking { rank, control, wait: WAIT_SECONDS };
+    let to_start = RankProcess { rank, control, wait: WAIT_SECONDS };
     // The addresses of its own hostfile entry, else the local address towards rank 0.
     let mut ips = cluster.hostfile.hosts[rank as usize].ips.clone();
     if ips.is_empty() {
@@ -53,7 +54,7 @@ pub(super) async fn run(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     loop {
-        let spawn = rank::spawn(&looking, &data, &ticket, &variables)?;
+        let spawn = rank_process::spawn(&to_start, &data, &ticket, &variables)?;
         let mut child = spawn.start().context("starting the rank")?;
         let ended = loop {
             if let Some(status) = child.try_wait() {

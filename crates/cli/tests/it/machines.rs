@@ -35,7 +35,7 @@ impl Macs {
     fn mac(&self, name: &str, model: &str, chip: &str, ports: &str) {
         let folder = self.folder.join(name);
         fs::create_dir_all(&folder).unwrap();
-        let recorded = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../cluster/tests/recorded"));
+        let recorded = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../inspect/tests/recorded"));
         let cat = |file: &str| format!("cat {}", recorded.join(file).display());
         let address = if name == "studio" { "192.168.1.11" } else { "192.168.1.12" };
         let sysctl = format!(

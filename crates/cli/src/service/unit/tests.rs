@@ -83,5 +83,5 @@ fn a_unit_quotes_what_systemd_would_read_otherwise() {
 
 #[test]
 fn a_server_is_stopped_no_sooner_than_it_can_end() {
-    assert!(crate::serve::STOP_MAX.as_secs() < STOP_SECONDS);
+    assert!(jackalope_deploy::server::STOP_MAX.as_secs() < STOP_SECONDS);
 }

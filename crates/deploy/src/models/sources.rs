@@ -17,14 +17,14 @@ use thiserror::Error;
 use super::Located;
 use super::member::{Member, library_of};
 use crate::content::{HashingWatch, hashing};
-use crate::environment::Environment;
+use crate::context::LocalContext;
 
 /// Files that ranks read, with their sizes.
 type Sizes = Vec<(FilePath, u64)>;
 
 /// Place from which the ranks of a machine read the model.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ModelPlace {
     /// Directory of the model, on another machine if `source` is set.
     pub(crate) dir: String,
     /// The other machine from which the model is read, if any.
@@ -44,7 +44,7 @@ struct SameModel {
 }
 
 /// The machines that are to compute a model.
-pub(crate) struct Seats<'a> {
+pub(crate) struct ModelMachines<'a> {
     pub(crate) nodes: &'a Arc<Nodes>,
     pub(crate) hosts: &'a [Host],
     pub(crate) model: &'a Located,
@@ -61,17 +61,18 @@ pub(crate) struct Seats<'a> {
 /// Names every machine that has a different model of that name, or lacks the model while there is
 /// no machine to read it from.
 pub(crate) async fn places(
-    seats: Seats<'_>,
-    environment: &Environment,
+    machines: ModelMachines<'_>,
+    context: &LocalContext,
     ours: &Credentials,
-) -> anyhow::Result<(Vec<Place>, ExpectedContent)> {
-    let Seats { nodes, hosts, model, models_from } = seats;
+) -> anyhow::Result<(Vec<ModelPlace>, ExpectedContent)> {
+    let ModelMachines { nodes, hosts, model, models_from } = machines;
     let (machines, _) = nodes::machines(hosts);
     ensure!(machines.len() == nodes.nodes.len(), "a machine did not answer");
     let (own, found) = {
         let (nodes, machines, model) = (Arc::clone(nodes), machines.clone(), model.clone());
-        let trees_dir = environment.trees_dir();
-        hashing(move |watch| ask(&nodes, &machines, &model, (trees_dir.as_deref(), watch))).await?
+        let trees_dir = context.trees_dir();
+        hashing(context, move |watch| ask(&nodes, &machines, &model, trees_dir.as_deref(), watch))
+            .await?
     };
     let problems: Vec<String> = found
         .iter()
@@ -101,7 +102,7 @@ pub(crate) async fn places(
             None if is_this_machine(from) => {
                 let others: Vec<Member> = (0..machines.len()).map(member).collect();
                 let here = SameModel { dir: text(&model.dir)?, states: own.states.clone() };
-                Some((Member::here(None, environment, ours, &others)?, here))
+                Some((Member::here(None, context, ours, &others)?, here))
             }
             None => bail!(
                 "`--models-from {from}` is no machine of the hostfile\n\
@@ -111,14 +112,14 @@ pub(crate) async fn places(
     };
     let place = |(at, found): (usize, &Result<SameModel, Absence>)| match (found, &source) {
         (Ok(SameModel { dir, states }), _) => {
-            Place { dir: dir.clone(), source: None, granter: None, states: states.clone() }
+            ModelPlace { dir: dir.clone(), source: None, granter: None, states: states.clone() }
         }
         (Err(_), Some((source, SameModel { dir, states }))) => {
             let addrs = source.addrs_from(&member(at));
             let granter = Granter::new(ours, source.key, dir);
             let source = ModelSource { host: source.host.name(), addrs, grant: granter.grant() };
             let (source, granter) = (Some(source), Some(granter));
-            Place { dir: dir.clone(), source, granter, states: states.clone() }
+            ModelPlace { dir: dir.clone(), source, granter, states: states.clone() }
         }
         (Err(_), None) => unreachable!("who lacks it is a problem without a source"),
     };
@@ -132,7 +133,8 @@ fn ask(
     nodes: &Nodes,
     machines: &[Host],
     model: &Located,
-    (trees_dir, watch): (Option<&Path>, &HashingWatch),
+    trees_dir: Option<&Path>,
+    watch: &HashingWatch,
 ) -> anyhow::Result<(ExpectedContent, Vec<Result<SameModel, Absence>>)> {
     let path = text(&model.dir)?;
     let listed = files::list(&model.dir)?.into_iter().map(|file| (file.path, file.bytes)).collect();

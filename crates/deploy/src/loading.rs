@@ -1,7 +1,6 @@
 //! Starts the engines of a server's models, and determines how much memory each takes.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -14,15 +13,14 @@ use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
 
-use crate::args::RankArgs;
-use crate::args::plan::MemoryArg;
 use crate::cluster::{Beside, Cluster, ClusterOptions};
-use crate::environment::Environment;
+use crate::config::{MemoryBudget, RankConfig};
+use crate::context::LocalContext;
 use crate::machines;
-use crate::machines::placer::{IDLE, idle_split, links};
-use crate::offer::{MODELS_MAX, ModelSettings, Offer, OfferedModel};
-use crate::serve::served;
-use crate::wished_split;
+use crate::machines::placer::{IDLE, RankMachine, idle_split, links};
+use crate::registry::ModelRegistry;
+use crate::served::served;
+use crate::served_models::{ModelSettings, ServedModel, ServedModels};
 
 /// Number of conversations of the planned context for which each of several models gets memory for
 /// keys and values, unless `--kv-mib` is set.
@@ -35,50 +33,20 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 const THIS_MACHINE: &str = "this machine";
 
 /// Starts models as clusters of ranks, all on the same machines.
-pub(crate) struct ClusterLoader {
-    models: Offered,
-    ranks: RankArgs,
-    environment: Environment,
+#[derive(Debug)]
+pub struct ClusterLoader {
+    models: ModelRegistry,
+    ranks: RankConfig,
+    context: LocalContext,
     /// Present if models share memory.
-    memory: Option<Memory>,
-}
-
-/// The models that can be started; models can be added and removed. Each keeps its position,
-/// because ports follow from it.
-#[derive(Clone, Debug)]
-pub(crate) struct Offered(Arc<Mutex<Vec<OfferedModel>>>);
-
-impl Offered {
-    fn lock(&self) -> MutexGuard<'_, Vec<OfferedModel>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the position and the model with this id.
-    pub(crate) fn model(&self, id: &str) -> (u16, OfferedModel) {
-        let models = self.lock();
-        let at = models.iter().position(|it| it.id == id).expect("the server knows only these");
-        (u16::try_from(at).unwrap_or(u16::MAX), models[at].clone())
-    }
-
-    /// Adds a model, or replaces the one with the same id, which may have been removed. Returns
-    /// false if there are too many.
-    pub(crate) fn add(&self, model: OfferedModel) -> bool {
-        let mut models = self.lock();
-        let at = models.iter().position(|it| it.id == model.id);
-        match at {
-            Some(at) => models[at] = model,
-            None if models.len() < MODELS_MAX => models.push(model),
-            None => return false,
-        }
-        true
-    }
+    memory: Option<SharedMemory>,
 }
 
 /// Memory that models share.
 #[derive(Clone, Debug)]
-struct Memory {
-    /// For each rank: its machine, the machine's facts, and the number of ranks on it.
-    of_rank: Vec<(String, NodeFacts, u64)>,
+struct SharedMemory {
+    /// The machine of each rank.
+    of_rank: Vec<RankMachine>,
     budget: MachineBytes,
     /// Links between the machines of a hostfile.
     links: Option<Links>,
@@ -89,46 +57,48 @@ impl ClusterLoader {
     /// Creates a loader. With a single model there is nothing to evict: its ranks take what is
     /// free. Several models, or one with a budget, share the memory that the machines have free
     /// now.
-    pub(crate) async fn new(
-        offer: &Offer,
-        (ranks, budget): (&RankArgs, &[MemoryArg]),
-        environment: &Environment,
+    pub async fn new(
+        models: &ServedModels,
+        ranks: &RankConfig,
+        budget: &[MemoryBudget],
+        context: &LocalContext,
     ) -> anyhow::Result<ClusterLoader> {
-        let is_shared = offer.is_several() || !budget.is_empty();
+        let is_shared = models.is_several() || !budget.is_empty();
         ensure!(
             !(is_shared && ranks.hosts.by_hand),
             "`--by-hand` serves one model\nhint: leave it out: agents start the ranks of each model"
         );
         let memory = match (is_shared, &ranks.hosts.hosts) {
             (false, _) => None,
-            (true, None) => Some(Memory::here(ranks, budget)?),
+            (true, None) => Some(SharedMemory::here(ranks, budget)?),
             (true, Some(hosts)) => {
-                Some(Memory::of_hosts(hosts, (ranks, budget), environment).await?)
+                Some(SharedMemory::of_hosts(hosts, ranks, budget, context).await?)
             }
         };
-        let models = Offered(Arc::new(Mutex::new(offer.models.clone())));
-        Ok(ClusterLoader { models, ranks: ranks.clone(), environment: environment.clone(), memory })
+        let models = ModelRegistry::new(models.models.clone());
+        Ok(ClusterLoader { models, ranks: ranks.clone(), context: context.clone(), memory })
     }
 
     /// Creates a loader for models that are added later, each with its own ranks.
-    pub(crate) fn empty(ranks: RankArgs, environment: &Environment) -> ClusterLoader {
-        let models = Offered(Arc::default());
-        ClusterLoader { models, ranks, environment: environment.clone(), memory: None }
+    pub fn empty(ranks: RankConfig, context: &LocalContext) -> ClusterLoader {
+        let models = ModelRegistry::new(Vec::new());
+        ClusterLoader { models, ranks, context: context.clone(), memory: None }
     }
 
     /// Returns the memory that all models may take together.
-    pub(crate) fn budget(&self) -> MachineBytes {
+    pub fn budget(&self) -> MachineBytes {
         self.memory.as_ref().map(|it| it.budget.clone()).unwrap_or_default()
     }
 
     /// Returns the list of models; this loader also starts those that are added to it later.
-    pub(crate) fn models(&self) -> Offered {
+    pub fn models(&self) -> ModelRegistry {
         self.models.clone()
     }
 
-    fn ranks(&self, model: &OfferedModel) -> RankArgs {
+    fn ranks(&self, model: &ServedModel) -> RankConfig {
         let ranks = model.ranks.as_ref().unwrap_or(&self.ranks);
-        RankArgs { context: model.settings.context.or(ranks.context), ..ranks.clone() }
+        let context_tokens = model.settings.context.or(ranks.context_tokens);
+        RankConfig { context_tokens, ..ranks.clone() }
     }
 }
 
@@ -150,7 +120,7 @@ impl ModelLoader for ClusterLoader {
     fn start(&self, id: &str) -> LoadFuture<StartedModel> {
         let (slot, model) = self.models.model(id);
         let ranks = self.ranks(&model);
-        let (memory, environment) = (self.memory.clone(), self.environment.clone());
+        let (memory, context) = (self.memory.clone(), self.context.clone());
         let starting = async move {
             let beside = memory.map(|memory| {
                 let needs = memory.needs(&model.located.dir, &ranks)?;
@@ -165,8 +135,7 @@ impl ModelLoader for ClusterLoader {
                 profile: false,
                 is_server: true,
             };
-            let cluster =
-                Cluster::start_with(&model.located, &ranks, &environment, options).await?;
+            let cluster = Cluster::start_with(&model.located, &ranks, &context, options).await?;
             let usual = served(&model.id, &cluster);
             let settings = &model.settings;
             let model = Model {
@@ -183,7 +152,7 @@ impl ModelLoader for ClusterLoader {
 }
 
 fn load_error(err: &anyhow::Error) -> LoadError {
-    LoadError { message: crate::report::text(err) }
+    LoadError { message: crate::error::text(err) }
 }
 
 /// Returns the sampling options: those of the file take precedence over those of the checkpoint.
@@ -198,35 +167,39 @@ fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOption
     }
 }
 
-impl Memory {
+impl SharedMemory {
     /// Returns the memory of this machine alone.
-    fn here(ranks: &RankArgs, typed: &[MemoryArg]) -> anyhow::Result<Memory> {
+    fn here(ranks: &RankConfig, budgets: &[MemoryBudget]) -> anyhow::Result<SharedMemory> {
         let facts = platform::current::facts();
-        let budget = budget_of(THIS_MACHINE, typed, facts.free_bytes)?;
-        let rank = (THIS_MACHINE.to_owned(), facts, u64::from(ranks.ranks));
+        let budget = budget_of(THIS_MACHINE, budgets, facts.free_bytes)?;
+        let num_ranks = u64::from(ranks.num_ranks);
+        let rank = RankMachine { host: THIS_MACHINE.to_owned(), facts, num_ranks };
         let budget = MachineBytes([(THIS_MACHINE.to_owned(), budget)].into());
-        let of_rank = vec![rank; ranks.ranks as usize];
-        let backend = ranks.backend.map_or(Backend::Tcp, Into::into);
-        Ok(Memory { of_rank, budget, links: None, backend })
+        let of_rank = vec![rank; ranks.num_ranks as usize];
+        let backend = ranks.backend.unwrap_or(Backend::Tcp);
+        Ok(SharedMemory { of_rank, budget, links: None, backend })
     }
 
     /// Returns the memory of the machines of a hostfile, as their agents report it.
     async fn of_hosts(
         hosts: &str,
-        (ranks, typed): (&RankArgs, &[MemoryArg]),
-        environment: &Environment,
-    ) -> anyhow::Result<Memory> {
+        ranks: &RankConfig,
+        budgets: &[MemoryBudget],
+        context: &LocalContext,
+    ) -> anyhow::Result<SharedMemory> {
         let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
-        let backend = ranks.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-        let config = machines::nodes_config(&ranks.hosts.reach, environment)?;
-        let nodes = machines::bring_up(hosts.clone(), config, machines::log_lines).await?;
-        let typed = typed.to_vec();
+        let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
+        let config = machines::nodes_config(&ranks.hosts.reach, context)?;
+        let nodes =
+            machines::bring_up(hosts.clone(), config, &context.observer, machines::log_lines)
+                .await?;
+        let budgets = budgets.to_vec();
         let counted = tokio::task::spawn_blocking(move || {
             let name = |node: usize| {
                 let at = nodes.of_rank.iter().position(|&it| it == node);
                 hosts[at.expect("every machine has a rank")].name()
             };
-            for it in typed.iter().filter_map(|it| it.name.as_ref()) {
+            for it in budgets.iter().filter_map(|it| it.host.as_ref()) {
                 let names: Vec<String> = hosts.iter().map(Host::name).collect();
                 ensure!(
                     names.contains(it),
@@ -237,30 +210,32 @@ impl Memory {
             let mut budget = MachineBytes::default();
             for (idx, node) in nodes.nodes.iter().enumerate() {
                 let free_bytes = free_bytes(&node.agent, &node.facts);
-                budget.0.insert(name(idx), budget_of(&name(idx), &typed, free_bytes)?);
+                budget.0.insert(name(idx), budget_of(&name(idx), &budgets, free_bytes)?);
             }
             let of_rank = nodes.of_rank.iter().map(|&node| {
                 let beside = nodes.of_rank.iter().filter(|&&it| it == node).count();
-                (name(node), nodes.nodes[node].facts.clone(), beside as u64)
+                let (host, facts) = (name(node), nodes.nodes[node].facts.clone());
+                RankMachine { host, facts, num_ranks: beside as u64 }
             });
             let links = Some(links(&hosts, &nodes, backend));
-            Ok(Memory { of_rank: of_rank.collect(), budget, links, backend })
+            Ok(SharedMemory { of_rank: of_rank.collect(), budget, links, backend })
         });
         counted.await?
     }
 
     /// Returns the memory that each rank of a model needs.
-    fn needs(&self, model_dir: &Path, ranks: &RankArgs) -> anyhow::Result<Vec<RankNeed>> {
+    fn needs(&self, model_dir: &Path, ranks: &RankConfig) -> anyhow::Result<Vec<RankNeed>> {
         let model = ModelFacts::read(model_dir)?;
-        let context = ranks.context.unwrap_or(jackalope_placement::DEFAULT_CONTEXT_TOKENS);
+        let context = ranks.context_tokens.unwrap_or(jackalope_placement::DEFAULT_CONTEXT_TOKENS);
         let context = context.min(model.context_tokens.max(1));
-        let group = (self.of_rank.len(), self.backend);
-        let split = match (wished_split::given(ranks, model_dir, group)?, &self.links) {
+        let (num_ranks, backend) = (self.of_rank.len(), self.backend);
+        let split = match (ranks.split.given(model_dir, num_ranks, backend)?, &self.links) {
             (Some(split), _) => split,
-            (None, None) => wished_split::given_or_even(ranks, model_dir, group)?,
+            (None, None) => ranks.split.given_or_even(model_dir, num_ranks, backend)?,
             (None, Some(links)) => {
-                let split = wished_split::kind(ranks, self.backend)?;
-                let wishes = Wishes { context_tokens: ranks.context, split, num_machines: None };
+                let split = ranks.split.kind_over(backend)?;
+                let wishes =
+                    Wishes { context_tokens: ranks.context_tokens, split, num_machines: None };
                 idle_split(&model, &self.of_rank, links, wishes)?
             }
         };
@@ -278,8 +253,8 @@ impl Memory {
 
     fn machines(&self, needs: &[RankNeed]) -> MachineBytes {
         let mut sum = MachineBytes::default();
-        for ((machine, ..), need) in self.of_rank.iter().zip(needs) {
-            *sum.0.entry(machine.clone()).or_default() += need.total();
+        for (machine, need) in self.of_rank.iter().zip(needs) {
+            *sum.0.entry(machine.host.clone()).or_default() += need.total();
         }
         sum
     }
@@ -294,10 +269,10 @@ fn free_bytes(agent: &Agent, facts: &NodeFacts) -> u64 {
 
 /// Returns the memory that models may take of a machine: as given by the user, or else the free
 /// memory minus a reserve.
-fn budget_of(machine: &str, typed: &[MemoryArg], free_bytes: u64) -> anyhow::Result<u64> {
-    let of = |name: Option<&str>| typed.iter().find(|it| it.name.as_deref() == name);
-    if let Some(typed) = of(Some(machine)).or_else(|| of(None)) {
-        return Ok(typed.bytes);
+fn budget_of(machine: &str, budgets: &[MemoryBudget], free_bytes: u64) -> anyhow::Result<u64> {
+    let of = |name: Option<&str>| budgets.iter().find(|it| it.host.as_deref() == name);
+    if let Some(budget) = of(Some(machine)).or_else(|| of(None)) {
+        return Ok(budget.bytes);
     }
     ensure!(
         0 < free_bytes,

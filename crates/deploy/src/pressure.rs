@@ -30,6 +30,7 @@ pub(crate) enum Watched {
 }
 
 impl Watched {
+    /// Watches the machines of these agents.
     pub(crate) fn agents(nodes: &Arc<Nodes>) -> Watched {
         Watched::Agents(Arc::downgrade(nodes))
     }

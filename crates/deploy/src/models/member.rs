@@ -15,33 +15,35 @@ use jackalope_protocol::PublicKey;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_store::exchange::{ExchangeError, LibraryClient};
 
-use crate::environment::Environment;
+use crate::context::LocalContext;
 
 /// Opens a connection to the library beside an agent.
 ///
 /// # Errors
 /// [`ExchangeError::Unreachable`].
-pub(super) fn library_of(agent: &Agent) -> Result<LibraryClient, ExchangeError> {
+pub fn library_of(agent: &Agent) -> Result<LibraryClient, ExchangeError> {
     LibraryClient::dial(agent.host(), agent.addrs(), agent.credentials())
 }
 
 /// A machine that takes part.
-pub(super) struct Member {
-    pub(super) host: Host,
+#[derive(Debug)]
+pub struct Member {
+    /// The machine.
+    pub host: Host,
     facts: NodeFacts,
     /// Addresses by which this machine reaches its library.
-    pub(super) addrs: Vec<SocketAddr>,
+    pub addrs: Vec<SocketAddr>,
     /// Public key of its agent.
-    pub(super) key: PublicKey,
+    pub key: PublicKey,
     /// Address of this machine as that one sees it.
     our_ip: Option<IpAddr>,
     /// Whether this process serves its library.
-    pub(super) is_here: bool,
+    pub is_here: bool,
 }
 
 impl Member {
     /// Creates the member for a machine with an agent.
-    pub(super) fn there(host: Host, node: &Node) -> Member {
+    pub fn there(host: Host, node: &Node) -> Member {
         let (facts, addrs) = (node.facts.clone(), node.agent.addrs().to_vec());
         let key =
             node.agent.key().expect("a machine that has told about itself has proved its key");
@@ -53,9 +55,9 @@ impl Member {
     ///
     /// # Errors
     /// If this machine cannot listen, or is not installed.
-    pub(super) fn here(
+    pub fn here(
         host: Option<Host>,
-        environment: &Environment,
+        context: &LocalContext,
         ours: &Credentials,
         others: &[Member],
     ) -> anyhow::Result<Member> {
@@ -81,8 +83,8 @@ impl Member {
                 Expected::TokenHolders => Trust::TokenHolders,
             },
             rank_program: find_rank_program()?,
-            files_dir: environment.home()?.dir("run")?,
-            library: environment.library().service(),
+            files_dir: context.home()?.dir("run")?,
+            library: context.library().service(),
             linger: None,
             is_over: std::sync::Arc::default(),
         };
@@ -103,7 +105,7 @@ impl Member {
     /// Returns the addresses by which another member reaches this one: over the cable between them
     /// if there is one, else as this machine does. A loopback address comes last, because it is
     /// valid only if both are the same machine.
-    pub(super) fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
+    pub fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
         let port = self.addrs.first().map_or(0, SocketAddr::port);
         let ips = self.ips_from(other).into_iter();
         let mut addrs: Vec<SocketAddr> = ips.map(|ip| SocketAddr::new(ip, port)).collect();

@@ -22,9 +22,9 @@ use tracing::{info, warn};
 use super::links::{Answer, Links, PROBE_DEADLINE, Pair, Prober};
 use super::placer::rank_name;
 use super::tickets::Tickets;
-use crate::args::machines::PortRange;
 use crate::cluster::Beside;
-use crate::models::Place;
+use crate::config::PortRange;
+use crate::models::ModelPlace;
 
 /// First port of stock transports, and number of ports after which they are reused.
 const STOCK_PORT: u16 = 32323;
@@ -73,7 +73,7 @@ pub(crate) struct Places {
     pub(crate) envs: Vec<(String, String)>,
     pub(crate) nodes: Arc<Nodes>,
     /// Place from which each node's ranks read the model.
-    pub(crate) models: Vec<Place>,
+    pub(crate) models: Vec<ModelPlace>,
     /// Number of threads of each rank; by default a machine's cores divided among its ranks.
     pub(crate) threads: Option<u32>,
     /// Set if other models have ranks on these machines.
@@ -197,7 +197,7 @@ impl AgentLauncher {
             let at = positions[rank];
             let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
             let cores = self.places.node(at).facts.cores / u32::try_from(beside).unwrap_or(1);
-            let Place { dir, source, states, .. } = self.places.models[of_rank[at]].clone();
+            let ModelPlace { dir, source, states, .. } = self.places.models[of_rank[at]].clone();
             let content = self.setup.content.clone();
             let setup = Setup {
                 num_ranks: u32::try_from(positions.len()).expect("there are few machines"),

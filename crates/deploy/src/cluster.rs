@@ -1,6 +1,7 @@
 //! Starts an engine with its ranks, and stops it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,24 +20,22 @@ use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::listen::{address_towards, own_addresses};
 use jackalope_fleet::local::{LocalError, LocalRank, LocalRanks, PreparedRank, find_rank_program};
 use jackalope_fleet::nodes::Nodes;
-use jackalope_fleet::routes;
+use jackalope_fleet::routes::{self, Encryption};
+use jackalope_placement::Wishes;
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{Backend, Device, ExpectedContent, PressureLimits, Setup};
+use jackalope_protocol::{Backend, ExpectedContent, Setup};
 use jackalope_text::{ChatTemplate, ModelText};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-use crate::args::{BackendArg, DeviceArg, EncryptArg, PressureArgs, RankArgs};
-use crate::content::{self, OwnContent};
-use crate::environment::Environment;
-use crate::launch::environment_of;
+use crate::config::RankConfig;
+use crate::content::{OwnContent, content_of_dir};
+use crate::context::LocalContext;
 use crate::machines::placer::Placer;
 use crate::machines::{self, AgentLauncher, ByHand, Tickets};
 use crate::models::{self, Located};
 use crate::pressure::{self, Watched};
-use crate::progress::Loading;
-use crate::rank;
-use crate::wished_split;
+use crate::rank_process;
 
 /// Timeout of one collective; a peer that computes a long prompt keeps the others waiting.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -54,86 +53,81 @@ const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval of polling ranks that are loading.
-pub(crate) const READY_POLL: Duration = Duration::from_millis(20);
+pub const READY_POLL: Duration = Duration::from_millis(20);
 
 /// Options of a cluster beside its model and its ranks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ClusterOptions {
+pub struct ClusterOptions {
     /// Whether steps report their kernels' times.
-    pub(crate) profile: bool,
+    pub profile: bool,
     /// Set if other models run on the same machines.
-    pub(crate) beside: Option<Beside>,
+    pub beside: Option<Beside>,
     /// Name of the parser for the model's tool calls; by default it follows from the model's files.
-    pub(crate) tool_parser: Option<String>,
+    pub tool_parser: Option<String>,
     /// Name of the parser for the model's reasoning; by default it follows from the model's files.
-    pub(crate) reasoning_parser: Option<String>,
+    pub reasoning_parser: Option<String>,
     /// Whether control tokens in the text of messages are parsed as such.
-    pub(crate) parse_special_tokens: bool,
+    pub parse_special_tokens: bool,
     /// Whether this is a long-running server: then a model that was never hashed is hashed in the
     /// background.
-    pub(crate) is_server: bool,
+    pub is_server: bool,
 }
 
 /// A model's place among those of one server.
 #[derive(Clone, Debug)]
-pub(crate) struct Beside {
+pub struct Beside {
     /// Name of its ranks on machines that also run ranks of other models.
-    pub(crate) name: String,
+    pub name: String,
     /// Number of the model, the same at every start of the same server; its ports follow from it.
-    pub(crate) slot: u16,
+    pub slot: u16,
     /// Memory for keys and values on each rank in bytes, unless the arguments set it.
-    pub(crate) kv_bytes: u64,
+    pub kv_bytes: u64,
 }
 
 /// An engine with its ranks.
-pub(crate) struct Cluster {
-    pub(crate) engine: EngineHandle,
-    pub(crate) text: Arc<ModelText>,
+pub struct Cluster {
+    /// The engine, which takes requests.
+    pub engine: EngineHandle,
+    /// Tokenizer and chat template of the model.
+    pub text: Arc<ModelText>,
     /// Handle that waits for the engine's thread.
     end: Option<JoinHandle<std::thread::Result<Result<(), EngineError>>>>,
 }
 
-impl From<BackendArg> for Backend {
-    fn from(arg: BackendArg) -> Backend {
-        match arg {
-            BackendArg::Tcp => Backend::Tcp,
-            BackendArg::Ring => Backend::Ring,
-            BackendArg::Jaccl => Backend::Jaccl,
-            BackendArg::Nccl => Backend::Nccl,
-        }
-    }
-}
-
-impl From<DeviceArg> for Device {
-    fn from(arg: DeviceArg) -> Device {
-        match arg {
-            DeviceArg::Auto => Device::Auto,
-            DeviceArg::Cpu => Device::Cpu,
-            DeviceArg::Gpu => Device::Gpu,
-        }
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("status", &self.engine.status().state)
+            .finish_non_exhaustive()
     }
 }
 
 impl Cluster {
     /// Starts the engine and the ranks without waiting for them to load.
-    pub(crate) async fn start(
+    ///
+    /// # Errors
+    /// If the model cannot be read, or the ranks cannot be placed.
+    pub async fn start(
         model: &Located,
-        args: &RankArgs,
-        environment: &Environment,
+        ranks: &RankConfig,
+        context: &LocalContext,
     ) -> anyhow::Result<Cluster> {
-        Cluster::start_with(model, args, environment, ClusterOptions::default()).await
+        Cluster::start_with(model, ranks, context, ClusterOptions::default()).await
     }
 
     /// Like [`Cluster::start`], with these options.
-    pub(crate) async fn start_with(
+    ///
+    /// # Errors
+    /// As in [`Cluster::start`].
+    pub async fn start_with(
         model: &Located,
-        args: &RankArgs,
-        environment: &Environment,
+        ranks: &RankConfig,
+        context: &LocalContext,
         options: ClusterOptions,
     ) -> anyhow::Result<Cluster> {
-        let mut args = args.clone();
-        machines::take_discovered(&mut args.hosts, environment).await?;
-        let args = &args;
+        let mut ranks = ranks.clone();
+        machines::take_discovered(&mut ranks.hosts, context).await?;
+        let ranks = &ranks;
         let model_dir = checkpoint_dir(&model.dir)?;
         let mut text = ModelText::load(&model_dir)
             .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
@@ -143,31 +137,31 @@ impl Cluster {
         if options.parse_special_tokens {
             text.template = text.template.map(ChatTemplate::with_control_tokens_in_text);
         }
-        let placed = match &args.hosts.hosts {
+        let wanted = Wanted { model_dir: &model_dir, ranks, options: &options, context };
+        let placed = match &ranks.hosts.hosts {
             None => {
-                let content = OwnContent::of_dir(&model_dir, environment).await?;
-                place_here(&model_dir, (args, options.profile), content)?
+                let content = OwnContent::of_dir(&model_dir, context).await?;
+                place_here(&wanted, content)?
             }
-            Some(hosts) if args.hosts.by_hand => {
-                let content = content::of_dir(&model_dir, environment).await?;
-                let profile = options.profile;
-                place_by_hand(hosts, &model_dir, (args, profile, content), environment)?
+            Some(hosts) if ranks.hosts.by_hand => {
+                let content = content_of_dir(&model_dir, context).await?;
+                place_by_hand(hosts, &wanted, content)?
             }
             Some(hosts) => {
                 let model = Located { dir: model_dir.clone(), ..model.clone() };
-                place_on(hosts, &model, (args, &options), environment).await?
+                place_on(hosts, &model, &wanted).await?
             }
         };
         let Placed { config, launcher, ranks_per_machine, watched, unhashed } = placed;
         let link = Link::bind(config, launcher)?;
-        let kv_budget = match (args.kv_mib, &options.beside) {
+        let kv_budget = match (ranks.kv_mib, &options.beside) {
             (Some(mib), _) => KvBudget::BytesPerRank(mib << 20),
             (None, Some(beside)) => KvBudget::BytesPerRank(beside.kv_bytes),
             (None, None) => KvBudget::Auto { ranks_per_machine },
         };
-        let config = engine_config(args, &text, kv_budget);
+        let config = engine_config(ranks, &text, kv_budget);
         let (engine, thread) = Engine::spawn(config, link);
-        pressure::watch(watched, pressure_limits(args), engine.clone());
+        pressure::watch(watched, ranks.memory, engine.clone());
         if let Some(content) = unhashed.filter(|_| options.is_server) {
             content.hash_when_ready(engine.clone());
         }
@@ -175,21 +169,19 @@ impl Cluster {
         Ok(Cluster { engine, text: Arc::new(text), end: Some(end) })
     }
 
-    /// Waits until the ranks can compute, showing progress on a terminal.
+    /// Waits until the ranks can compute. Calls `on_status` again and again meanwhile.
     ///
     /// # Errors
     /// Returns an error that names the rank and the reason if the ranks cannot be started.
-    pub(crate) async fn ready(&mut self) -> anyhow::Result<Status> {
-        let loading = Loading::new();
+    pub async fn ready(&mut self, on_status: impl Fn(&Status)) -> anyhow::Result<Status> {
         let status = loop {
             let status = self.engine.status();
-            loading.show(&status);
+            on_status(&status);
             if status.state != EngineState::Starting {
                 break status;
             }
             tokio::time::sleep(READY_POLL).await;
         };
-        loading.finish();
         if status.state == EngineState::Ready {
             return Ok(status);
         }
@@ -200,7 +192,10 @@ impl Cluster {
 
     /// Waits for the engine to end, which is an error unless it was requested. May be called again
     /// after it was cancelled.
-    pub(crate) async fn ended(&mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The reason why the engine has failed.
+    pub async fn ended(&mut self) -> anyhow::Result<()> {
         let Some(end) = &mut self.end else { return Ok(()) };
         let result = end.await?;
         self.end = None;
@@ -211,12 +206,18 @@ impl Cluster {
     }
 
     /// Waits for the engine to end; ends it if the future is dropped.
-    pub(crate) async fn into_end(mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The reason why the engine has failed.
+    pub async fn into_end(mut self) -> anyhow::Result<()> {
         self.ended().await
     }
 
     /// Stops the engine and every rank.
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The reason why the engine has failed.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
         self.engine.shutdown();
         self.ended().await
     }
@@ -245,6 +246,15 @@ fn checkpoint_dir(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
     Ok(found)
 }
 
+/// The model and the ranks that are to be placed.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    model_dir: &'a Path,
+    ranks: &'a RankConfig,
+    options: &'a ClusterOptions,
+    context: &'a LocalContext,
+}
+
 /// The ranks' settings and the launcher that starts them.
 struct Placed {
     config: LinkConfig,
@@ -256,8 +266,8 @@ struct Placed {
     unhashed: Option<OwnContent>,
 }
 
-fn timeouts(args: &RankArgs) -> LinkTimeouts {
-    let stall = Duration::from_secs(args.stall_timeout);
+fn timeouts(ranks: &RankConfig) -> LinkTimeouts {
+    let stall = ranks.stall_timeout;
     // Heartbeats come once a second, however busy a rank is.
     let heartbeat = stall.max(HEARTBEAT_TIMEOUT_MIN);
     LinkTimeouts {
@@ -271,35 +281,32 @@ fn timeouts(args: &RankArgs) -> LinkTimeouts {
 }
 
 /// Places all ranks on this machine; they end with this process.
-fn place_here(
-    model_dir: &Path,
-    (args, profile): (&RankArgs, bool),
-    content: OwnContent,
-) -> anyhow::Result<Placed> {
-    let num_ranks = args.ranks;
-    let backend = args.backend.map_or(Backend::Tcp, Into::into);
-    let setup = setup(model_dir, (args, profile), backend)?;
+fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> anyhow::Result<Placed> {
+    let Wanted { model_dir, ranks, .. } = *wanted;
+    let num_ranks = ranks.num_ranks;
+    let backend = ranks.backend.unwrap_or(Backend::Tcp);
+    let setup = setup(wanted, backend)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let setup = Setup {
         num_ranks,
-        split: wished_split::given_or_even(args, model_dir, (num_ranks as usize, backend))?,
-        num_threads: args.threads.unwrap_or((cores / num_ranks).max(1)),
+        split: ranks.split.given_or_even(model_dir, num_ranks as usize, backend)?,
+        num_threads: ranks.num_threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
-    check_encryption(args.encrypt_data, backend)?;
-    let encrypts = args.encrypt_data == EncryptArg::On;
+    check_encryption(ranks.encryption, backend)?;
+    let encrypts = ranks.encryption == Encryption::On;
     let encrypt = vec![encrypts; num_ranks as usize];
     let seats = RankAssignment::local(&setup).into_iter();
     let seats = seats.map(|seat| RankAssignment { encrypt: encrypt.clone(), ..seat }).collect();
     let mut local = LocalRanks::new(&find_rank_program()?, backend, num_ranks as usize);
-    local.set_env(environment_of(&args.hosts.env)?);
-    local.set_start_timeout(timeouts(args).spawn);
+    local.set_env(ranks.hosts.env.clone());
+    local.set_start_timeout(timeouts(ranks).spawn);
     let config = LinkConfig {
         listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],
         expected: vec![Ipv4Addr::LOCALHOST.into()],
         assignments: seats,
-        timeouts: timeouts(args),
+        timeouts: timeouts(ranks),
         first_epoch: 0,
     };
     let unhashed = content.now().id.is_none().then(|| content.clone());
@@ -309,52 +316,49 @@ fn place_here(
 }
 
 /// Places ranks on the machines of a hostfile, where agents run them.
-async fn place_on(
-    hosts: &str,
-    model: &Located,
-    (args, options): (&RankArgs, &ClusterOptions),
-    environment: &Environment,
-) -> anyhow::Result<Placed> {
+async fn place_on(hosts: &str, model: &Located, wanted: &Wanted<'_>) -> anyhow::Result<Placed> {
+    let Wanted { ranks, options, context, .. } = *wanted;
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
-    envs.extend(environment_of(&args.hosts.env)?);
-    let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-    check_encryption(args.encrypt_data, backend)?;
-    let given = wished_split::given(args, &model.dir, (hosts.len(), backend))?;
-    let nodes_config = machines::nodes_config(&args.hosts.reach, environment)?;
+    envs.extend(ranks.hosts.env.iter().cloned());
+    let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
+    check_encryption(ranks.encryption, backend)?;
+    let given = ranks.split.given(&model.dir, hosts.len(), backend)?;
+    let nodes_config = machines::nodes_config(&ranks.hosts.reach, context)?;
     let ours = nodes_config.ours.clone();
-    let nodes = machines::bring_up(hosts.clone(), nodes_config, machines::log_lines).await?;
+    let nodes =
+        machines::bring_up(hosts.clone(), nodes_config, &context.observer, machines::log_lines)
+            .await?;
     let nodes = Arc::new(nodes);
-    let models_from = args.hosts.models_from.as_deref();
-    let seats = models::Seats { nodes: &nodes, hosts: &hosts, model, models_from };
-    let (models, content) = models::places(seats, environment, &ours).await?;
+    let models_from = ranks.hosts.models_from.as_deref();
+    let computing = models::ModelMachines { nodes: &nodes, hosts: &hosts, model, models_from };
+    let (models, content) = models::places(computing, context, &ours).await?;
     // File states are valid on their own machine only.
     let content = Some(ExpectedContent { states: Vec::new(), ..content });
     let ranks_on = |node: usize| nodes.of_rank.iter().filter(|&&it| it == node).count();
     let ranks_per_machine = (0..nodes.nodes.len()).map(ranks_on).max().unwrap_or(1);
-    let orphan = Duration::from_secs(args.hosts.lease);
     let setup = Setup {
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
-        orphan_ms: millis(orphan),
+        orphan_ms: millis(ranks.hosts.lease),
         content,
-        ..setup(&model.dir, (args, options.profile), backend)?
+        ..setup(wanted, backend)?
     };
     let (listen, expected) = control_ips(&hosts, &nodes);
     let cut = match given {
         Some(split) => machines::placer::given(split),
         None => {
             let name = options.beside.as_ref().map(|it| it.name.as_str());
-            let wished = (args.context, wished_split::kind(args, backend)?);
-            Placer::new(&model.dir, (&hosts, backend), &nodes, wished)?.cut(name)
+            let (context_tokens, split) = (ranks.context_tokens, ranks.split.kind_over(backend)?);
+            let wishes = Wishes { context_tokens, split, num_machines: None };
+            Placer::new(&model.dir, &hosts, backend, &nodes, wishes)?.cut(name)
         }
     };
-    let absent_after = Duration::from_secs(args.hosts.absent_after);
-    let absent_after = (!args.hosts.no_elastic).then_some(absent_after);
-    let (threads, beside) = (args.threads, options.beside.clone());
+    let absent_after = ranks.hosts.absent_after;
+    let (threads, beside) = (ranks.num_threads, options.beside.clone());
     let watched = Watched::agents(&nodes);
     let slot = beside.as_ref().map_or(0, |it| it.slot);
-    let data_ports = args.hosts.data_ports;
-    let encryption = args.encrypt_data.into();
-    let port = control_port(args, slot)?;
+    let data_ports = ranks.hosts.data_ports;
+    let encryption = ranks.encryption;
+    let port = control_port(ranks, slot)?;
     let tickets = Tickets::new(&ours.identity, port, &model.dir, beside.as_ref())?;
     let places = machines::Places {
         hosts,
@@ -368,12 +372,12 @@ async fn place_on(
         tickets,
     };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
-    warn_of_clear(&seats, backend, args.encrypt_data);
+    warn_of_clear(&seats, backend, ranks.encryption);
     let config = LinkConfig {
         listen: with_port(listen, port),
         expected,
         assignments: seats,
-        timeouts: timeouts(args),
+        timeouts: timeouts(ranks),
         first_epoch: first_epoch(),
     };
     let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(u32::MAX);
@@ -384,25 +388,25 @@ async fn place_on(
 /// Places ranks that are started by hand on the machines of a hostfile.
 fn place_by_hand(
     hosts: &str,
-    model_dir: &Path,
-    (args, profile, content): (&RankArgs, bool, ExpectedContent),
-    environment: &Environment,
+    wanted: &Wanted<'_>,
+    content: ExpectedContent,
 ) -> anyhow::Result<Placed> {
+    let Wanted { model_dir, ranks, context, .. } = *wanted;
     let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
-    let backend = args.backend.map(Into::into).or(backend).unwrap_or(Backend::Tcp);
-    check_encryption(args.encrypt_data, backend)?;
+    let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
+    check_encryption(ranks.encryption, backend)?;
     let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
     let nodes: Vec<routes::Node<'_>> =
         hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
     let setup = Setup {
         num_ranks,
-        split: wished_split::given_or_even(args, model_dir, (hosts.len(), backend))?,
-        num_threads: args.threads.unwrap_or(0),
+        split: ranks.split.given_or_even(model_dir, hosts.len(), backend)?,
+        num_threads: ranks.num_threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
-        orphan_ms: millis(Duration::from_secs(args.hosts.lease)),
+        orphan_ms: millis(ranks.hosts.lease),
         // Nothing is known about the other machines: their ranks hash everything that they read.
         content: Some(ExpectedContent { states: Vec::new(), ..content }),
-        ..setup(model_dir, (args, profile), backend)?
+        ..setup(wanted, backend)?
     };
     // A hostfile with a matrix of devices has no addresses; its transport finds its own routes.
     let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
@@ -414,45 +418,59 @@ fn place_by_hand(
     let encrypted = if routes.iter().all(Vec::is_empty) {
         vec![Vec::new(); hosts.len()]
     } else {
-        routes::encrypted(&nodes, &routes, args.encrypt_data.into())
+        routes::encrypted(&nodes, &routes, ranks.encryption)
     };
     // Any holder of the secret may be a rank of this server: people carry it to the machines.
-    let secret = environment.home()?.secret()?;
+    let secret = context.home()?.secret()?;
     let seat = |(rank, ((host, routes), encrypt)): (u32, ((&Host, _), _))| RankAssignment {
         setup: setup.clone(),
         host: host.name(),
         routes,
         encrypt,
-        ticket: rank::ticket_by_hand(&secret, rank),
+        ticket: rank_process::ticket_by_hand(&secret, rank),
     };
     let ways = hosts.iter().zip(routes).zip(encrypted);
     let seats: Vec<RankAssignment> = (0..).zip(ways).map(seat).collect();
-    warn_of_clear(&seats, backend, args.encrypt_data);
-    let brain = hosts.first().and_then(|host| host.ips.first().copied());
-    let control =
-        SocketAddr::new(brain.unwrap_or(Ipv4Addr::LOCALHOST.into()), args.hosts.control_port);
+    warn_of_clear(&seats, backend, ranks.encryption);
+    let coordinator = hosts.first().and_then(|host| host.ips.first().copied());
+    let control = SocketAddr::new(
+        coordinator.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        ranks.hosts.control_port,
+    );
     let config = LinkConfig {
-        listen: with_port(by_hand_ips(&hosts), args.hosts.control_port),
+        listen: with_port(by_hand_ips(&hosts), ranks.hosts.control_port),
         expected: hosts.iter().flat_map(|host| host.ips.iter().copied()).collect(),
         assignments: seats,
         // Starting ranks by hand takes long; `--give-up-after` limits it.
         timeouts: LinkTimeouts {
             hello: BY_HAND_TIMEOUT,
             replacement_hello: BY_HAND_TIMEOUT,
-            ..timeouts(args)
+            ..timeouts(ranks)
         },
         first_epoch: first_epoch(),
     };
     let names = hosts.iter().map(Host::name).collect();
-    let first = args.hosts.first_here.then(|| args.hosts.rank_env.clone());
-    let data_ports = args.hosts.data_ports;
-    let launcher = Box::new(ByHand { hosts: names, control, data_ips, data_ports, first });
-    let beside = |host: &Host| hosts.iter().filter(|it| it.is_same_machine(host)).count();
-    let ranks_per_machine = hosts.iter().map(beside).max().unwrap_or(1).max(1);
-    let ranks_per_machine = u32::try_from(ranks_per_machine).unwrap_or(1);
+    let first = ranks.hosts.first_here.then(|| ranks.hosts.rank_env.clone());
+    let data_ports = ranks.hosts.data_ports;
+    let launcher = Box::new(ByHand {
+        hosts: names,
+        control,
+        data_ips,
+        data_ports,
+        first,
+        observer: Arc::clone(&context.observer),
+    });
+    let ranks_per_machine = ranks_per_machine(&hosts);
     let is_here = hosts.iter().any(Host::is_local);
     let watched = if is_here { Watched::Here } else { Watched::Nobody };
     Ok(Placed { config, launcher, ranks_per_machine, watched, unhashed: None })
+}
+
+/// Returns the maximum number of entries for the same machine.
+fn ranks_per_machine(hosts: &[Host]) -> u32 {
+    let beside = |host: &Host| hosts.iter().filter(|it| it.is_same_machine(host)).count();
+    let most = hosts.iter().map(beside).max().unwrap_or(1).max(1);
+    u32::try_from(most).unwrap_or(1)
 }
 
 /// Returns the addresses to listen on for ranks (those that the machines see, and the local
@@ -503,10 +521,13 @@ fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
     ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
 }
 
-/// Fails if `--encrypt-data on` is combined with one of MLX's own transports, which cannot encrypt.
-pub(crate) fn check_encryption(encrypt_data: EncryptArg, backend: Backend) -> anyhow::Result<()> {
+/// Checks that the transport can encrypt, if all connections are to be encrypted.
+///
+/// # Errors
+/// If it is one of MLX's own transports, which cannot.
+pub fn check_encryption(encryption: Encryption, backend: Backend) -> anyhow::Result<()> {
     ensure!(
-        encrypt_data != EncryptArg::On || !backend.is_stock(),
+        encryption != Encryption::On || !backend.is_stock(),
         "`--encrypt-data on` is impossible with {}: MLX's own transports do not encrypt\nhint: \
          use `--backend tcp`, or `--encrypt-data off` on a network without other machines",
         backend.name()
@@ -516,11 +537,11 @@ pub(crate) fn check_encryption(encrypt_data: EncryptArg, backend: Backend) -> an
 
 /// Warns if the transport sends activations in clear over an exposed network and `--encrypt-data
 /// off` was not given.
-fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encrypt_data: EncryptArg) {
+fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encryption: Encryption) {
     // JACCL runs only over Thunderbolt cables, each of which joins two machines.
     let encrypts_nothing = matches!(backend, Backend::Ring | Backend::Nccl);
     let is_exposed = seats.iter().any(|seat| seat.encrypt.contains(&true));
-    if encrypts_nothing && is_exposed && encrypt_data == EncryptArg::Auto {
+    if encrypts_nothing && is_exposed && encryption == Encryption::Auto {
         warn!(
             backend = backend.name(),
             "activations cross the network in clear: MLX's own transports do not encrypt; \
@@ -532,8 +553,8 @@ fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encrypt_data: Encry
 /// Returns the port to which the ranks of one of several models connect: port number `slot` from
 /// `--control-port` on, without the agents' port. A later server finds the ranks of an earlier one
 /// by it.
-fn control_port(args: &RankArgs, slot: u16) -> anyhow::Result<u16> {
-    let (first, agents) = (args.hosts.control_port, args.hosts.reach.agent_port);
+fn control_port(ranks: &RankConfig, slot: u16) -> anyhow::Result<u16> {
+    let (first, agents) = (ranks.hosts.control_port, ranks.hosts.reach.agent_port);
     if first == 0 {
         return Ok(0);
     }
@@ -558,54 +579,43 @@ fn millis(time: Duration) -> u64 {
 
 /// Returns the part of the setup that is common to all ranks; their number and split are still
 /// open.
-fn setup(
-    model_dir: &Path,
-    (args, profile): (&RankArgs, bool),
-    backend: Backend,
-) -> anyhow::Result<Setup> {
+fn setup(wanted: &Wanted<'_>, backend: Backend) -> anyhow::Result<Setup> {
+    let Wanted { model_dir, ranks, options, .. } = *wanted;
     Ok(Setup {
         num_ranks: 0,
         model_dir: model_dir.to_str().context("the model's path is not UTF-8")?.to_owned(),
         model_source: None,
         split: Split::Tensor(Vec::new()),
         backend,
-        device: args.device.into(),
+        device: ranks.device,
         num_threads: 0,
         sockets_per_peer: 1,
-        checksums: args.checksums,
+        checksums: ranks.checksums,
         collective_timeout_ms: millis(COLLECTIVE_TIMEOUT),
         join_timeout_ms: millis(JOIN_TIMEOUT),
         silence_timeout_ms: 0,
         orphan_ms: 0,
-        profile,
+        profile: options.profile,
         content: None,
     })
 }
 
-fn engine_config(args: &RankArgs, text: &ModelText, kv_budget: KvBudget) -> EngineConfig {
+fn engine_config(ranks: &RankConfig, text: &ModelText, kv_budget: KvBudget) -> EngineConfig {
     EngineConfig {
         pressure: PressurePolicy {
-            warns_at_rest: pressure_limits(args).warn_bytes.is_some(),
+            warns_at_rest: ranks.memory.warn_bytes.is_some(),
             ..PressurePolicy::default()
         },
-        step_tokens: args.step_tokens.max(args.running_max),
-        running_max: args.running_max,
-        queue_max: args.queue_max,
-        context_tokens: args.context,
+        step_tokens: ranks.step_tokens.max(ranks.running_max),
+        running_max: ranks.running_max,
+        queue_max: ranks.queue_max,
+        context_tokens: ranks.context_tokens,
         kv_budget,
-        keep_prefixes: !args.no_prefix_cache,
+        keep_prefixes: ranks.keep_prefixes,
         eos_tokens: text.tokenizer.eos_token_ids().to_vec(),
-        retry: RetryPolicy {
-            standstill_max: Duration::from_secs(args.hosts.give_up_after),
-            ..RetryPolicy::default()
-        },
+        retry: RetryPolicy { standstill_max: ranks.hosts.give_up_after, ..RetryPolicy::default() },
         ..EngineConfig::default()
     }
-}
-
-fn pressure_limits(args: &RankArgs) -> PressureLimits {
-    let PressureArgs { memory_warn, memory_critical } = args.memory;
-    PressureLimits { warn_bytes: memory_warn, critical_bytes: memory_critical }
 }
 
 /// Launcher of ranks on this machine.

@@ -24,12 +24,11 @@ use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
 use jackalope_protocol::machine::NodeFacts;
 use tracing::info;
 
-use crate::args::machines::ReachArgs;
-use crate::environment::Environment;
-use crate::{keys, output};
+use crate::config::ReachConfig;
+use crate::context::{LocalContext, Observer};
 
 pub(crate) use by_hand::ByHand;
-pub(crate) use discovered::{HOW_TO_ANSWER, discover, find, take_discovered};
+pub use discovered::{HOW_TO_ANSWER, discover, find, take_discovered};
 pub(crate) use launcher::{AgentLauncher, Places};
 pub(crate) use tickets::Tickets;
 
@@ -41,7 +40,10 @@ const LINGER: Duration = Duration::from_secs(30);
 
 /// Reads a hostfile, or names separated by commas, each with its addresses (`NAME=IP+IP`) or
 /// without. Entries for this machine become `127.0.0.1`, because it is not reached through ssh.
-pub(crate) fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
+///
+/// # Errors
+/// If the text is neither, or the file cannot be read.
+pub fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
     let mut hostfile = read_hostfile(text)?;
     if !hostfile.is_local() {
         let here = platform::current::facts();
@@ -95,22 +97,15 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
     Ok(Hostfile { hosts, ..Hostfile::default() })
 }
 
-/// Returns the shell that runs commands on machines.
-pub(crate) fn shell(ssh: Option<&str>, environment: &Environment) -> SystemShell {
-    let ssh = ssh.or(environment.ssh.as_deref()).unwrap_or_default();
-    SystemShell::new(ssh.split_whitespace().map(str::to_owned).collect())
-}
-
 /// Returns the credentials that this machine presents to agents. It trusts the holders of the token
 /// if there is one, else the machines whose keys are pinned.
-pub(crate) fn credentials(
-    token: Option<&str>,
-    environment: &Environment,
-) -> anyhow::Result<Credentials> {
-    let home = environment.home()?;
+///
+/// # Errors
+/// If the token is invalid, or this machine's secret or key cannot be read.
+pub fn credentials(token: Option<&str>, context: &LocalContext) -> anyhow::Result<Credentials> {
+    let home = context.home()?;
     let identity = home.identity()?;
-    let set = environment.settings().get(&keys::variable_of("token")).map(String::as_str);
-    Ok(match token.or(set) {
+    Ok(match token {
         Some(token) => {
             let expected = Expected::TokenHolders;
             Credentials { secret: secret_of_token(token)?, identity, expected }
@@ -123,38 +118,43 @@ pub(crate) fn credentials(
 }
 
 /// Returns the settings for reaching agents.
-pub(crate) fn nodes_config(
-    reach: &ReachArgs,
-    environment: &Environment,
-) -> anyhow::Result<NodesConfig> {
-    let shell: Arc<dyn Shell> = Arc::new(shell(reach.ssh.as_deref(), environment));
+///
+/// # Errors
+/// If the programs of this version are not found, and as in [`credentials`].
+pub fn nodes_config(reach: &ReachConfig, context: &LocalContext) -> anyhow::Result<NodesConfig> {
+    let shell: Arc<dyn Shell> = Arc::new(SystemShell::new(reach.ssh.clone()));
     let program: PathBuf = nodes::own_program().context("finding this program")?;
-    let ours = credentials(reach.token.as_deref(), environment)?;
+    let ours = credentials(reach.token.as_deref(), context)?;
     let agent_port = reach.agent_port;
-    let bootstrap = match reach.no_bootstrap {
-        true => None,
-        false => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),
+    let bootstrap = match reach.bootstraps {
+        true => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),
+        false => None,
     };
     Ok(NodesConfig { ours, agent_port, shell, program, linger: LINGER, bootstrap })
 }
 
 /// Ensures that an agent runs on every machine, and shows the progress.
-pub(crate) async fn bring_up(
+///
+/// # Errors
+/// Names the machines that have no agent, with the reason.
+pub async fn bring_up(
     hosts: Vec<Host>,
     config: NodesConfig,
+    observer: &Arc<dyn Observer>,
     on_line: impl Fn(&str) -> OnLine + Send + Sync + 'static,
 ) -> anyhow::Result<Nodes> {
+    let observer = Arc::clone(observer);
     let work = move || {
         nodes::bring_up(&hosts, &config, &on_line, &|text| {
-            // Shown on standard error if somebody reads it, and only once.
-            output::note(text);
+            // Shown if somebody reads it, and only once.
+            observer.note(text);
         })
     };
     Ok(tokio::task::spawn_blocking(work).await??)
 }
 
 /// Returns a handler that logs the output of a rank with its name and machine.
-pub(crate) fn log_lines(host: &str) -> OnLine {
+pub fn log_lines(host: &str) -> OnLine {
     let host = host.to_owned();
     Box::new(move |name: &str, _: Stream, text: &str| info!(from = name, host, "{text}"))
 }

@@ -9,14 +9,14 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::Nodes;
 use jackalope_fleet::routes;
 use jackalope_placement::{
-    Link, LinkKind, Links, ModelFacts, NodeOffer, Placement, Refusal, SplitKind, Wishes, place,
+    Link, LinkKind, Links, ModelFacts, NodeOffer, Placement, Refusal, Wishes, place,
 };
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::split::Split;
 
 use super::launcher::{Cut, CutPlan};
-use crate::wished_split;
+use crate::split_constraints;
 
 /// Maximum time in which an agent must report the programs it runs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ const FREE: Memory = |facts| facts.free_bytes;
 /// Returns the split that the user gave.
 pub(crate) fn given(split: Split) -> Cut {
     Box::new(move |positions| {
-        let split = wished_split::for_some(&split, positions);
+        let split = split_constraints::for_some(&split, positions);
         Ok(CutPlan { split, usual_request_s: None })
     })
 }
@@ -54,12 +54,12 @@ impl Placer {
     /// If the checkpoint cannot be read.
     pub(crate) fn new(
         model_dir: &Path,
-        (hosts, backend): (&[Host], Backend),
+        hosts: &[Host],
+        backend: Backend,
         nodes: &Arc<Nodes>,
-        (context_tokens, split): (Option<u32>, Option<SplitKind>),
+        wishes: Wishes,
     ) -> anyhow::Result<Placer> {
         let model = ModelFacts::read(model_dir)?;
-        let wishes = Wishes { context_tokens, split, num_machines: None };
         let links = links(hosts, nodes, backend);
         let (hosts, nodes) = (hosts.to_vec(), Arc::clone(nodes));
         Ok(Placer { model, hosts, nodes, wishes, links })
@@ -115,18 +115,29 @@ fn is_rank_of(program: &str, model: &str) -> bool {
     rank.is_some_and(|(_, of)| of == model)
 }
 
+/// The machine of a rank.
+#[derive(Clone, Debug)]
+pub(crate) struct RankMachine {
+    /// Its name.
+    pub(crate) host: String,
+    /// Its hardware and system.
+    pub(crate) facts: NodeFacts,
+    /// Number of ranks on it.
+    pub(crate) num_ranks: u64,
+}
+
 /// Returns the split of a model over all of these machines if nothing else runs there.
 pub(crate) fn idle_split(
     model: &ModelFacts,
-    facts: &[(String, NodeFacts, u64)],
+    machines: &[RankMachine],
     links: &Links,
     wishes: Wishes,
 ) -> Result<Split, Refusal> {
-    let offer = |(name, facts, num_ranks): &(String, NodeFacts, u64)| {
-        let facts = NodeFacts { free_bytes: IDLE(facts), ..facts.clone() };
-        NodeOffer::from_facts(name.clone(), &facts, *num_ranks)
+    let offer = |it: &RankMachine| {
+        let facts = NodeFacts { free_bytes: IDLE(&it.facts), ..it.facts.clone() };
+        NodeOffer::from_facts(it.host.clone(), &facts, it.num_ranks)
     };
-    let offers: Vec<NodeOffer> = facts.iter().map(offer).collect();
+    let offers: Vec<NodeOffer> = machines.iter().map(offer).collect();
     place_on_all(model, &offers, links, wishes).map(|it| it.split)
 }
 

@@ -1,6 +1,7 @@
 //! Machines that were not named, but answer on the networks of this one.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -9,9 +10,8 @@ use jackalope_fleet::trust::{Credentials, Expected};
 use tokio::task::spawn_blocking;
 
 use super::credentials;
-use crate::args::machines::HostsArgs;
-use crate::environment::Environment;
-use crate::output;
+use crate::config::HostsConfig;
+use crate::context::{LocalContext, Observer};
 
 /// Time to wait for answers.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -20,17 +20,17 @@ const WINDOW: Duration = Duration::from_secs(2);
 const EXPECTED_WINDOW: Duration = Duration::from_secs(60);
 
 /// Instructions for making a machine answer.
-pub(crate) const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, which \
+pub const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, which \
 needs this machine's secret and must trust it (`jackalope bootstrap HOST` sets up both); on macOS \
 allow jackalope under System \
      Settings, Privacy & Security, Local Network";
 
 /// Looks for machines. Waits for `num_machines`, including this one; with 0, returns those that
 /// answer within `window`.
-pub(crate) fn find(
-    (window, num_machines): (Duration, usize),
-    ours: Credentials,
-) -> anyhow::Result<Found> {
+///
+/// # Errors
+/// If this machine cannot send queries.
+pub fn find(window: Duration, num_machines: usize, ours: Credentials) -> anyhow::Result<Found> {
     let expected = (0 < num_machines).then_some((num_machines, EXPECTED_WINDOW));
     Ok(discovery::find(&FindConfig { ours, window, expected })?)
 }
@@ -39,15 +39,16 @@ pub(crate) fn find(
 ///
 /// # Errors
 /// If no other machine answers, or fewer than requested.
-pub(crate) fn discover(
+pub fn discover(
     num_machines: usize,
     agent_port: u16,
     ours: &Credentials,
+    observer: &dyn Observer,
 ) -> anyhow::Result<Listed> {
-    let found = find((WINDOW, num_machines), ours.clone())?;
+    let found = find(WINDOW, num_machines, ours.clone())?;
     let mut listed = discovery::list(&found, agent_port);
     for it in &listed.left_out {
-        output::note(&format!("{} is left out: {}\nhint: {}", it.at, it.reason, it.hint));
+        observer.note(&format!("{} is left out: {}\nhint: {}", it.at, it.reason, it.hint));
     }
     let num_found = listed.hosts.len();
     if num_found < num_machines.max(2) {
@@ -64,7 +65,7 @@ pub(crate) fn discover(
         listed.hosts.truncate(num_machines);
     }
     let names: Vec<String> = listed.hosts.iter().map(|it| it.host.name()).collect();
-    output::note(&format!("found: {}", names.join(", ")));
+    observer.note(&format!("found: {}", names.join(", ")));
     Ok(listed)
 }
 
@@ -81,7 +82,7 @@ fn pin_names(hosts: &[ListedHost], ours: &Credentials) -> anyhow::Result<()> {
 }
 
 /// Formats hosts as `--hosts` accepts them.
-pub(crate) fn names(hosts: &[ListedHost]) -> String {
+fn names(hosts: &[ListedHost]) -> String {
     let entry = |it: &ListedHost| {
         let ips: Vec<String> = it.host.ips.iter().map(IpAddr::to_string).collect();
         let equals = if ips.is_empty() { "" } else { "=" };
@@ -90,17 +91,22 @@ pub(crate) fn names(hosts: &[ListedHost]) -> String {
     hosts.iter().map(entry).collect::<Vec<_>>().join(",")
 }
 
-/// If `--discover` was given, replaces `--hosts` by the machines that answer.
-pub(crate) async fn take_discovered(
-    args: &mut HostsArgs,
-    environment: &Environment,
+/// If machines are to be discovered, names those that answer.
+///
+/// # Errors
+/// As in [`discover`].
+pub async fn take_discovered(
+    hosts: &mut HostsConfig,
+    context: &LocalContext,
 ) -> anyhow::Result<()> {
-    let Some(num_machines) = args.discover.take() else { return Ok(()) };
-    let port = args.reach.agent_port;
-    let ours = credentials(args.reach.token.as_deref(), environment)?;
-    let looking = spawn_blocking(move || discover(num_machines.into(), port, &ours));
+    let Some(num_machines) = hosts.discover.take() else { return Ok(()) };
+    let port = hosts.reach.agent_port;
+    let ours = credentials(hosts.reach.token.as_deref(), context)?;
+    let observer = Arc::clone(&context.observer);
+    let looking = move || discover(num_machines.into(), port, &ours, &*observer);
+    let looking = spawn_blocking(looking);
     let listed = looking.await.context("looking for machines")??;
-    args.hosts = Some(names(&listed.hosts));
+    hosts.hosts = Some(names(&listed.hosts));
     Ok(())
 }
 

@@ -15,11 +15,10 @@ use std::time::{Duration, Instant};
 use jackalope_engine::{EngineHandle, EngineState};
 use jackalope_protocol::{ExpectedContent, FileState};
 use jackalope_store::content::{self, Hasher};
-use jackalope_store::progress::ByteCount as _;
+use jackalope_store::progress::{ByteCount, Progress};
 use tracing::{info, warn};
 
-use crate::environment::Environment;
-use crate::progress::Transfer;
+use crate::context::LocalContext;
 
 /// Interval between log lines while a model is hashed.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
@@ -29,7 +28,7 @@ const READY_POLL: Duration = Duration::from_millis(250);
 
 /// Shows the progress of hashing, and carries its cancellation flag.
 pub(crate) struct HashingWatch {
-    bar: Transfer,
+    bar: Box<dyn ByteCount>,
     num_bytes: AtomicU64,
     total_bytes: AtomicU64,
     logged_at: Mutex<Instant>,
@@ -46,9 +45,9 @@ impl Drop for Waiting {
 }
 
 impl HashingWatch {
-    fn new() -> HashingWatch {
+    fn new(progress: &dyn Progress) -> HashingWatch {
         HashingWatch {
-            bar: Transfer::new("hashing the model", 0),
+            bar: progress.begin("hashing the model", 0),
             num_bytes: AtomicU64::new(0),
             total_bytes: AtomicU64::new(0),
             logged_at: Mutex::new(Instant::now()),
@@ -88,12 +87,13 @@ impl HashingWatch {
 
 /// Runs `work`, which hashes, on a blocking thread. Cancels it if the returned future is dropped.
 pub(crate) async fn hashing<T: Send + 'static>(
+    context: &LocalContext,
     work: impl FnOnce(&HashingWatch) -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
-    let watch = Arc::new(HashingWatch::new());
+    let watch = Arc::new(HashingWatch::new(&*context.observer));
     let waiting = Waiting(Arc::clone(&watch));
     let result = tokio::task::spawn_blocking(move || work(&watch)).await?;
-    waiting.0.bar.finish();
+    drop(waiting);
     result
 }
 
@@ -101,12 +101,9 @@ pub(crate) async fn hashing<T: Send + 'static>(
 ///
 /// # Errors
 /// If it cannot be read, or changes meanwhile.
-pub(crate) async fn of_dir(
-    dir: &Path,
-    environment: &Environment,
-) -> anyhow::Result<ExpectedContent> {
-    let (dir, trees_dir) = (dir.to_owned(), environment.trees_dir());
-    hashing(move |watch| {
+pub async fn content_of_dir(dir: &Path, context: &LocalContext) -> anyhow::Result<ExpectedContent> {
+    let (dir, trees_dir) = (dir.to_owned(), context.trees_dir());
+    hashing(context, move |watch| {
         watch.expect(content::states(&dir)?.iter().map(|it| it.bytes).sum());
         watch.hash(&dir, trees_dir.as_deref())
     })
@@ -128,11 +125,8 @@ impl OwnContent {
     ///
     /// # Errors
     /// If it cannot be read, or changes meanwhile.
-    pub(crate) async fn of_dir(
-        dir: &Path,
-        environment: &Environment,
-    ) -> anyhow::Result<OwnContent> {
-        let trees_dir = environment.trees_dir();
+    pub(crate) async fn of_dir(dir: &Path, context: &LocalContext) -> anyhow::Result<OwnContent> {
+        let trees_dir = context.trees_dir();
         let known = trees_dir.as_deref().and_then(|trees_dir| content::known(dir, trees_dir));
         let expected = match known {
             Some(known) => known.into(),
@@ -140,7 +134,7 @@ impl OwnContent {
                 let states = content::states(dir)?;
                 match states.iter().all(FileState::is_settled) {
                     true => ExpectedContent { states, ..ExpectedContent::default() },
-                    false => of_dir(dir, environment).await?,
+                    false => content_of_dir(dir, context).await?,
                 }
             }
         };

@@ -13,11 +13,10 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::environment::Environment;
-use crate::loading::Offered;
-use crate::offer::OfferedModel;
-use crate::pull::usual_destination;
-use crate::serve::details;
+use crate::context::LocalContext;
+use crate::registry::ModelRegistry;
+use crate::served::details;
+use crate::served_models::ServedModel;
 
 /// Maximum number of concurrent pulls.
 const PULLS_MAX: usize = 2;
@@ -34,19 +33,19 @@ const DIGEST_CHARS: usize = 12;
 /// Fetches models like `jackalope pull`, and removes models like `jackalope models rm`, but only
 /// below the directory that is served.
 #[derive(Debug)]
-pub(crate) struct HubPuller {
-    keeper: Arc<Keeper>,
+pub struct HubPuller {
+    state: Arc<PullerState>,
     /// Pulls in progress; they end with the server.
     pulls: Mutex<JoinSet<()>>,
 }
 
 #[derive(Debug)]
-struct Keeper {
-    environment: Environment,
+struct PullerState {
+    context: LocalContext,
     /// Directory of models that is served, if any.
     folder: Option<Place>,
     models: Models,
-    offered: Offered,
+    registry: ModelRegistry,
 }
 
 /// Ends a pull when dropped.
@@ -59,14 +58,17 @@ impl Drop for Underway {
 }
 
 impl HubPuller {
-    pub(crate) fn new(
-        environment: &Environment,
+    /// Creates a puller for a server of these models. Models are fetched into `folder`, or else into
+    /// the default cache.
+    pub fn new(
+        context: &LocalContext,
         folder: Option<Place>,
-        (models, offered): (&Models, Offered),
+        models: &Models,
+        registry: ModelRegistry,
     ) -> HubPuller {
-        let (environment, models) = (environment.clone(), models.clone());
-        let keeper = Arc::new(Keeper { environment, folder, models, offered });
-        HubPuller { keeper, pulls: Mutex::default() }
+        let (context, models) = (context.clone(), models.clone());
+        let state = Arc::new(PullerState { context, folder, models, registry });
+        HubPuller { state, pulls: Mutex::default() }
     }
 }
 
@@ -83,11 +85,11 @@ impl Puller for HubPuller {
             sender.try_send(PullProgress::Failed { reason }).expect("the channel is new");
             return progress;
         }
-        let (keeper, name) = (Arc::clone(&self.keeper), name.to_owned());
+        let (state, name) = (Arc::clone(&self.state), name.to_owned());
         pulls.spawn(async move {
-            let last = match keeper.pull(&name, &sender).await {
+            let last = match state.pull(&name, &sender).await {
                 Ok(()) => PullProgress::Done,
-                Err(err) => PullProgress::Failed { reason: crate::report::text(&err) },
+                Err(err) => PullProgress::Failed { reason: crate::error::text(&err) },
             };
             // The client may be gone.
             sender.send(last).await.ok();
@@ -96,27 +98,27 @@ impl Puller for HubPuller {
     }
 
     fn remove(&self, id: &str) -> RemoveFuture {
-        let (keeper, id) = (Arc::clone(&self.keeper), id.to_owned());
+        let (state, id) = (Arc::clone(&self.state), id.to_owned());
         Box::pin(async move {
-            let work = tokio::task::spawn_blocking(move || keeper.remove(&id));
+            let work = tokio::task::spawn_blocking(move || state.remove(&id));
             work.await.map_err(|err| RemoveError::Failed { reason: err.to_string() })?
         })
     }
 }
 
-impl Keeper {
+impl PullerState {
     async fn pull(&self, name: &str, progress: &Sender<PullProgress>) -> anyhow::Result<()> {
         let wanted: ModelRef =
             name.parse().with_context(|| format!("{name} is no name of a model on the hub"))?;
         let (repo, revision) = (wanted.repo.clone(), wanted.revision.clone().unwrap_or_default());
         let destination = match &self.folder {
-            None => usual_destination(&repo, &self.environment)?,
+            None => self.context.pull_destination(&repo)?,
             Some(Place { kind: PlaceKind::HubCache, root, .. }) => Destination::cache(root, &repo)?,
             Some(Place { kind: PlaceKind::Folder, root, .. }) => {
                 Destination::Directory(std::path::absolute(root.join(repo.as_str()))?)
             }
         };
-        let config = self.environment.pull_config();
+        let config = self.context.pull_config();
         let pull = Pull::new(repo, revision, destination, config)?;
         let pulled = watched(Arc::new(pull), progress).await?;
         say(progress, "verifying the model", None);
@@ -139,7 +141,7 @@ impl Keeper {
         if self.models.is_known(id) {
             return Ok(());
         }
-        let is_added = self.offered.add(OfferedModel::of_folder(id.to_owned(), dir.clone()));
+        let is_added = self.registry.add(ServedModel::of_folder(id.to_owned(), dir.clone()));
         ensure!(
             is_added,
             "the model was downloaded, but this server already offers the maximum number of models"
@@ -156,7 +158,7 @@ impl Keeper {
                  run `jackalope models rm {id}`"
             )));
         };
-        let (_, model) = self.offered.model(id);
+        let (_, model) = self.registry.model(id);
         let stores = Stores::new([folder.clone()]);
         let removal = Removal::of_dir(&stores, &model.located.dir)
             .ok()

@@ -2,14 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use jackalope_engine::link::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess};
 use jackalope_fleet::local::RANK_PROGRAM;
 use jackalope_fleet::process::{Child, describe};
 
-use crate::args::machines::PortRange;
-use crate::rank::{DataPlane, Looking};
-use crate::{output, rank};
+use crate::config::PortRange;
+use crate::context::Observer;
+use crate::rank_process::{self, DataPlane, RankProcess as RankToStart};
 
 /// Time in seconds for which a rank started here tries to reach its coordinator.
 const PATIENCE_SECONDS: u64 = 60;
@@ -27,6 +28,8 @@ pub(crate) struct ByHand {
     pub(crate) data_ports: PortRange,
     /// Environment variables of the first rank, if this program starts it.
     pub(crate) first: Option<Vec<(String, String)>>,
+    /// Shows people the commands to type.
+    pub(crate) observer: Arc<dyn Observer>,
 }
 
 impl Launcher for ByHand {
@@ -41,8 +44,9 @@ impl Launcher for ByHand {
         let ips: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
         let data =
             if ips.is_empty() { String::new() } else { format!(" --data {}", ips.join(",")) };
+        let observer = Arc::clone(&self.observer);
         Box::new(move || {
-            output::note(&format!(
+            observer.note(&format!(
                 "waiting for rank {rank}; on {host} run: jackalope rank --rank {rank} --control \
                  {control}{data}"
             ));
@@ -62,8 +66,8 @@ fn start_here(
         program: program.clone(),
         hint: hint.to_string(),
     };
-    let looking = Looking { rank: 0, control: order.control_addr, wait: PATIENCE_SECONDS };
-    let spawn = rank::spawn(&looking, data, &order.ticket, env).map_err(missing)?;
+    let to_start = RankToStart { rank: 0, control: order.control_addr, wait: PATIENCE_SECONDS };
+    let spawn = rank_process::spawn(&to_start, data, &order.ticket, env).map_err(missing)?;
     let child = spawn.start();
     let child = child.map_err(|source| LaunchError::Spawn { program: program.clone(), source })?;
     Ok(Box::new(Here(child)))

@@ -1,0 +1,126 @@
+//! Runs the agent of this machine.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use jackalope_fleet::agent::{self as agents, NewListeners, Trust};
+use jackalope_fleet::discovery::{DISCOVERY_PORT, Responder};
+use jackalope_fleet::home::Home;
+use jackalope_fleet::listen::AgentAddresses;
+use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::nodes::own_program;
+use jackalope_fleet::record::Recorded;
+use jackalope_protocol::Secret;
+use serde_json::json;
+
+use crate::context::LocalContext;
+
+/// Name of the agent's record.
+pub const RECORD: &str = "agent";
+
+/// Time that an agent is given to end by itself.
+pub const END_GRACE: Duration = Duration::from_secs(3);
+
+/// How an agent listens, and for whom.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Secret of the cluster; peers without it are refused.
+    pub secret: Secret,
+    /// Whose orders the agent accepts.
+    pub trust: Trust,
+    /// Addresses to listen on; empty: the private addresses of this machine.
+    pub listen: Vec<IpAddr>,
+    /// Port to listen on.
+    pub port: u16,
+    /// How long the agent keeps running while nobody needs it; absent: for ever.
+    pub linger: Option<Duration>,
+    /// Whether it answers queries on the local networks.
+    pub announces: bool,
+}
+
+/// Runs the agent until `end` is ready, or nobody needs it any more. A record in jackalope's
+/// directory describes it meanwhile.
+///
+/// # Errors
+/// If it cannot listen, or is not installed.
+pub async fn serve(
+    config: AgentConfig,
+    context: &LocalContext,
+    end: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let home = context.home()?;
+    // Removes the list of an earlier agent.
+    let list = listen_list(&home, config.port)?;
+    std::fs::remove_file(&list).ok();
+    let mut addresses = AgentAddresses::new(config.listen.clone(), config.port, list);
+    let mut first = Some(addresses.first().map_err(|(addr, err)| {
+        let hint = match err.kind() {
+            ErrorKind::AddrNotAvailable => {
+                "this machine has none of the addresses of `--listen`; pass other ones"
+            }
+            _ => {
+                "another agent or program uses the port; `jackalope agent status` shows whether \
+                 an agent does, `--port` selects another port"
+            }
+        };
+        anyhow::Error::new(err).context(format!("cannot listen on {addr}\nhint: {hint}"))
+    })?);
+    let open: Vec<IpAddr> = addresses.open().collect();
+    // The address for the record: the first that is not loopback, if any.
+    let ip = open.iter().find(|ip| !ip.is_loopback()).or(open.first());
+    let addr = SocketAddr::new(*ip.expect("it listens somewhere"), addresses.port());
+    let new_listeners: NewListeners =
+        Box::new(move || first.take().unwrap_or_else(|| addresses.appeared()));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let agent = agents::AgentConfig {
+        secret: config.secret,
+        identity: home.identity()?,
+        trust: config.trust,
+        rank_program: find_rank_program()?,
+        files_dir: home.dir("run")?,
+        library: context.library().service(),
+        linger: config.linger,
+        is_over: Arc::clone(&is_over),
+    };
+    let program = std::fs::canonicalize(own_program()?)?;
+    let about = json!({
+        "addr": addr.to_string(), "listen": config.listen, "program": program, "linger": config.linger.map(|it| it.as_secs()),
+        "announce": config.announces,
+    });
+    let _responder = match config.announces {
+        true => Some(
+            Responder::start(config.secret, addr.port())
+                .with_context(|| format!("listening for queries on UDP port {DISCOVERY_PORT}"))?,
+        ),
+        false => None,
+    };
+    let record = Recorded::this(about);
+    record.write(&home, RECORD)?;
+    let mut serving = tokio::task::spawn_blocking(move || agents::serve_on(new_listeners, agent));
+    let result = tokio::select! {
+        result = &mut serving => result?.map_err(Into::into),
+        () = end => Ok(()),
+    };
+    // Programs end with the agent, because their standard input closes. Those that are stopped or
+    // stuck end only by a signal.
+    is_over.store(true, Ordering::SeqCst);
+    if !serving.is_finished() {
+        tokio::time::timeout(END_GRACE, serving).await.ok();
+    }
+    record.forget(&home, RECORD);
+    result
+}
+
+/// Returns the file for further addresses of an agent that already runs.
+///
+/// # Errors
+/// If jackalope's directory cannot be used.
+pub fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
+    Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
+}

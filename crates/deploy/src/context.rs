@@ -1,0 +1,113 @@
+//! What a deployment needs to know of the machine that it is started on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use jackalope_fleet::home::Home;
+use jackalope_store::exchange::Library;
+use jackalope_store::progress::{Progress, Silent};
+use jackalope_store::pull::{Destination, HubAccess, PullConfig};
+use jackalope_store::{Place, PlaceKind, RepoId, Stores};
+
+/// Shows people what happens.
+pub trait Observer: Progress {
+    /// Shows a message about progress, or about a problem that ends nothing.
+    fn note(&self, text: &str);
+}
+
+impl Observer for Silent {
+    /// Only logs the message.
+    fn note(&self, text: &str) {
+        tracing::info!("{text}");
+    }
+}
+
+/// The folders of this machine, its hub, and who shows people what happens.
+#[derive(Clone, Debug)]
+pub struct LocalContext {
+    /// Jackalope's own directory.
+    pub home: Option<PathBuf>,
+    /// Directories of models, in the order in which they are searched.
+    pub places: Vec<Place>,
+    /// Directory of files that can be made again.
+    pub cache_dir: Option<PathBuf>,
+    /// The hub to fetch models from.
+    pub hub: HubAccess,
+    /// Shows progress and messages.
+    pub observer: Arc<dyn Observer>,
+}
+
+impl LocalContext {
+    /// Creates a context with this directory of jackalope's own. It knows no directories of models
+    /// and no hub, and shows nothing.
+    pub fn new(home: impl Into<PathBuf>) -> LocalContext {
+        LocalContext {
+            home: Some(home.into()),
+            places: Vec::new(),
+            cache_dir: None,
+            hub: HubAccess::default(),
+            observer: Arc::new(Silent),
+        }
+    }
+
+    /// Returns jackalope's own directory on this machine.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub fn home(&self) -> anyhow::Result<Home> {
+        let path = self.home.clone().context("neither HOME nor JACKALOPE_HOME is set")?;
+        Ok(Home::new(path))
+    }
+
+    /// Returns the directories that are searched for models.
+    pub fn stores(&self) -> Stores {
+        Stores::new(self.places.iter().cloned())
+    }
+
+    /// Returns the library that offers this machine's models to others. Copies from other machines
+    /// go into the directory of models.
+    pub fn library(&self) -> Library {
+        let stores = self.stores();
+        let folder = stores.places().iter().find(|place| place.kind == PlaceKind::Folder);
+        let copies_dir = folder.map(|place| place.root.clone());
+        Library::new(stores, self.hashes_path(), copies_dir).with_trees(self.trees_dir())
+    }
+
+    /// Returns the cache that models are pulled into.
+    pub fn pull_cache(&self) -> Option<&Path> {
+        let cache = self.places.iter().find(|place| place.kind == PlaceKind::HubCache);
+        cache.map(|place| place.root.as_path())
+    }
+
+    /// Returns the directory of the cached block hashes of checkpoints.
+    pub fn trees_dir(&self) -> Option<PathBuf> {
+        self.home.as_ref().map(|home| home.join("trees"))
+    }
+
+    /// Returns the file in which hashes of files are cached.
+    pub fn hashes_path(&self) -> Option<PathBuf> {
+        self.cache_dir.as_ref().map(|dir| dir.join("hashes.json"))
+    }
+
+    /// Returns the configuration of pulls.
+    pub fn pull_config(&self) -> PullConfig {
+        PullConfig {
+            hashes_path: self.hashes_path(),
+            trees_dir: self.trees_dir(),
+            progress: Arc::<dyn Observer>::clone(&self.observer),
+            ..PullConfig::new(self.hub.clone())
+        }
+    }
+
+    /// Returns the default destination of a pull: Hugging Face's cache, which other programs share.
+    ///
+    /// # Errors
+    /// If there is no such cache.
+    pub fn pull_destination(&self, repo: &RepoId) -> anyhow::Result<Destination> {
+        match self.pull_cache() {
+            Some(root) => Destination::cache(root, repo),
+            None => bail!("there is no home directory to put models into\nhint: pass `--to DIR`"),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Determines the models that a server offers: from its arguments, a directory, and a file.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_server::KnownModel;
+use jackalope_store::{Check, Place, PlaceKind, Stores};
+use jackalope_text::{ReasoningFormat, ToolFormat};
+use serde::Deserialize;
+
+use crate::config::RankConfig;
+use crate::context::{LocalContext, Observer};
+use crate::models::{self, Located};
+use crate::served::details;
+
+/// Maximum size of a file of models.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// Maximum number of models of one server.
+pub const MODELS_MAX: usize = 1024;
+
+/// Which models a server offers.
+#[derive(Clone, Debug, Default)]
+pub struct ServedModelsConfig {
+    /// Directories of checkpoints, or names of models on this machine.
+    pub models: Vec<PathBuf>,
+    /// Name of the first model in the API. Default: its name, or that of its directory.
+    pub model_id: Option<String>,
+    /// Directory whose models are all offered.
+    pub models_dir: Option<PathBuf>,
+    /// JSON file of models, with settings of their own.
+    pub models_config: Option<PathBuf>,
+    /// Further names of models.
+    pub aliases: Vec<ModelAlias>,
+    /// Names of models that are loaded at the start and stay.
+    pub pinned: Vec<String>,
+    /// The model for requests that name none. Default: the first one.
+    pub default: Option<String>,
+    /// Time after which a model that nobody has asked for is unloaded. Default: never.
+    pub idle_unload: Option<Duration>,
+}
+
+/// A further name of a model.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ModelAlias {
+    /// The further name.
+    pub alias: String,
+    /// The model's id.
+    pub model: String,
+}
+
+/// Settings of models for which their own settings say nothing.
+#[derive(Clone, Debug)]
+pub struct ModelDefaults {
+    /// Whether models that can think aloud do. Absent: as their templates say.
+    pub enable_thinking: Option<bool>,
+    /// Name of the parser of tool calls.
+    pub tool_parser: String,
+    /// Name of the parser of reasoning.
+    pub reasoning_parser: String,
+    /// Whether control tokens in the text of messages are parsed as such.
+    pub parse_special_tokens: bool,
+}
+
+/// Maximum time that an argument accepts.
+const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Models of a server; at least one.
+#[derive(Debug)]
+pub struct ServedModels {
+    /// The models.
+    pub models: Vec<ServedModel>,
+    /// Id of the model for requests that name none.
+    pub default: String,
+    /// Time after which a model that nobody has asked for is unloaded.
+    pub idle_unload: Option<Duration>,
+    /// Directory whose models are all offered, if there is one.
+    pub models_dir: Option<Place>,
+}
+
+/// A model of a server.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    /// Its name in the API.
+    pub id: String,
+    /// Where it is.
+    pub located: Located,
+    /// Its own settings.
+    pub settings: ModelSettings,
+    /// How its ranks compute; `None` to use the configuration of the server.
+    pub ranks: Option<RankConfig>,
+}
+
+/// Settings of a model in the file. Only the owner of the server chooses the path, never a client.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelSettings {
+    id: Option<String>,
+    /// Directory, or ORG/NAME.
+    path: PathBuf,
+    aliases: Vec<String>,
+    pin: bool,
+    idle_unload: Option<String>,
+    /// Maximum number of tokens of a sequence.
+    pub context: Option<u32>,
+    /// Whether it thinks aloud.
+    pub enable_thinking: Option<bool>,
+    /// Name of the parser of tool calls.
+    pub tool_parser: Option<String>,
+    /// Name of the parser of reasoning.
+    pub reasoning_parser: Option<String>,
+    /// Whether control tokens in the text of messages are parsed as such.
+    pub parse_special_tokens: Option<bool>,
+    /// Sampling temperature.
+    pub temperature: Option<f32>,
+    /// Cumulative probability of the tokens to sample from.
+    pub top_p: Option<f32>,
+    /// Number of tokens to sample from.
+    pub top_k: Option<u32>,
+    /// Minimum probability relative to the most likely token.
+    pub min_p: Option<f32>,
+    /// Penalty of tokens that occurred before.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// The file of `--models-config`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ModelsFile {
+    default: Option<String>,
+    idle_unload: Option<String>,
+    models: Vec<ModelSettings>,
+}
+
+impl ServedModels {
+    /// Determines the models that a configuration names.
+    ///
+    /// # Errors
+    /// If a model does not exist, or two have the same name.
+    pub fn of(config: &ServedModelsConfig, context: &LocalContext) -> anyhow::Result<ServedModels> {
+        let file = config.models_config.as_deref().map(ModelsFile::read).transpose()?;
+        let file = file.unwrap_or_default();
+        let (mut models, mut models_dir) = (Vec::new(), None);
+        for (at, path) in config.models.iter().enumerate() {
+            let located = models::locate_loadable(path, context)?;
+            let id = config.model_id.clone().filter(|_| at == 0);
+            let id = id.unwrap_or_else(|| located.name.clone());
+            models.push(ServedModel {
+                id,
+                located,
+                settings: ModelSettings::default(),
+                ranks: None,
+            });
+        }
+        for settings in file.models {
+            models.push(ServedModel::of_file(settings, context)?);
+        }
+        if let Some(dir) = &config.models_dir {
+            let place = folder(dir)?;
+            add_folder(&place, &mut models, &*context.observer)?;
+            models_dir = Some(place);
+        }
+        let Some(first) = models.first() else {
+            bail!("there is no model to serve\nhint: fetch one with `jackalope pull`")
+        };
+        ensure!(
+            models.len() <= MODELS_MAX,
+            "{} models are more than a server takes, {MODELS_MAX}\nhint: name fewer",
+            models.len()
+        );
+        let default = config.default.clone().or(file.default).unwrap_or_else(|| first.id.clone());
+        let of_file = || time(file.idle_unload.as_deref());
+        let idle_unload = config.idle_unload.map_or_else(of_file, |it| Ok(Some(it)))?;
+        let mut served = ServedModels { models, default, idle_unload, models_dir };
+        served.name(config)?;
+        Ok(served)
+    }
+
+    /// Adds the names from the command line, and checks that each name means one model.
+    fn name(&mut self, config: &ServedModelsConfig) -> anyhow::Result<()> {
+        for it in &config.aliases {
+            self.model(&it.model, "--alias")?.settings.aliases.push(it.alias.clone());
+        }
+        for id in &config.pinned {
+            self.model(id, "--pin")?.settings.pin = true;
+        }
+        let default = self.default.clone();
+        self.default = self.model(&default, "--default")?.id.clone();
+        let mut names = HashSet::new();
+        for model in &self.models {
+            for name in std::iter::once(&model.id).chain(&model.settings.aliases) {
+                ensure!(
+                    names.insert(name.as_str()),
+                    "two models are called {name}\nhint: rename one with `--model-id`, or \
+                     `id` in a file of `--models-config`"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn model(&mut self, name: &str, flag: &str) -> anyhow::Result<&mut ServedModel> {
+        let answers =
+            |it: &ServedModel| it.id == name || it.settings.aliases.iter().any(|it| it == name);
+        let ids: Vec<String> = self.models.iter().map(|it| it.id.clone()).collect();
+        let found = self.models.iter_mut().find(|it| answers(it));
+        found.with_context(|| {
+            format!(
+                "`{flag}` names {name}, which is no model of this server\nhint: there are {}",
+                ids.join(", ")
+            )
+        })
+    }
+
+    /// Fills in the defaults for everything that the models' own settings leave open.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: &ModelDefaults) -> ServedModels {
+        for settings in self.models.iter_mut().map(|it| &mut it.settings) {
+            settings.enable_thinking = settings.enable_thinking.or(defaults.enable_thinking);
+            settings.tool_parser.get_or_insert_with(|| defaults.tool_parser.clone());
+            settings.reasoning_parser.get_or_insert_with(|| defaults.reasoning_parser.clone());
+            settings.parse_special_tokens.get_or_insert(defaults.parse_special_tokens);
+        }
+        self
+    }
+
+    /// Whether there may be several models, now or later.
+    pub fn is_several(&self) -> bool {
+        1 < self.models.len() || self.models_dir.is_some()
+    }
+
+    /// Returns the models in the form that the server uses.
+    ///
+    /// # Errors
+    /// If a time in their settings is malformed.
+    pub fn known(&self) -> anyhow::Result<Vec<KnownModel>> {
+        let known = |it: &ServedModel| {
+            Ok(KnownModel {
+                aliases: it.settings.aliases.clone(),
+                is_pinned: it.settings.pin,
+                idle_unload: time(it.settings.idle_unload.as_deref())?,
+                details: details(&it.located.dir),
+                ..KnownModel::new(&it.id)
+            })
+        };
+        self.models.iter().map(known).collect()
+    }
+
+    /// Returns the ids of the models that are loaded at the start, the default one first.
+    pub fn at_start(&self) -> Vec<String> {
+        let pinned = self.models.iter().filter(|it| it.settings.pin).map(|it| it.id.clone());
+        let pinned = pinned.filter(|id| *id != self.default);
+        std::iter::once(self.default.clone()).chain(pinned).collect()
+    }
+}
+
+impl ServedModel {
+    /// Creates a model of a directory of models.
+    pub fn of_folder(name: String, dir: PathBuf) -> ServedModel {
+        let located = Located { dir, name: name.clone(), by_name: false };
+        ServedModel { id: name, located, settings: ModelSettings::default(), ranks: None }
+    }
+
+    fn of_file(settings: ModelSettings, context: &LocalContext) -> anyhow::Result<ServedModel> {
+        time(settings.idle_unload.as_deref())?;
+        settings.tool_parser.as_deref().map(|it| ToolFormat::chosen(it, None)).transpose()?;
+        let reasoning = settings.reasoning_parser.as_deref();
+        reasoning.map(|it| ReasoningFormat::chosen(it, None)).transpose()?;
+        let located = models::locate(&settings.path, context)?;
+        let id = settings.id.clone().unwrap_or_else(|| located.name.clone());
+        Ok(ServedModel { id, located, settings, ranks: None })
+    }
+}
+
+impl ModelsFile {
+    fn read(path: &Path) -> anyhow::Result<ModelsFile> {
+        let reading = || format!("reading {}", path.display());
+        let length = std::fs::metadata(path).with_context(reading)?.len();
+        ensure!(
+            length <= CONFIG_BYTES_MAX,
+            "{} has {length} bytes, which is too long for a file of models",
+            path.display()
+        );
+        let text = std::fs::read_to_string(path).with_context(reading)?;
+        let mut file: ModelsFile = serde_json::from_str(&text).with_context(reading)?;
+        // A path is relative to the file, a name is searched in the directories of models.
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for (at, model) in file.models.iter_mut().enumerate() {
+            ensure!(
+                !model.path.as_os_str().is_empty(),
+                "{}: models[{at}] has no `path`\nhint: name its directory, or ORG/NAME",
+                path.display()
+            );
+            let beside = folder.join(&model.path);
+            if beside.is_dir() {
+                model.path = beside;
+            }
+        }
+        Ok(file)
+    }
+}
+
+/// Parses a number with a unit; without a unit it is seconds.
+///
+/// # Errors
+/// Says what is expected.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, f64); 5] =
+        [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)];
+    let text = text.trim();
+    let unit = UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
+    let (number, unit) = unit.unwrap_or((text, &1.0));
+    let seconds = number.trim().parse::<f64>().ok().map(|number| number * unit);
+    let seconds = seconds.filter(|it| (0.0..=TIME_MAX.as_secs_f64()).contains(it));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected a time such as 90s, 10m or 2h".to_owned())
+}
+
+fn time(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
+    let parse = |text| {
+        parse_time(text).map_err(|reason| anyhow::anyhow!("`idle_unload` is `{text}`: {reason}"))
+    };
+    text.map(parse).transpose()
+}
+
+/// Returns a directory of models, with its layout.
+fn folder(dir: &Path) -> anyhow::Result<Place> {
+    let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
+    let is_of_hub = |name: &str| name.starts_with("models--");
+    let mut names = entries.flatten().map(|it| it.file_name());
+    let is_hub = names.any(|name| name.to_str().is_some_and(is_of_hub));
+    let kind = if is_hub { PlaceKind::HubCache } else { PlaceKind::Folder };
+    Ok(Place { kind, root: dir.to_owned(), origin: "--models-dir" })
+}
+
+/// Adds every complete model of a directory that is not offered yet.
+fn add_folder(
+    place: &Place,
+    models: &mut Vec<ServedModel>,
+    observer: &dyn Observer,
+) -> anyhow::Result<()> {
+    let mut found = Stores::new([place.clone()]).list()?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    for model in found {
+        let dir = std::fs::canonicalize(&model.dir).unwrap_or(model.dir);
+        let is_there = |it: &ServedModel| {
+            it.located.dir == dir || it.id == model.name || it.located.name == model.name
+        };
+        if models.iter().any(is_there) {
+            continue;
+        }
+        let problems = Check::of_dir(&dir).problems;
+        if let Some(problem) = problems.first() {
+            observer.note(&format!("{} is left out, it is incomplete: {problem}", model.name));
+            continue;
+        }
+        models.push(ServedModel::of_folder(model.name, dir));
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! What is required of the split of a model.
+
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use jackalope_placement::{LinkKind, Links, ModelFacts, NodeOffer, SplitKind, Wishes, place};
+use jackalope_protocol::Backend;
+use jackalope_protocol::split::{Shares, Split, stages};
+
+/// What is required of the split of a model over ranks.
+#[derive(Clone, Debug, Default)]
+pub struct SplitConstraints {
+    /// Whether ranks hold a part of every layer or whole layers; absent: what is expected to answer
+    /// sooner.
+    pub kind: Option<SplitKind>,
+    /// How much each rank holds of every layer, relative to the others; empty: not given.
+    pub shares: Vec<u32>,
+    /// Number of layers of each rank; empty: not given.
+    pub layers: Vec<u32>,
+}
+
+/// Returns the kind of split over a transport: the requested one, unless the transport leaves no
+/// choice.
+///
+/// # Errors
+/// If a pipeline was requested that the transport cannot carry.
+pub fn kind_over(backend: Backend, asked: Option<SplitKind>) -> anyhow::Result<Option<SplitKind>> {
+    match (backend.no_pipeline(), asked) {
+        (None, asked) => Ok(asked),
+        (Some(_), None | Some(SplitKind::Tensor)) => Ok(Some(SplitKind::Tensor)),
+        (Some(reason), Some(SplitKind::Pipeline)) => bail!(
+            "a pipeline cannot use {}, which {reason}\n\
+             hint: pass `--backend tcp`, or `--split tensor`",
+            backend.name()
+        ),
+    }
+}
+
+impl SplitConstraints {
+    /// Returns the kind of split, if it is required or the transport leaves no choice.
+    ///
+    /// # Errors
+    /// If a pipeline is required that the transport cannot carry.
+    pub fn kind_over(&self, backend: Backend) -> anyhow::Result<Option<SplitKind>> {
+        kind_over(backend, self.required_kind())
+    }
+
+    fn required_kind(&self) -> Option<SplitKind> {
+        let by_numbers = match (self.shares.is_empty(), self.layers.is_empty()) {
+            (false, _) => Some(SplitKind::Tensor),
+            (true, false) => Some(SplitKind::Pipeline),
+            (true, true) => None,
+        };
+        by_numbers.or(self.kind)
+    }
+
+    /// Returns the split that the numbers give, if there are any.
+    ///
+    /// # Errors
+    /// As in [`SplitConstraints::kind_over`], and if the split does not fit the number of ranks, the
+    /// model, or the required kind.
+    pub fn given(
+        &self,
+        model_dir: &Path,
+        num_ranks: usize,
+        backend: Backend,
+    ) -> anyhow::Result<Option<Split>> {
+        self.kind_over(backend)?;
+        let (numbers, flag) = match (self.shares.is_empty(), self.layers.is_empty()) {
+            (true, true) => return Ok(None),
+            (false, _) => (&self.shares, "--share"),
+            (true, false) => (&self.layers, "--layers"),
+        };
+        ensure!(
+            self.kind.is_none_or(|kind| Some(kind) == self.required_kind()),
+            "`{flag}` cannot be combined with `--split {}`\nhint: leave one of them out",
+            self.kind.map_or("", SplitKind::name)
+        );
+        ensure!(
+            numbers.len() == num_ranks,
+            "`{flag}` names {} ranks, there are {num_ranks}\nhint: give one number for each rank",
+            numbers.len()
+        );
+        ensure!(
+            numbers.iter().all(|&number| 0 < number),
+            "`{flag}` has a zero\nhint: give each rank a positive number, or use fewer ranks"
+        );
+        if flag == "--share" {
+            return Ok(Some(Split::Tensor(numbers.clone())));
+        }
+        let num_layers = ModelFacts::read(model_dir)?.layers.len();
+        ensure!(
+            stages(numbers, num_layers).is_some(),
+            "`--layers` adds up to {} layers, the model has {num_layers}\n\
+             hint: give numbers that add up to {num_layers}",
+            numbers.iter().map(|&number| u64::from(number)).sum::<u64>()
+        );
+        Ok(Some(Split::Pipeline(numbers.clone())))
+    }
+
+    /// Returns the split that the numbers give, or equal parts.
+    ///
+    /// # Errors
+    /// As in [`SplitConstraints::given`], and if a model has fewer layers than required stages.
+    pub fn given_or_even(
+        &self,
+        model_dir: &Path,
+        num_ranks: usize,
+        backend: Backend,
+    ) -> anyhow::Result<Split> {
+        match self.given(model_dir, num_ranks, backend)? {
+            Some(split) => Ok(split),
+            None if self.required_kind() == Some(SplitKind::Pipeline) && 1 < num_ranks => {
+                even_stages(&ModelFacts::read(model_dir)?, num_ranks)
+            }
+            None => Ok(Split::Tensor(vec![1; num_ranks])),
+        }
+    }
+}
+
+/// Returns stages of about the same size.
+fn even_stages(model: &ModelFacts, num_ranks: usize) -> anyhow::Result<Split> {
+    let offer = |rank: usize| NodeOffer::new(rank.to_string(), u64::MAX);
+    let offers: Vec<NodeOffer> = (0..num_ranks).map(offer).collect();
+    let links = Links::usual(num_ranks, LinkKind::Loopback);
+    let split = Some(SplitKind::Pipeline);
+    let wishes = Wishes { num_machines: Some(num_ranks), split, ..Wishes::default() };
+    let placement = place(model, &offers, &links, wishes).context("cutting the model")?;
+    Ok(placement.split)
+}
+
+/// Returns the split for some of the ranks for which a split was given: the numbers keep their
+/// proportions.
+pub fn for_some(split: &Split, ranks: &[usize]) -> Split {
+    let numbers = |all: &[u32]| ranks.iter().map(|&rank| all[rank]).collect::<Vec<u32>>();
+    match split {
+        Split::Tensor(shares) => Split::Tensor(numbers(shares)),
+        Split::Pipeline(layers) if ranks.len() == layers.len() => split.clone(),
+        Split::Pipeline(layers) => {
+            let num_layers: u32 = layers.iter().sum();
+            let shares = Shares::new(numbers(layers)).expect("every rank has layers");
+            let cut = shares.cut(num_layers as usize).into_iter();
+            let len = |it: std::ops::Range<usize>| u32::try_from(it.len()).expect("a part of u32");
+            Split::Pipeline(cut.map(len).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pipeline_goes_over_a_transport_that_cannot_carry_it() {
+        use SplitKind::{Pipeline, Tensor};
+        for asked in [None, Some(Tensor), Some(Pipeline)] {
+            assert_eq!(kind_over(Backend::Tcp, asked).unwrap(), asked);
+            assert_eq!(kind_over(Backend::Ring, asked).unwrap(), asked);
+        }
+        for backend in [Backend::Jaccl, Backend::Nccl] {
+            assert_eq!(kind_over(backend, None).unwrap(), Some(Tensor));
+            let refusal = kind_over(backend, Some(Pipeline)).unwrap_err().to_string();
+            assert!(refusal.contains(backend.name()) && refusal.contains("hint:"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn who_is_left_holds_what_was_given_to_all() {
+        let tensor = Split::Tensor(vec![3, 1, 2]);
+        assert_eq!(for_some(&tensor, &[0, 2]), Split::Tensor(vec![3, 2]));
+        let pipeline = Split::Pipeline(vec![20, 8, 4]);
+        assert_eq!(for_some(&pipeline, &[0, 1, 2]), pipeline);
+        assert_eq!(for_some(&pipeline, &[0, 2]), Split::Pipeline(vec![27, 5]));
+        assert_eq!(for_some(&pipeline, &[1]), Split::Pipeline(vec![32]));
+    }
+}
