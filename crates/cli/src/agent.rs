@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_deploy::agent::{AgentConfig, END_GRACE, RECORD, listen_list};
+use jackalope_deploy::agent::{AgentServiceConfig, END_GRACE, RECORD, listen_list};
 use jackalope_fleet::agent::{Agent, Trust};
 use jackalope_fleet::home::{Home, secret_of_token};
 use jackalope_fleet::install::{Activated, versions};
@@ -87,7 +87,7 @@ async fn serve(
         // Fails only if this process leads a session already, which is as good.
         rustix::process::setsid().ok();
     }
-    let config = AgentConfig {
+    let config = AgentServiceConfig {
         secret,
         trust,
         listen: args.listen.clone(),

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use jackalope_deploy::config::CONTROL_PORT;
 use jackalope_deploy::rank_process::{
-    CONTROL_PORT, DataPlane, RankProcess, address, known_secret, spawn, ticket_by_hand,
+    DataPlane, RankToStart, address, known_secret, spawn, ticket_by_hand,
 };
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_fleet::listen::{address_towards, is_private, own_addresses};
@@ -30,7 +31,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
     let ticket = ticket_by_hand(&known_secret(&environment.local)?, rank);
     let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
     let data = DataPlane { ips, ports: args.data_ports };
-    let spawn = spawn(&RankProcess { rank, control, wait: args.wait }, &data, &ticket, &[])?;
+    let spawn = spawn(&RankToStart { rank, control, wait: args.wait }, &data, &ticket, &[])?;
     output::note(&format!("rank {rank} connects to the coordinator at {control}"));
     let mut child = spawn.start().context("starting the rank")?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -29,7 +29,7 @@ pub const END_GRACE: Duration = Duration::from_secs(3);
 
 /// How an agent listens, and for whom.
 #[derive(Clone, Debug)]
-pub struct AgentConfig {
+pub struct AgentServiceConfig {
     /// Secret of the cluster; peers without it are refused.
     pub secret: Secret,
     /// Whose orders the agent accepts.
@@ -50,7 +50,7 @@ pub struct AgentConfig {
 /// # Errors
 /// If it cannot listen, or is not installed.
 pub async fn serve(
-    config: AgentConfig,
+    config: AgentServiceConfig,
     context: &LocalContext,
     end: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {

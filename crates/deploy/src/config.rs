@@ -8,8 +8,10 @@ use jackalope_fleet::agent::AGENT_PORT;
 use jackalope_fleet::routes::Encryption;
 use jackalope_protocol::{Backend, Device, PressureLimits};
 
-use crate::rank_process::CONTROL_PORT;
 use crate::split_constraints::SplitConstraints;
+
+/// Default port on which coordinators listen for ranks.
+pub const CONTROL_PORT: u16 = 18080;
 
 /// How a model is cut and computed.
 #[derive(Clone, Debug)]

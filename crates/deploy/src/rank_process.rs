@@ -11,9 +11,6 @@ use jackalope_protocol::Secret;
 use crate::config::PortRange;
 use crate::context::LocalContext;
 
-/// Default port on which coordinators listen for ranks.
-pub const CONTROL_PORT: u16 = 18080;
-
 /// Returns the secret that this machine shares with the coordinator.
 pub fn known_secret(context: &LocalContext) -> anyhow::Result<Secret> {
     context.home()?.known_secret()?.context(
@@ -31,7 +28,7 @@ pub fn ticket_by_hand(secret: &Secret, rank: u32) -> Secret {
 
 /// Settings for connecting a rank to its coordinator.
 #[derive(Clone, Copy, Debug)]
-pub struct RankProcess {
+pub struct RankToStart {
     /// Number of the rank.
     pub rank: u32,
     /// Address of the coordinator.
@@ -51,13 +48,13 @@ pub struct DataPlane {
 
 /// Prepares a rank's process, which ends with this one.
 pub fn spawn(
-    looking: &RankProcess,
+    looking: &RankToStart,
     data: &DataPlane,
     ticket: &Secret,
     env: &[(String, String)],
 ) -> anyhow::Result<Spawn> {
     let mut spawn = Spawn::new(find_rank_program()?, format!("rank {}", looking.rank));
-    let RankProcess { rank, control, wait } = looking;
+    let RankToStart { rank, control, wait } = looking;
     let (rank, control, wait) = (rank.to_string(), control.to_string(), wait.to_string());
     let ips: Vec<String> = data.ips.iter().map(IpAddr::to_string).collect();
     let ips = if ips.is_empty() { Ipv4Addr::LOCALHOST.to_string() } else { ips.join(",") };

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
+use jackalope_deploy::config::CONTROL_PORT;
 use jackalope_deploy::models::locate_loadable;
-use jackalope_deploy::rank_process::CONTROL_PORT;
 use jackalope_deploy::registry::ModelRegistry;
 use jackalope_deploy::served::details;
 use jackalope_deploy::served_models::ServedModel;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use jackalope_deploy::rank_process::{self, DataPlane, RankProcess};
+use jackalope_deploy::rank_process::{self, DataPlane, RankToStart};
 use jackalope_fleet::listen::address_towards;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -43,7 +43,7 @@ pub(super) async fn run(
     let ticket =
         rank_process::ticket_by_hand(&rank_process::known_secret(&environment.local)?, rank);
     let variables = cluster.variables(rank, hostfile, (args.backend, coordinator));
-    let to_start = RankProcess { rank, control, wait: WAIT_SECONDS };
+    let to_start = RankToStart { rank, control, wait: WAIT_SECONDS };
     // The addresses of its own hostfile entry, else the local address towards rank 0.
     let mut ips = cluster.hostfile.hosts[rank as usize].ips.clone();
     if ips.is_empty() {

@@ -10,7 +10,7 @@ use jackalope_fleet::process::{Child, describe};
 
 use crate::config::PortRange;
 use crate::context::Observer;
-use crate::rank_process::{self, DataPlane, RankProcess as RankToStart};
+use crate::rank_process::{self, DataPlane, RankToStart};
 
 /// Time in seconds for which a rank started here tries to reach its coordinator.
 const PATIENCE_SECONDS: u64 = 60;
