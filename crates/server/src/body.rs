@@ -1,4 +1,6 @@
-//! Reads a request's body and parses it to a wire type, with errors that say where it is wrong.
+//! Reads a request's body and parses it once, with errors that say where it is wrong.
+
+use std::fmt;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
@@ -7,26 +9,34 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT,
 use axum::http::{HeaderMap, HeaderName, Request};
 use futures_util::StreamExt;
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess,
+    Visitor,
+};
 use serde_json::error::Category;
+use serde_json::{Map, Value};
 
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 
-/// Reads the whole body of a request that declares JSON.
+/// Length in bytes from which a body is parsed on a thread of its own: parsing it takes longer than
+/// other streams should wait.
+const LONG_BODY_BYTES: usize = 256 << 10;
+
+/// Reads and parses the body of a request that declares JSON.
 ///
 /// The content type is required, because it keeps web pages, which may send plain text to any
 /// address, from using a server on the visitor's own machine.
 pub(crate) async fn read_json_body(
     request: Request<Body>,
     limits: &ServerLimits,
-) -> Result<Bytes, ApiError> {
+) -> Result<JsonBody, ApiError> {
     check_content_type(request.headers())?;
-    read_bytes(request, limits).await
+    parse_bytes(read_bytes(request, limits).await?).await
 }
 
-/// Reads the body of a request to Ollama's API. Ollama's documentation and clients send JSON
+/// Reads and parses the body of a request to Ollama's API. Ollama's documentation and clients send JSON
 /// without a content type, or with curl's default one.
 ///
 /// Browsers add `Origin` or `Sec-Fetch-*` to requests of web pages. A request with such a header,
@@ -34,11 +44,21 @@ pub(crate) async fn read_json_body(
 pub(crate) async fn read_unlabelled_json_body(
     request: Request<Body>,
     limits: &ServerLimits,
-) -> Result<Bytes, ApiError> {
+) -> Result<JsonBody, ApiError> {
     if !is_unlabelled(request.headers()) {
         check_content_type(request.headers())?;
     }
-    read_bytes(request, limits).await
+    parse_bytes(read_bytes(request, limits).await?).await
+}
+
+async fn parse_bytes(bytes: Bytes) -> Result<JsonBody, ApiError> {
+    if bytes.len() < LONG_BODY_BYTES {
+        return JsonBody::parse(&bytes);
+    }
+    let parsing = tokio::task::spawn_blocking(move || JsonBody::parse(&bytes));
+    parsing.await.unwrap_or_else(|err| {
+        Err(ApiError::Internal { what: format!("parsing the body failed: {err}") })
+    })
 }
 
 /// Returns whether a request comes from a program, not a browser, and declares no content type.
@@ -118,46 +138,231 @@ fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The model that the body names. Everything else depends on the model, so this is parsed first;
-/// the body is a JSON object if this succeeds.
-pub(crate) fn model_of(body: &[u8]) -> Result<Option<String>, ApiError> {
-    #[derive(Deserialize)]
-    struct Model {
-        model: Option<String>,
-    }
-    check_object(body)?;
-    Ok(parse::<Model>(body)?.model)
-}
-
 /// The name in a path. A name that is not UTF-8 becomes one that matches nothing.
 pub(crate) fn name_in_path(name: Result<Path<String>, PathRejection>) -> String {
     name.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(name)| name)
 }
 
-/// Checks that the body is a JSON object. The wire types' own deserializers would also accept a
-/// list.
-fn check_object(body: &[u8]) -> Result<(), ApiError> {
-    parse::<IgnoredAny>(body)?;
-    match body.trim_ascii_start().first() {
-        Some(b'{') => Ok(()),
-        _ => Err(ApiError::WrongType {
+/// The JSON object that a request's body holds. The bytes are parsed once; every part of an
+/// endpoint then reads the typed fields that it needs.
+#[derive(Debug)]
+pub(crate) struct JsonBody {
+    /// Always an object.
+    object: Value,
+    /// Names of fields whose values are nested too deeply; they are null in `object`.
+    too_deep: Vec<String>,
+}
+
+impl JsonBody {
+    /// Creates a body with these fields.
+    pub(crate) fn of(fields: Map<String, Value>) -> JsonBody {
+        JsonBody { object: Value::Object(fields), too_deep: Vec::new() }
+    }
+
+    /// Parses the bytes of a body.
+    ///
+    /// # Errors
+    /// Returns an error if they are not JSON, not an object, or if an object has a member twice.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<JsonBody, ApiError> {
+        let text = std::str::from_utf8(bytes)
+            .map_err(|err| ApiError::NotUtf8 { offset: err.valid_up_to() })?;
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let Parsed(body) = serde_path_to_error::deserialize(&mut deserializer)
+            .map_err(|err| describe(err.path().to_string(), err.inner()))?;
+        deserializer.end().map_err(|err| describe(String::new(), &err))?;
+        body.ok_or_else(|| ApiError::WrongType {
             param: "body".to_owned(),
             reason: "expected an object".to_owned(),
-        }),
+        })
+    }
+
+    /// Reads the fields of a wire type; other fields are ignored.
+    ///
+    /// # Errors
+    /// Returns an error that names the field that has a wrong type.
+    pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        serde_path_to_error::deserialize(Fields(self))
+            .map_err(|err| describe(err.path().to_string(), err.inner()))
+    }
+
+    /// Reads the name of the model. Everything else depends on the model, so this is read first.
+    pub(crate) fn model(&self) -> Result<Option<String>, ApiError> {
+        #[derive(Deserialize)]
+        struct Model {
+            model: Option<String>,
+        }
+        Ok(self.read::<Model>()?.model)
+    }
+
+    /// Returns whether the client asks for a stream. A value of another type is reported by the
+    /// endpoint.
+    pub(crate) fn asks_for_stream(&self) -> bool {
+        self.object["stream"] == true
+    }
+
+    /// The value of a field.
+    pub(crate) fn field(&self, name: &str) -> Option<&Value> {
+        self.object.get(name)
+    }
+
+    /// The names of all fields.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.object.as_object().into_iter().flat_map(|fields| fields.keys()).map(String::as_str)
+    }
+
+    /// The fields, for an endpoint that rewrites them.
+    pub(crate) fn fields_mut(&mut self) -> &mut Map<String, Value> {
+        self.object.as_object_mut().expect("a body is an object")
+    }
+
+    /// Takes the elements of a list out of the body; none if it is absent or no list.
+    pub(crate) fn take_list(&mut self, name: &str) -> Vec<Value> {
+        match self.object.get_mut(name).map(Value::take) {
+            Some(Value::Array(elements)) => elements,
+            _ => Vec::new(),
+        }
     }
 }
 
-/// Parses a wire type. Unknown fields are ignored.
-pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    let text =
-        std::str::from_utf8(body).map_err(|err| ApiError::NotUtf8 { offset: err.valid_up_to() })?;
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value: T = serde_path_to_error::deserialize(&mut deserializer).map_err(|err| {
-        let path = err.path().to_string();
-        describe(path, err.inner())
-    })?;
-    deserializer.end().map_err(|err| describe(String::new(), &err))?;
-    Ok(value)
+/// Gives a wire type its fields, unless one of them is nested too deeply.
+struct Fields<'a>(&'a JsonBody);
+
+impl<'de> Deserializer<'de> for Fields<'de> {
+    type Error = serde_json::Error;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, serde_json::Error> {
+        match self.0.too_deep.iter().find(|field| fields.contains(&field.as_str())) {
+            Some(field) => Err(serde_json::Error::custom(format!("{TOO_DEEP}`{field}`"))),
+            None => (&self.0.object).deserialize_struct(name, fields, visitor),
+        }
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, serde_json::Error> {
+        (&self.0.object).deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// Maximum number of levels of nested lists and objects in a field that is read. The parser has a
+/// limit itself, a little above this one.
+const LEVELS_MAX: usize = 125;
+
+/// Beginning of the error for a field with more levels.
+const TOO_DEEP: &str = "nested too deeply: ";
+
+/// A body; none if its JSON is not an object.
+struct Parsed(Option<JsonBody>);
+
+impl<'de> Deserialize<'de> for Parsed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parsed, D::Error> {
+        let mut body = JsonBody::of(Map::new());
+        let seed = UniqueMembers { level: 0, too_deep: &mut false, body: Some(&mut body) };
+        let value = seed.deserialize(deserializer)?;
+        Ok(Parsed(value.is_object().then(|| JsonBody { object: value, ..body })))
+    }
+}
+
+/// Parses a JSON value in which no object has a member twice: of two, a program would silently use
+/// one.
+struct UniqueMembers<'a> {
+    /// Number of lists and objects around the value.
+    level: usize,
+    /// Set if the value has too many levels; it is then incomplete.
+    too_deep: &'a mut bool,
+    /// The body, if the value is the whole of it; gets the names of its fields that are too deep.
+    body: Option<&'a mut JsonBody>,
+}
+
+impl UniqueMembers<'_> {
+    fn inner(&mut self) -> UniqueMembers<'_> {
+        UniqueMembers { level: self.level + 1, too_deep: self.too_deep, body: None }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for UniqueMembers<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        if self.level <= LEVELS_MAX {
+            return deserializer.deserialize_any(self);
+        }
+        *self.too_deep = true;
+        IgnoredAny::deserialize(deserializer).map(|_| Value::Null)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueMembers<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<Value, A::Error> {
+        if self.body.is_some() {
+            while seq.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Value::Null);
+        }
+        let mut elements = Vec::new();
+        while let Some(element) = seq.next_element_seed(self.inner())? {
+            elements.push(element);
+        }
+        Ok(Value::Array(elements))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Value, A::Error> {
+        let mut members = Map::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if members.contains_key(&name) {
+                return Err(A::Error::custom(format!("duplicate field `{name}`")));
+            }
+            let value = map.next_value_seed(self.inner())?;
+            if let Some(body) = &mut self.body
+                && std::mem::take(self.too_deep)
+            {
+                body.too_deep.push(name.clone());
+            }
+            members.insert(name, value);
+        }
+        Ok(Value::Object(members))
+    }
 }
 
 /// Phrases of the JSON parser, and their replacements in plain words.
@@ -201,6 +406,10 @@ pub(crate) fn reason_of(err: &serde_json::Error) -> String {
 fn describe(path: String, err: &serde_json::Error) -> ApiError {
     let (line, column) = (err.line(), err.column());
     let reason = reason_of(err);
+    if let Some(field) = reason.strip_prefix(TOO_DEEP) {
+        let reason = format!("it is nested more than {LEVELS_MAX} levels deep");
+        return ApiError::WrongType { param: field.trim_matches('`').to_owned(), reason };
+    }
     if let Some(param) = duplicate(&path, &reason) {
         return ApiError::WrongType { param, reason: "it is there twice".to_owned() };
     }
@@ -210,5 +419,56 @@ fn describe(path: String, err: &serde_json::Error) -> ApiError {
         Category::Io | Category::Syntax | Category::Eof => {
             ApiError::BrokenJson { reason, line, column }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_an_object_whose_members_have_names_of_their_own() {
+        for (body, param, reason) in [
+            ("[]", "body", "expected an object"),
+            ("5", "body", "expected an object"),
+            (r#"{"a": 1, "a": 1}"#, "a", "it is there twice"),
+            (r#"{"a": [0, {"b": {}, "b": 1}]}"#, "a[1].b", "it is there twice"),
+        ] {
+            let err = JsonBody::parse(body.as_bytes()).unwrap_err();
+            assert_eq!(err.to_string(), format!("{param}: {reason}"), "{body}");
+        }
+        for body in ["", "{", "{} {}", r#"{"a": 1e999}"#, r#"{"a": "\ud800"}"#] {
+            let err = JsonBody::parse(body.as_bytes()).unwrap_err();
+            assert!(matches!(err, ApiError::BrokenJson { .. }), "{body}: {err}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_nested_too_deeply_is_refused_only_where_it_is_read() {
+        #[derive(Debug, Deserialize)]
+        struct Wire {
+            known: Option<Value>,
+        }
+        for (levels, is_fine) in [(LEVELS_MAX, true), (LEVELS_MAX + 1, false), (100_000, false)] {
+            let value = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+            for field in ["known", "unknown"] {
+                let text = format!("{{\"{field}\": {value}, \"x\": [1]}}");
+                let body = JsonBody::parse(text.as_bytes()).unwrap();
+                assert_eq!(body.field("x"), Some(&serde_json::json!([1])));
+                let read = body.read::<Wire>().map(|wire| wire.known.is_some());
+                let message = read.as_ref().map_err(ToString::to_string);
+                assert_eq!(read.is_ok(), is_fine || field == "unknown", "{levels}: {message:?}");
+                assert!(read.is_ok() || message.unwrap_err().starts_with("known: it is nested"));
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_read_as_they_were_written() {
+        let text =
+            r#"{"z": [null, true, -1, 18446744073709551615, 0.5, "é"], "a": {"c": 1, "b": 2}}"#;
+        let body = JsonBody::parse(text.as_bytes()).unwrap();
+        let expected: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(body.read::<Value>().unwrap().to_string(), expected.to_string());
     }
 }

@@ -55,8 +55,8 @@ mod serve;
 mod sse;
 mod state;
 mod tail;
-mod text_or;
 mod tls;
+mod wire;
 
 use axum::Router;
 use axum::extract::Request;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, HttpBody};
 use axum::extract::State;
 use axum::http::header::ORIGIN;
 use axum::http::{Request, StatusCode};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::ServerState;
-use crate::body::{parse, read_json_body};
+use crate::body::read_json_body;
 use crate::error::ApiError;
 use crate::models::{Kept, ModelStatus};
 use crate::openapi::answers::{LoadedModel, UnloadedModel, UnloadedModels};
@@ -55,11 +55,10 @@ impl ControlRequest {
         // An empty body need not be declared as JSON, unless the request comes from a page of
         // another site.
         let says_nothing = request.body().size_hint().exact() == Some(0);
-        let body = match says_nothing && !request.headers().contains_key(ORIGIN) {
-            true => Bytes::from_static(b"{}"),
-            false => read_json_body(request, state.limits()).await?,
-        };
-        let said: ControlRequest = parse(&body)?;
+        if says_nothing && !request.headers().contains_key(ORIGIN) {
+            return Ok(ControlRequest::default());
+        }
+        let said: ControlRequest = read_json_body(request, state.limits()).await?.read()?;
         let refused = [("model_dir", &said.model_dir), ("model_path", &said.model_path)];
         match refused.iter().find(|(_, value)| value.is_some()) {
             Some((param, _)) => Err(ApiError::NotSupported {

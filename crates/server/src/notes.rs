@@ -30,7 +30,7 @@ impl Notes {
     }
 
     /// Adds the notes to an answer, one header each.
-    pub(crate) fn tell(&self, mut response: Response) -> Response {
+    pub(crate) fn add_to(&self, mut response: Response) -> Response {
         for note in &self.0 {
             response.headers_mut().append(NOTE, HeaderValue::from_static(note));
         }

@@ -1,7 +1,7 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
@@ -13,15 +13,13 @@ use super::format::MessageFormat;
 use super::history::History;
 use super::request::{MessagesBody, MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{JsonBody, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes, check_count,
-    check_tool_names,
+    Answer, Conversation, EarlyStream, GenerateRequest, Job, Prompt, SamplingParams,
+    StructuredOutput, Thinking, ToolChoice, check_count, check_tool_names,
 };
 use crate::limits::ServerLimits;
-use crate::openai::request::{Common, Strings};
-use crate::openai::structure;
 use crate::openapi::answers::MessageAnswer;
 use crate::registry::Serving;
 
@@ -51,16 +49,14 @@ pub(crate) async fn messages(
     let answered = async {
         let place = state.open_stream()?;
         let body = read_json_body(request, state.limits()).await?;
-        let asked = body.clone();
-        let answer = async move |serving: Serving| {
+        let answer = async move |body: JsonBody, serving: Serving| {
             let answered = async {
-                let (job, format, plan) =
-                    serving.prepare(move |serving| prepare(&asked, serving)).await?;
-                Answer::start(job, format, plan, &serving, place)?.respond().await
+                let (job, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
+                Answer::start(job, format, &serving, place)?.respond().await
             };
             answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
         };
-        EARLY.answer(&state, &body, answer).await
+        EARLY.answer(&state, body, answer).await
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
@@ -91,9 +87,9 @@ pub(crate) async fn count_tokens(
 ) -> Result<Json<TokenCount>, ApiError> {
     let counted = async {
         let body = read_json_body(request, state.limits()).await?;
-        let serving = state.open(model_of(&body)?.as_deref()).await?;
+        let serving = state.open(body.model()?.as_deref()).await?;
         let count = move |serving: &Serving| {
-            let conversation = conversation(parse(&body)?, serving.state().limits())?;
+            let conversation = conversation(body.read()?, serving.state().limits())?;
             Ok(TokenCount { input_tokens: conversation.encode(serving)?.len() })
         };
         serving.prepare(count).await.map(Json)
@@ -102,28 +98,28 @@ pub(crate) async fn count_tokens(
 }
 
 /// Checks the request and prepares it for the engine.
-fn prepare(body: &Bytes, serving: &Serving) -> Result<(Job, MessageFormat, AnswerPlan), ApiError> {
-    let request: MessagesRequest = parse(body)?;
+fn prepare(body: &JsonBody, serving: &Serving) -> Result<(Job, MessageFormat), ApiError> {
+    let mut request: MessagesRequest = body.read()?;
     let max_tokens = max_tokens(&request)?;
     check_temperature(request.temperature)?;
     let shows_thinking =
         request.thinking.as_ref().is_none_or(|it| it.display.as_deref() != Some("omitted"));
-    let common = Common {
+    let sampling = SamplingParams {
+        max_tokens: Some(max_tokens),
         temperature: request.temperature,
         top_p: request.top_p,
         top_k: request.top_k,
-        stop: request.stop_sequences.clone().map(Strings),
-        stream: request.stream,
-        ..Common::default()
+        stop: request.stop_sequences.take().unwrap_or_default(),
+        structure: structured_output(&request)?,
+        ..SamplingParams::default()
     };
-    let mut wishes = Wishes::check(common, serving)?;
-    wishes.options.max_tokens = Some(max_tokens);
-    constrain(&request, &mut wishes)?;
+    let is_stream = request.stream.unwrap_or(false);
     let conversation = conversation(request, serving.state().limits())?;
-    let job = conversation.job(&mut wishes, serving)?;
+    let mut generate = GenerateRequest::new(Prompt::Conversation(conversation), sampling);
+    generate.output.is_stream = is_stream;
+    let job = generate.job(serving)?;
     let format = MessageFormat::new(max_tokens, serving).showing_thinking(shows_thinking);
-    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
-    Ok((job, format, plan))
+    Ok((job, format))
 }
 
 fn max_tokens(request: &MessagesRequest) -> Result<u32, ApiError> {
@@ -169,10 +165,11 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
     let single_call =
         tool_choice.as_ref().is_some_and(|it| it.disable_parallel_tool_use == Some(true));
     let tool_choice = check_choice(tool_choice, &tools)?;
+    let tools = tools.into_iter().enumerate().map(|(tool_idx, it)| tool(tool_idx, it));
     Ok(Conversation {
         param: "messages",
         messages: history.into_messages(),
-        tools: tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?,
+        tools: tools.collect::<Result<_, _>>()?,
         tool_choice,
         single_call,
         thinking: Thinking {
@@ -185,11 +182,12 @@ fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conve
     })
 }
 
-/// Constrains the answer to a schema, if the request has one.
-fn constrain(request: &MessagesRequest, wishes: &mut Wishes) -> Result<(), ApiError> {
+/// The schema that the answer is constrained to, if the request has one.
+fn structured_output(request: &MessagesRequest) -> Result<Option<StructuredOutput>, ApiError> {
     let output = request.output_config.as_ref().and_then(|it| it.format.as_ref());
     let fields =
         [("output_config.format", output), ("output_format", request.output_format.as_ref())];
+    let mut found = None;
     for (param, format) in fields {
         let Some(format) = format.filter(|it| !it.is_null()) else { continue };
         if format["type"] != "json_schema" {
@@ -197,10 +195,9 @@ fn constrain(request: &MessagesRequest, wishes: &mut Wishes) -> Result<(), ApiEr
             return Err(ApiError::out_of_range(format!("{param}.type"), &found, "json_schema"));
         }
         let param = format!("{param}.schema");
-        let (param, schema) = structure::schema(&param, &format["schema"])?;
-        wishes.guidance.constrain(param, schema);
+        found = Some(StructuredOutput::json_schema(&param, &format["schema"])?);
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Refuses features that would have to run on Anthropic's servers.
@@ -213,7 +210,7 @@ fn check_remote(param: &str, is_wanted: bool) -> Result<(), ApiError> {
 }
 
 /// Converts a tool to the form of OpenAI's.
-fn tool((tool_idx, tool): (usize, Tool)) -> Result<Value, ApiError> {
+fn tool(tool_idx: usize, tool: Tool) -> Result<Value, ApiError> {
     if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
         let hint = format!(
             "it is {kind}; tools are of type custom, with a name, a description and an input_schema"

@@ -8,8 +8,7 @@ use utoipa::openapi::schema::OneOfBuilder;
 use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::openai::schema::{list, string};
-use crate::text_or::{Listed, TextOr};
+use crate::wire::{Listed, TextOr, list, string};
 
 /// The body of `POST /v1/messages`, and of `POST /v1/messages/count_tokens`.
 #[derive(Debug, Default, Deserialize, ToSchema)]

@@ -21,7 +21,6 @@ use tracing::{Span, debug};
 use super::answering::{Answering, Step};
 use super::choice_text::Delta;
 use super::job::Job;
-use super::wishes::Wishes;
 use crate::error::ApiError;
 use crate::journal::{Opening, Recorder};
 use crate::limits::ServerLimits;
@@ -122,7 +121,7 @@ fn rate(num_tokens: u32, time: Duration) -> f64 {
 
 /// The properties of a job that [`Answer`] needs.
 #[derive(Debug)]
-pub(crate) struct AnswerPlan {
+struct AnswerPlan {
     is_stream: bool,
     prompt_tokens: u32,
     /// Number of choices sampled for each prompt.
@@ -131,26 +130,20 @@ pub(crate) struct AnswerPlan {
     /// Maximum number of tokens per choice.
     max_tokens: u32,
     /// The requested `max_tokens`, if it exceeds what the context has room for.
-    asked_tokens: Option<u32>,
-    /// Name of the request field that the prompt came from.
-    param: &'static str,
-    /// Maximum time that the client waits for the whole answer.
-    timeout: Option<Duration>,
+    requested_tokens: Option<u32>,
 }
 
 impl AnswerPlan {
-    pub(crate) fn new(job: &Job, wishes: &Wishes, param: &'static str) -> AnswerPlan {
+    fn of(job: &Job) -> AnswerPlan {
         let prompt_tokens: usize = job.prompts.iter().map(|prompt| prompt.tokens().len()).sum();
         let max_tokens = job.prompts[0].requests[0].max_tokens();
         AnswerPlan {
-            is_stream: wishes.is_stream,
+            is_stream: job.rules.output.is_stream,
             prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
             choices_per_prompt: job.num_choices(),
             num_choices: job.num_choices() * job.prompts.len(),
             max_tokens,
-            asked_tokens: wishes.options.max_tokens.filter(|asked| max_tokens < *asked),
-            param,
-            timeout: wishes.timeout,
+            requested_tokens: job.requested_tokens.filter(|requested| max_tokens < *requested),
         }
     }
 }
@@ -185,14 +178,13 @@ impl<F: Format> Answer<F> {
     pub(crate) fn start(
         job: Job,
         format: F,
-        plan: AnswerPlan,
         serving: &Serving,
         place: OwnedSemaphorePermit,
     ) -> Result<Answer<F>, ApiError> {
         let limits = Arc::clone(serving.state().limits());
-        let timeout = limits.request_timeout.into_iter().chain(plan.timeout).min();
-        let bounds = (plan.param, timeout);
-        let answering = Answering::start(job, serving.engine(), serving.text(), bounds)?;
+        let plan = AnswerPlan::of(&job);
+        let timeout = limits.request_timeout.into_iter().chain(job.timeout).min();
+        let answering = Answering::start(job, serving.engine(), serving.text(), timeout)?;
         let opening = Opening {
             answer_id: format.answer_id().map(str::to_owned),
             engine_ids: answering.engine_ids(),
@@ -219,14 +211,14 @@ impl<F: Format> Answer<F> {
     }
 
     pub(crate) async fn respond(self) -> Result<Response, ApiError> {
-        let AnswerPlan { asked_tokens, max_tokens, .. } = self.plan;
+        let AnswerPlan { requested_tokens, max_tokens, .. } = self.plan;
         let mut response = match self.plan.is_stream {
             true => self.stream().await?,
             false => self.whole().await?,
         };
-        if let Some(asked) = asked_tokens {
+        if let Some(requested) = requested_tokens {
             let note = format!(
-                "at most {max_tokens} tokens are generated, not {asked}: the context has room for no more"
+                "at most {max_tokens} tokens are generated, not {requested}: the context has room for no more"
             );
             notes::append(&mut response, &note);
         }
@@ -328,7 +320,7 @@ impl<F: Format> Answer<F> {
                 }
                 Step::PromptScored(logprobs) => self.format.prompt_scored(choice_idx, logprobs),
                 Step::Delta(delta) => {
-                    self.times.drew();
+                    self.times.sampled();
                     self.recorder.drew(self.answering.completion_tokens());
                     if let Some(finish) = delta.finish {
                         self.recorder.choice_finished(finish);
@@ -382,7 +374,7 @@ impl Times {
         self.started.get_or_insert(self.last);
     }
 
-    fn drew(&mut self) {
+    fn sampled(&mut self) {
         self.last = Instant::now();
         self.first_token.get_or_insert(self.last);
     }

@@ -50,9 +50,10 @@ impl Answering {
         job: Job,
         engine: &EngineHandle,
         text: &ModelText,
-        (param, timeout): (&'static str, Option<Duration>),
+        timeout: Option<Duration>,
     ) -> Result<Answering, ApiError> {
         let texts = job.choice_texts(text);
+        let param = job.param;
         let requests = job.prompts.into_iter().flat_map(|prompt| prompt.requests);
         let mut choices = Vec::with_capacity(texts.len());
         for (request, text) in requests.zip(texts) {

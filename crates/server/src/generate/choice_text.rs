@@ -195,7 +195,7 @@ impl ChoiceText {
         let mut delta = Delta::default();
         self.num_tokens += 1;
         let is_end = self.rules.stop_tokens.contains(&token);
-        if self.rules.wants_tokens {
+        if self.rules.output.return_token_ids {
             // A stop token is reported together with the end.
             let tokens = if is_end { &mut self.end_tokens } else { &mut delta.tokens };
             tokens.push(token);
@@ -252,7 +252,7 @@ impl ChoiceText {
 
     fn push_text(&mut self, piece: &str, delta: &mut Delta) {
         let mut stopped = self.stops.push(piece);
-        if let Some(stop_idx) = stopped.hit.filter(|_| self.rules.tells_stop) {
+        if let Some(stop_idx) = stopped.hit.filter(|_| self.rules.output.include_stop_text) {
             stopped.text.push_str(&self.rules.stops[stop_idx]);
         }
         self.release(&stopped.text, delta);

@@ -10,9 +10,10 @@ use jackalope_text::{
 };
 use serde_json::{Map, Value, json};
 
-use super::guides::Reasoning;
-use super::job::{AnswerRules, Job, PromptJob, TextRules};
-use super::wishes::Wishes;
+use super::constraints::{StructuredOutput, TokenConstraints};
+use super::job::{AnswerRules, Job, PromptJob};
+use super::request::{CheckedParams, Parsing};
+use super::token_constraints::Reasoning;
 use crate::error::ApiError;
 use crate::registry::Serving;
 
@@ -64,33 +65,33 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// Builds the job. Moves the stop strings out of `wishes`.
-    pub(crate) fn job(&self, wishes: &mut Wishes, serving: &Serving) -> Result<Job, ApiError> {
+    pub(super) fn job(
+        &self,
+        mut params: CheckedParams,
+        serving: &Serving,
+    ) -> Result<Job, ApiError> {
         let limits = serving.engine_limits()?;
         let rendered = self.render(serving)?;
-        wishes.check_length(rendered.text(), self.param, serving)?;
+        params.check_length(rendered.text(), self.param, serving)?;
         let prompt = self.tokenize(&rendered, serving)?;
         let text = serving.text();
         let takes_tools = self.takes_tools();
         let format = if takes_tools { text.answer.clone() } else { text.answer.without_tools() };
         let tools = if takes_tools { self.tool_specs() } else { Vec::new() };
-        self.bind(wishes, &format, &tools)?;
-        self.think(wishes, &format, format.opened_by(&text.tokenizer, &prompt), serving);
-        wishes.guidance.compile(serving)?;
-        let requests = wishes.requests(&prompt, &limits, self.param)?;
-        Ok(Job {
-            prompts: vec![PromptJob { requests, text: None }],
-            rules: TextRules {
-                stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-                answer: Some(AnswerRules { format, tools: takes_tools.then(|| Arc::from(tools)) }),
-                single_call: self.single_call,
-                wants_tokens: wishes.return_token_ids,
-                tells_stop: wishes.tells_stop,
-                tells_special: wishes.tells_special,
-                continues_prompt: self.continues_message,
-                stops: std::mem::take(&mut wishes.stops),
-            },
-        })
+        let constraints = &mut params.constraints;
+        self.constrain_calls(constraints, &format, &tools)?;
+        if let Some(reasoning) = self.reasoning(&format, &prompt, serving) {
+            constraints.reason_first(reasoning);
+        }
+        constraints.compile(serving)?;
+        let requests = params.requests(&prompt, &limits, self.param)?;
+        let parsing = Parsing {
+            answer: Some(AnswerRules { format, tools: takes_tools.then(|| Arc::from(tools)) }),
+            single_call: self.single_call,
+            continues_prompt: self.continues_message,
+        };
+        let prompts = vec![PromptJob { requests, text: None }];
+        Ok(params.into_job(prompts, parsing, &limits, self.param))
     }
 
     /// The tools for the grammar and the parser; only the named one if `tool_choice` names one.
@@ -113,23 +114,27 @@ impl Conversation {
 
     /// Constrains the answer to tool calls if they are required or strict, or combined with another
     /// structure.
-    fn bind(
+    fn constrain_calls(
         &self,
-        wishes: &mut Wishes,
+        constraints: &mut TokenConstraints,
         format: &AnswerFormat,
         tools: &[ToolSpec],
     ) -> Result<(), ApiError> {
         let is_forced = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
         let is_strict = tools.iter().any(|tool| tool.strict);
-        let structure = wishes.guidance.structure().cloned();
+        let structure = constraints.structure().cloned();
         if tools.is_empty() || !(is_forced || is_strict || structure.is_some()) {
             return Ok(());
         }
         let instead = match structure.filter(|_| !is_forced) {
             None => None,
-            Some((_, Constraint::JsonObject)) => Some(json!({"type": "object"})),
-            Some((_, Constraint::JsonSchema(schema))) => Some(schema),
-            Some((param, _)) => {
+            Some(StructuredOutput { constraint: Constraint::JsonObject, .. }) => {
+                Some(json!({"type": "object"}))
+            }
+            Some(StructuredOutput { constraint: Constraint::JsonSchema(schema), .. }) => {
+                Some(schema)
+            }
+            Some(StructuredOutput { param, .. }) => {
                 let hint = Some("beside tools the structure must be JSON".to_owned());
                 return Err(ApiError::NotSupported { param, hint });
             }
@@ -150,28 +155,35 @@ impl Conversation {
             param: "tools".to_owned(),
             reason: err.to_string(),
         })?;
-        wishes.guidance.constrain(param, Constraint::Lark(grammar));
+        constraints.constrain(StructuredOutput::new(param, Constraint::Lark(grammar)));
         Ok(())
     }
 
-    /// Applies the reasoning budget, and lets the reasoning precede a constrained answer.
-    fn think(&self, wishes: &mut Wishes, format: &AnswerFormat, is_open: bool, serving: &Serving) {
-        let Some(reasoning) = format.reasoning else { return };
-        let may_think = is_open || self.thinking.enabled != Some(false);
+    /// The reasoning that may precede the answer, with its budget; none if the model does not
+    /// reason.
+    fn reasoning(
+        &self,
+        format: &AnswerFormat,
+        prompt: &[TokenId],
+        serving: &Serving,
+    ) -> Option<Reasoning> {
+        let markers = format.reasoning?;
         let tokenizer = &serving.text().tokenizer;
-        let close = reasoning.close_tokens(tokenizer);
+        let is_open = format.opened_by(tokenizer, prompt);
+        let may_think = is_open || self.thinking.enabled != Some(false);
+        let close = markers.close_tokens(tokenizer);
         if !may_think || close.is_empty() {
-            return;
+            return None;
         }
-        let cut = reasoning.cut_tokens(tokenizer);
+        let cut = markers.cut_tokens(tokenizer);
         let resume = cut.strip_prefix(&*close).unwrap_or_default().to_vec();
-        wishes.guidance.think(Reasoning {
-            open: reasoning.open_tokens(tokenizer),
+        Some(Reasoning {
+            open: markers.open_tokens(tokenizer),
             resume,
             close,
             is_open,
             budget_tokens: self.thinking.budget_tokens,
-        });
+        })
     }
 
     /// Renders the conversation and returns the prompt's tokens.

@@ -15,12 +15,11 @@ use axum::body::Bytes;
 use axum::response::Response;
 use futures_util::StreamExt;
 use futures_util::stream;
-use serde::Deserialize;
 use tokio::sync::mpsc::{self, Sender};
 use tokio::time::{sleep, timeout};
 
 use crate::ServerState;
-use crate::body::{model_of, parse};
+use crate::body::JsonBody;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::registry::Serving;
@@ -47,52 +46,47 @@ impl EarlyStream {
     pub(crate) async fn answer<F>(
         self,
         state: &ServerState,
-        body: &Bytes,
-        answer: impl FnOnce(Serving) -> F + Send + 'static,
+        body: JsonBody,
+        answer: impl FnOnce(JsonBody, Serving) -> F + Send + 'static,
     ) -> Result<Response, ApiError>
     where
         F: Future<Output = Result<Response, ApiError>> + Send + 'static,
     {
-        let name = model_of(body)?;
-        let is_stream = parse::<Wish>(body).is_ok_and(|wish| wish.stream == Some(true));
+        let name = body.model()?;
+        let is_stream = body.asks_for_stream();
         let opener = state.clone();
         let mut opening = Box::pin(async move { opener.open(name.as_deref()).await });
         if !is_stream {
-            return answer(opening.await?).await;
+            return answer(body, opening.await?).await;
         }
         if let Ok(serving) = timeout(state.limits().keep_alive, &mut opening).await {
-            return answer(serving?).await;
+            return answer(body, serving?).await;
         }
         let caller = Caller::current();
-        let (frames, told) = mpsc::channel(FRAMES_WAITING_MAX);
-        let telling = Telling { early: self, state: state.clone(), caller: caller.clone(), frames };
-        tokio::spawn(caller.scope(telling.tell(async move { answer(opening.await?).await })));
-        let frames = stream::unfold(told, |mut told| async {
-            let frame = told.recv().await?;
-            Some((Ok::<_, Infallible>(frame), told))
+        let (frames, received) = mpsc::channel(FRAMES_WAITING_MAX);
+        let bridge =
+            BridgedStream { early: self, state: state.clone(), caller: caller.clone(), frames };
+        tokio::spawn(caller.scope(bridge.run(async move { answer(body, opening.await?).await })));
+        let frames = stream::unfold(received, |mut received| async {
+            let frame = received.recv().await?;
+            Some((Ok::<_, Infallible>(frame), received))
         });
         Ok(sse::response(sse::STREAM_TYPE, frames))
     }
 }
 
-/// The `stream` field; other errors in the body are reported later, by the endpoint.
-#[derive(Deserialize)]
-struct Wish {
-    stream: Option<bool>,
-}
-
 /// A stream that has begun before its answer exists.
-struct Telling {
+struct BridgedStream {
     early: EarlyStream,
     state: ServerState,
     caller: Caller,
     frames: Sender<Bytes>,
 }
 
-impl Telling {
+impl BridgedStream {
     /// Keeps the connection alive until the answer exists, then forwards its frames. Stops, and
     /// drops the answer, when the client disconnects.
-    async fn tell(self, answer: impl Future<Output = Result<Response, ApiError>>) {
+    async fn run(self, answer: impl Future<Output = Result<Response, ApiError>>) {
         let mut answer = pin!(answer);
         loop {
             let mut frame = Vec::new();
@@ -101,14 +95,14 @@ impl Telling {
                 return;
             }
             tokio::select! {
-                answered = &mut answer => return self.pass_on(answered).await,
+                answered = &mut answer => return self.forward(answered).await,
                 () = self.frames.closed() => return,
                 () = sleep(self.state.limits().keep_alive) => {}
             }
         }
     }
 
-    async fn pass_on(self, answered: Result<Response, ApiError>) {
+    async fn forward(self, answered: Result<Response, ApiError>) {
         match answered {
             Ok(response) => {
                 let mut frames = response.into_body().into_data_stream();

@@ -1,20 +1,19 @@
 //! A request after all checks: what the engine must generate, and how tokens become text.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use jackalope_engine::Request;
+use jackalope_engine::{Request, SamplingOptions};
 use jackalope_protocol::TokenId;
 use jackalope_text::{AnswerFormat, AnswerParser, Detokenizer, ModelText, ToolSpec};
 
 use super::choice_text::ChoiceText;
-use super::wishes::Wishes;
-use crate::error::ApiError;
-use crate::registry::Serving;
+use super::request::OutputParams;
 
 /// Rules for converting tokens to text, the same for every choice of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct TextRules {
-    /// Strings that end a choice; not part of its text unless `tells_stop` is set.
+    /// Strings that end a choice; not part of its text unless `output` says so.
     pub(crate) stops: Vec<String>,
     /// Tokens that end a choice; not part of its text.
     pub(crate) stop_tokens: Arc<[TokenId]>,
@@ -22,12 +21,7 @@ pub(crate) struct TextRules {
     pub(crate) answer: Option<AnswerRules>,
     /// Whether the first tool call ends the choice.
     pub(crate) single_call: bool,
-    /// Whether token ids are reported.
-    pub(crate) wants_tokens: bool,
-    /// Whether the text includes the stop string that ends a choice.
-    pub(crate) tells_stop: bool,
-    /// Whether the text includes special tokens.
-    pub(crate) tells_special: bool,
+    pub(crate) output: OutputParams,
     /// Whether the text continues the prompt, or begins anew as in a chat.
     pub(crate) continues_prompt: bool,
 }
@@ -47,6 +41,16 @@ pub(crate) struct Job {
     /// Prompts in the order of the request; all have the same number of choices.
     pub(crate) prompts: Vec<PromptJob>,
     pub(crate) rules: TextRules,
+    /// The sampling options of every choice.
+    pub(crate) sampling: SamplingOptions,
+    /// Whether log-probabilities are computed.
+    pub(crate) has_logprobs: bool,
+    /// The `max_tokens` that the request asks for.
+    pub(super) requested_tokens: Option<u32>,
+    /// Maximum time that the client waits for the whole answer.
+    pub(super) timeout: Option<Duration>,
+    /// Name of the request field that the prompts came in.
+    pub(super) param: &'static str,
 }
 
 /// One prompt and the requests for its choices.
@@ -66,34 +70,6 @@ impl PromptJob {
 }
 
 impl Job {
-    /// Creates a job that continues the text of the field `param`, without parsing the output.
-    pub(crate) fn continuation(
-        prompt: &str,
-        param: &'static str,
-        wishes: &mut Wishes,
-        serving: &Serving,
-    ) -> Result<Job, ApiError> {
-        let limits = serving.engine_limits()?;
-        wishes.check_length(prompt, param, serving)?;
-        let tokens = serving.text().tokenizer.encode_prompt(prompt);
-        let tokens = tokens.map_err(|err| ApiError::from_text(err, param))?;
-        wishes.guidance.compile(serving)?;
-        let requests = wishes.requests(&tokens, &limits, param)?;
-        Ok(Job {
-            prompts: vec![PromptJob { requests, text: None }],
-            rules: TextRules {
-                stop_tokens: Arc::from(wishes.all_stop_tokens(&limits)),
-                answer: None,
-                single_call: false,
-                wants_tokens: false,
-                tells_stop: false,
-                tells_special: false,
-                continues_prompt: true,
-                stops: std::mem::take(&mut wishes.stops),
-            },
-        })
-    }
-
     /// Number of choices per prompt.
     pub(crate) fn num_choices(&self) -> usize {
         self.prompts[0].requests.len()
@@ -101,10 +77,11 @@ impl Job {
 
     /// Creates the text state of each choice, in the order of `index`.
     pub(super) fn choice_texts(&self, text: &ModelText) -> Vec<ChoiceText> {
+        let includes_special = self.rules.output.include_special_tokens;
         let of_prompt = |prompt: &PromptJob| {
-            let answer = self.rules.answer.as_ref().filter(|_| !self.rules.tells_special);
+            let answer = self.rules.answer.as_ref().filter(|_| !includes_special);
             let mut detokenizer = match answer {
-                _ if self.rules.tells_special => {
+                _ if includes_special => {
                     Detokenizer::with_special_tokens(Arc::clone(&text.tokenizer))
                 }
                 Some(answer) => text.answer_detokenizer(&answer.format),

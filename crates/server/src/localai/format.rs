@@ -9,7 +9,7 @@ use jackalope_text::Tokenizer;
 use super::frames::{self, CONTENT, Ending, Status, push};
 use super::wire::{ChatDelta, Reply, ToolCallDelta};
 use crate::error::ApiError;
-use crate::generate::{CallDelta, Delta, Format, ScoredToken, Summary, Wishes};
+use crate::generate::{CallDelta, Delta, Format, Job, ScoredToken, Summary};
 use crate::ids::new_id;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::registry::Serving;
@@ -26,10 +26,10 @@ pub(super) struct ReplyFormat {
 }
 
 impl ReplyFormat {
-    pub(super) fn new(wishes: &Wishes, serving: &Serving) -> ReplyFormat {
+    pub(super) fn new(job: &Job, serving: &Serving) -> ReplyFormat {
         ReplyFormat {
             tokenizer: Arc::clone(&serving.text().tokenizer),
-            has_logprobs: wishes.options.logprobs.is_some(),
+            has_logprobs: job.has_logprobs,
             scored: Vec::new(),
             num_calls: 0,
             ending: Arc::new(OnceLock::new()),

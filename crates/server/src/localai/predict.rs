@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
@@ -14,12 +14,14 @@ use super::options::Drawing;
 use super::wire::{Message, PredictOptions};
 use super::{NAMES, open_meant};
 use crate::ServerState;
-use crate::body::parse;
+use crate::body::JsonBody;
 use crate::error::ApiError;
-use crate::generate::{Answer, AnswerPlan, Conversation, Job, Wishes, check_range};
+use crate::generate::{
+    Answer, Continuation, Conversation, GenerateRequest, Job, Prompt, SamplingParams,
+    check_top_logprobs,
+};
 use crate::limits::ServerLimits;
 use crate::openai::chat;
-use crate::openai::request::{Common, Seed, Strings};
 use crate::registry::Serving;
 
 /// Name of the prompt's field.
@@ -50,11 +52,10 @@ async fn respond(
         let place = state.open_stream()?;
         let options: PredictOptions = read(request, state.limits()).await?;
         let (serving, drawing) = open_meant(state, &options.model_identity).await?;
-        let asked = (options, drawing, is_stream);
-        let prepared = serving.prepare(move |serving| prepare(asked, serving)).await?;
-        let (job, format, plan) = prepared;
+        let prepare = move |serving: &Serving| prepare(&options, &drawing, is_stream, serving);
+        let (job, format) = serving.prepare(prepare).await?;
         let ending = format.ending();
-        let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
+        let response = Answer::start(job, format, &serving, place)?.respond().await?;
         Ok(match is_stream {
             true => streamed(response, ending, state.limits().write_timeout),
             false => response,
@@ -65,27 +66,28 @@ async fn respond(
 
 /// Checks the request and prepares it for the engine.
 fn prepare(
-    (options, drawing, is_stream): (PredictOptions, Drawing, bool),
+    options: &PredictOptions,
+    drawing: &Drawing,
+    is_stream: bool,
     serving: &Serving,
-) -> Result<(Job, ReplyFormat, AnswerPlan), ApiError> {
-    check(&options)?;
-    let mut wishes = wishes(&options, &drawing, is_stream, serving)?;
-    let (job, param) = match options.prompt.is_empty() && options.use_tokenizer_template {
-        true => {
-            let conversation = conversation(&options, serving.state().limits())?;
-            (conversation.job(&mut wishes, serving)?, conversation.param)
-        }
+) -> Result<(Job, ReplyFormat), ApiError> {
+    check(options)?;
+    let limits = serving.state().limits();
+    let prompt = match options.prompt.is_empty() && options.use_tokenizer_template {
+        true => Prompt::Conversation(conversation(options, limits)?),
         false if options.prompt.is_empty() => {
             return Err(ApiError::Needs {
                 param: PROMPT,
                 needs: "text, or UseTokenizerTemplate with Messages",
             });
         }
-        false => (Job::continuation(&options.prompt, PROMPT, &mut wishes, serving)?, PROMPT),
+        false => Prompt::Continuation(Continuation::of(options.prompt.clone(), PROMPT)),
     };
-    let format = ReplyFormat::new(&wishes, serving);
-    let plan = AnswerPlan::new(&job, &wishes, param);
-    Ok((job, format, plan))
+    let mut request = GenerateRequest::new(prompt, sampling(options, drawing, limits)?);
+    request.output.is_stream = is_stream;
+    let job = request.job(serving)?;
+    let format = ReplyFormat::new(&job, serving);
+    Ok((job, format))
 }
 
 /// Refuses, by name, fields that would change the answer but are not supported. Options about
@@ -121,55 +123,47 @@ fn check(options: &PredictOptions) -> Result<(), ApiError> {
 /// LocalAI's backend. Protobuf does not distinguish 0 from an absent field: 0 turns a parameter
 /// off, except that a temperature of 0 means greedy sampling and a repetition penalty of 0 means
 /// the model's default.
-fn wishes(
+fn sampling(
     options: &PredictOptions,
     drawing: &Drawing,
-    is_stream: bool,
-    serving: &Serving,
-) -> Result<Wishes, ApiError> {
+    limits: &ServerLimits,
+) -> Result<SamplingParams, ApiError> {
     let unless_zero = |value: f32| (value != 0.0).then_some(f64::from(value));
-    let limits = serving.state().limits();
+    let above_zero = |value: i32| u32::try_from(value).ok().filter(|value| 0 < *value);
     let seed = (!matches!(options.seed, 0 | -1)).then_some(i64::from(options.seed) as u64);
     let stops = options.stop_prompts.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-    let common = Common {
+    Ok(SamplingParams {
+        max_tokens: drawing.max_tokens.or(above_zero(options.tokens)),
         temperature: drawing.temperature.or(Some(options.temperature.into())),
         top_p: drawing.top_p.or(unless_zero(options.top_p)).or(Some(1.0)),
         top_k: drawing.top_k.or(Some(options.top_k.into())),
         min_p: drawing.min_p.or(Some(options.min_p.into())),
         repetition_penalty: drawing.repetition_penalty.or(unless_zero(options.penalty)),
+        repetition_context: above_zero(options.repeat),
         presence_penalty: drawing.presence_penalty.or(Some(options.presence_penalty.into())),
         frequency_penalty: drawing.frequency_penalty.or(Some(options.frequency_penalty.into())),
         logit_bias: logit_bias(&options.logit_bias)?,
-        seed: drawing.seed.or(seed).map(Seed),
-        stop: Some(Strings(stops)),
-        stop_token_ids: drawing.stop_token.map(|token| vec![token]),
-        ignore_eos: Some(options.ignore_eos),
-        stream: Some(is_stream),
-        ..Common::default()
-    };
-    let mut wishes = Wishes::check(common, serving)?;
-    let tokens = u32::try_from(options.tokens).ok().filter(|tokens| 0 < *tokens);
-    wishes.options.max_tokens = drawing.max_tokens.or(tokens).or(limits.default_max_tokens);
-    wishes.options.logprobs = logprobs(options, limits.top_logprobs)?;
-    if let Some(tokens) = u32::try_from(options.repeat).ok().filter(|tokens| 0 < *tokens) {
-        wishes.options.sampling.repetition_context = tokens;
-    }
-    Ok(wishes)
+        seed: drawing.seed.or(seed),
+        stop: stops,
+        stop_token_ids: drawing.stop_token.into_iter().collect(),
+        ignore_eos: options.ignore_eos,
+        logprobs: logprobs(options, limits)?,
+        ..SamplingParams::default()
+    })
 }
 
 /// Reads the log-probability fields; a count of 1 in `Logprobs` stands for a chat's `true`.
-fn logprobs(options: &PredictOptions, limit: u8) -> Result<Option<u8>, ApiError> {
+fn logprobs(options: &PredictOptions, limits: &ServerLimits) -> Result<Option<u8>, ApiError> {
     if options.logprobs <= 0 && options.top_logprobs <= 0 {
         return Ok(None);
     }
     let of_count = if options.logprobs == 1 { 0 } else { options.logprobs };
     let num_top = u32::try_from(of_count.max(options.top_logprobs)).unwrap_or(0);
-    check_range("top_logprobs", num_top, 0, limit.into())?;
-    Ok(u8::try_from(num_top).ok())
+    check_top_logprobs("top_logprobs", num_top, limits).map(Some)
 }
 
-fn logit_bias(text: &str) -> Result<Option<BTreeMap<String, f64>>, ApiError> {
-    (!text.is_empty()).then(|| json_field("LogitBias", text)).transpose()
+fn logit_bias(text: &str) -> Result<BTreeMap<String, f64>, ApiError> {
+    if text.is_empty() { Ok(BTreeMap::new()) } else { json_field("LogitBias", text) }
 }
 
 /// Parses JSON in a text field.
@@ -213,8 +207,9 @@ pub(super) fn conversation(
     if let Some(effort) = metadata("reasoning_effort") {
         body.insert("reasoning_effort".to_owned(), effort.as_str().into());
     }
-    let body = Bytes::from(Value::Object(body).to_string());
-    chat::conversation(&body, parse(&body)?, limits)
+    let body = JsonBody::of(body);
+    let chat = body.read()?;
+    chat::conversation(body, chat, limits)
 }
 
 fn read_message(message_idx: usize, message: &Message) -> Result<Value, ApiError> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 use super::format::{LineFormat, Shape};
 use super::lifetime;
 use super::open;
-use super::options::{NAMES, thinking, wishes};
+use super::options::{NAMES, request, thinking};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
 use super::schema::OllamaChatBody;
 use crate::ServerState;
-use crate::body::{model_of, parse, read_unlabelled_json_body};
+use crate::body::{JsonBody, read_unlabelled_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, Job, ToolChoice, check_count, check_tool_names,
+    Answer, Conversation, Job, Prompt, ToolChoice, check_count, check_tool_names,
 };
 use crate::limits::ServerLimits;
 use crate::openapi::answers::OllamaChatAnswer;
@@ -38,39 +38,36 @@ use crate::registry::Serving;
 )]
 pub(crate) async fn chat(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    received: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let place = state.open_stream()?;
-        let body = read_unlabelled_json_body(request, state.limits()).await?;
-        let name = model_of(&body)?;
-        let shared: Shared = parse(&body)?;
-        let chat: ChatRequest = parse(&body)?;
+        let body = read_unlabelled_json_body(received, state.limits()).await?;
+        let name = body.model()?;
+        let shared: Shared = body.read()?;
+        let chat: ChatRequest = body.read()?;
         if chat.messages.as_deref().unwrap_or_default().is_empty() {
-            let asked = (Shape::Chat, &shared);
-            return lifetime::answer_nothing(&state, name.as_deref(), asked).await;
+            return lifetime::answer_nothing(&state, name.as_deref(), Shape::Chat, &shared).await;
         }
         let serving = open(&state, name.as_deref()).await?;
         lifetime::keep(&serving, shared.keep_alive);
         let prepare = move |serving: &Serving| prepare(&body, shared, chat, serving);
-        let (job, format, plan) = serving.prepare(prepare).await?;
-        Answer::start(job, format, plan, &serving, place)?.respond().await
+        let (job, format) = serving.prepare(prepare).await?;
+        Answer::start(job, format, &serving, place)?.respond().await
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
 /// Checks the request and prepares it for the engine.
 fn prepare(
-    body: &Bytes,
+    body: &JsonBody,
     shared: Shared,
     chat: ChatRequest,
     serving: &Serving,
-) -> Result<(Job, LineFormat, AnswerPlan), ApiError> {
+) -> Result<(Job, LineFormat), ApiError> {
     let limits = serving.state().limits();
-    check_tools(&parse::<Tools>(body)?.tools.unwrap_or_default(), limits)?;
+    check_tools(&body.read::<Tools>()?.tools.unwrap_or_default(), limits)?;
     let format = LineFormat::new(Shape::Chat, &shared, serving);
-    let thinking = thinking(shared.think.clone());
-    let mut wishes = wishes(shared, serving)?;
     let messages = chat.messages.unwrap_or_default();
     check_count("messages", messages.len(), limits.messages)?;
     let tools = chat.tools.unwrap_or_default();
@@ -79,12 +76,11 @@ fn prepare(
         messages: History::default().read(messages)?,
         tool_choice: if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto },
         tools,
-        thinking,
+        thinking: thinking(shared.think.clone()),
         ..Conversation::default()
     };
-    let job = conversation.job(&mut wishes, serving)?;
-    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
-    Ok((job, format, plan))
+    let job = request(Prompt::Conversation(conversation), shared, serving)?.job(serving)?;
+    Ok((job, format))
 }
 
 fn check_tools(tools: &[Tool], limits: &ServerLimits) -> Result<(), ApiError> {

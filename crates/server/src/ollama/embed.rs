@@ -14,12 +14,12 @@ use super::lifetime::{self, KeepAlive};
 use super::open;
 use super::schema::{OllamaEmbedBody, OllamaEmbeddingsBody};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_unlabelled_json_body};
+use crate::body::read_unlabelled_json_body;
 use crate::embed::{self, Embedding};
 use crate::error::ApiError;
 use crate::generate::check_count;
-use crate::openai::request::Strings;
 use crate::registry::Serving;
+use crate::wire::Strings;
 
 /// The body of `POST /api/embed`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -79,8 +79,8 @@ pub(crate) async fn embed(
     let began = Instant::now();
     let _place = state.open_stream()?;
     let body = read_unlabelled_json_body(request, state.limits()).await?;
-    let serving = open(&state, model_of(&body)?.as_deref()).await?;
-    let request: EmbedRequest = parse(&body)?;
+    let serving = open(&state, body.model()?.as_deref()).await?;
+    let request: EmbedRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
     let Strings(texts) = request.input.ok_or(ApiError::Missing { param: "input" })?;
     check_count("input", texts.len(), state.limits().embedding_inputs)?;
@@ -118,8 +118,8 @@ pub(crate) async fn embeddings(
 ) -> Result<Json<EmbeddedOne>, ApiError> {
     let _place = state.open_stream()?;
     let body = read_unlabelled_json_body(request, state.limits()).await?;
-    let serving = open(&state, model_of(&body)?.as_deref()).await?;
-    let request: EmbeddingsRequest = parse(&body)?;
+    let serving = open(&state, body.model()?.as_deref()).await?;
+    let request: EmbeddingsRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
     let text = request.prompt.ok_or(ApiError::Missing { param: "prompt" })?;
     let prepare = move |serving: &Serving| tokens(&[text], true, serving);

@@ -8,14 +8,14 @@ use serde_json::json;
 
 use super::chat::check_images;
 use super::format::{LineFormat, Shape};
-use super::options::{NAMES, thinking, wishes};
-use super::request::{GenerateRequest, Shared};
+use super::options::{NAMES, request, thinking};
+use super::request::{PromptRequest, Shared};
 use super::schema::OllamaGenerateBody;
 use super::{lifetime, open};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_unlabelled_json_body};
+use crate::body::read_unlabelled_json_body;
 use crate::error::ApiError;
-use crate::generate::{Answer, AnswerPlan, Conversation, Job, Thinking, Wishes};
+use crate::generate::{Answer, Continuation, Conversation, Job, Prompt};
 use crate::openapi::answers::OllamaGenerateAnswer;
 use crate::registry::Serving;
 
@@ -36,42 +36,42 @@ const PROMPT: &str = "prompt";
 )]
 pub(crate) async fn generate(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    received: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let place = state.open_stream()?;
-        let body = read_unlabelled_json_body(request, state.limits()).await?;
-        let name = model_of(&body)?;
-        let shared: Shared = parse(&body)?;
-        let generate: GenerateRequest = parse(&body)?;
-        check(&generate)?;
-        if generate.prompt.as_deref().unwrap_or_default().is_empty() {
-            let asked = (Shape::Generate, &shared);
-            return lifetime::answer_nothing(&state, name.as_deref(), asked).await;
+        let body = read_unlabelled_json_body(received, state.limits()).await?;
+        let name = body.model()?;
+        let shared: Shared = body.read()?;
+        let asked: PromptRequest = body.read()?;
+        check(&asked)?;
+        if asked.prompt.as_deref().unwrap_or_default().is_empty() {
+            let shape = Shape::Generate;
+            return lifetime::answer_nothing(&state, name.as_deref(), shape, &shared).await;
         }
         let serving = open(&state, name.as_deref()).await?;
         lifetime::keep(&serving, shared.keep_alive);
-        let prepare = move |serving: &Serving| prepare(shared, generate, serving);
-        let (job, format, plan) = serving.prepare(prepare).await?;
-        Answer::start(job, format, plan, &serving, place)?.respond().await
+        let prepare = move |serving: &Serving| prepare(shared, asked, serving);
+        let (job, format) = serving.prepare(prepare).await?;
+        Answer::start(job, format, &serving, place)?.respond().await
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
 /// Refuses, by name, fields that this server does not support.
-fn check(generate: &GenerateRequest) -> Result<(), ApiError> {
-    check_images(generate.images.as_deref(), "images")?;
+fn check(asked: &PromptRequest) -> Result<(), ApiError> {
+    check_images(asked.images.as_deref(), "images")?;
     let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
     let table = [
-        ("suffix", is_set(&generate.suffix), "this server writes only what comes after the prompt"),
+        ("suffix", is_set(&asked.suffix), "this server writes only what comes after the prompt"),
         (
             "template",
-            is_set(&generate.template),
+            is_set(&asked.template),
             "the model's own template is used; to write the whole prompt, set raw",
         ),
         (
             "context",
-            generate.context.as_ref().is_some_and(|context| !context.is_empty()),
+            asked.context.as_ref().is_some_and(|context| !context.is_empty()),
             "send the earlier turns to /api/chat",
         ),
     ];
@@ -86,49 +86,36 @@ fn check(generate: &GenerateRequest) -> Result<(), ApiError> {
 /// Checks the request and prepares it for the engine.
 fn prepare(
     shared: Shared,
-    generate: GenerateRequest,
+    asked: PromptRequest,
     serving: &Serving,
-) -> Result<(Job, LineFormat, AnswerPlan), ApiError> {
+) -> Result<(Job, LineFormat), ApiError> {
     let format = LineFormat::new(Shape::Generate, &shared, serving);
-    let thinking = thinking(shared.think.clone());
-    let mut wishes = wishes(shared, serving)?;
     // A model without a template always continues the text.
-    let is_raw = generate.raw == Some(true) || serving.text().template.is_none();
-    let job = match is_raw {
-        true => raw_job(&generate, &mut wishes, serving)?,
-        false => chat_job(generate, thinking, &mut wishes, serving)?,
+    let is_raw = asked.raw == Some(true) || serving.text().template.is_none();
+    let prompt = match is_raw {
+        true => Prompt::Continuation(continuation(asked)?),
+        false => Prompt::Conversation(conversation(asked, &shared)),
     };
-    let plan = AnswerPlan::new(&job, &wishes, PROMPT);
-    Ok((job, format, plan))
+    let job = request(prompt, shared, serving)?.job(serving)?;
+    Ok((job, format))
 }
 
-fn raw_job(
-    generate: &GenerateRequest,
-    wishes: &mut Wishes,
-    serving: &Serving,
-) -> Result<Job, ApiError> {
-    if generate.system.as_deref().is_some_and(|system| !system.is_empty()) {
+fn continuation(asked: PromptRequest) -> Result<Continuation, ApiError> {
+    if asked.system.as_deref().is_some_and(|system| !system.is_empty()) {
         let hint = Some("write it into the prompt, which is taken as it is".to_owned());
         return Err(ApiError::NotSupported { param: "system".to_owned(), hint });
     }
-    let prompt = generate.prompt.as_deref().unwrap_or_default();
-    Job::continuation(prompt, PROMPT, wishes, serving)
+    Ok(Continuation::of(asked.prompt.unwrap_or_default(), PROMPT))
 }
 
-fn chat_job(
-    generate: GenerateRequest,
-    thinking: Thinking,
-    wishes: &mut Wishes,
-    serving: &Serving,
-) -> Result<Job, ApiError> {
-    let system = generate.system.filter(|system| !system.is_empty());
+fn conversation(asked: PromptRequest, shared: &Shared) -> Conversation {
+    let system = asked.system.filter(|system| !system.is_empty());
     let system = system.map(|system| json!({"role": "system", "content": system}));
-    let prompt = json!({"role": "user", "content": generate.prompt});
-    let conversation = Conversation {
+    let prompt = json!({"role": "user", "content": asked.prompt});
+    Conversation {
         param: PROMPT,
         messages: system.into_iter().chain([prompt]).collect(),
-        thinking,
+        thinking: thinking(shared.think.clone()),
         ..Conversation::default()
-    };
-    conversation.job(wishes, serving)
+    }
 }

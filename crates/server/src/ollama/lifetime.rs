@@ -135,7 +135,8 @@ async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiEr
 pub(super) async fn answer_nothing(
     state: &ServerState,
     name: Option<&str>,
-    (shape, shared): (Shape, &Shared),
+    shape: Shape,
+    shared: &Shared,
 ) -> Result<Response, ApiError> {
     if shared.keep_alive.is_some_and(KeepAlive::is_over) {
         let id = unload(state, name).await?;

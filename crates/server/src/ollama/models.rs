@@ -17,7 +17,7 @@ use super::RemoveError;
 use super::request::Named;
 use super::{full_name, known};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_unlabelled_json_body};
+use crate::body::read_unlabelled_json_body;
 use crate::error::ApiError;
 use crate::ids::{hex, rfc3339};
 use crate::models::ModelStatus;
@@ -246,10 +246,7 @@ fn model_info(model: &ModelStatus) -> Map<String, Value> {
 }
 
 pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result<Named, ApiError> {
-    let body = read_unlabelled_json_body(request, state.limits()).await?;
-    // Checks first whether the body is an object.
-    model_of(&body)?;
-    parse(&body)
+    read_unlabelled_json_body(request, state.limits()).await?.read()
 }
 
 /// Deletes a model, where models come and go.
@@ -302,9 +299,7 @@ pub(crate) async fn copy(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
-    let body = read_unlabelled_json_body(request, state.limits()).await?;
-    model_of(&body)?;
-    let copy: Copy = parse(&body)?;
+    let copy: Copy = read_unlabelled_json_body(request, state.limits()).await?.read()?;
     let source = copy.source.ok_or(ApiError::Missing { param: "source" })?;
     copy.destination.ok_or(ApiError::Missing { param: "destination" })?;
     known(&state, Some(&source))?;

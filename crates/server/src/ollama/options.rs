@@ -7,10 +7,11 @@ use utoipa::ToSchema;
 
 use super::request::{Shared, Think};
 use crate::error::ApiError;
-use crate::generate::{Thinking, Wishes, check_range};
-use crate::openai::request::{Common, Seed, Strings};
-use crate::openai::structure;
+use crate::generate::{
+    GenerateRequest, Prompt, SamplingParams, StructuredOutput, Thinking, chat_logprobs,
+};
 use crate::registry::Serving;
+use crate::wire::{Seed, Strings};
 
 /// Internal names of fields, and the API's own.
 pub(super) const NAMES: [(&str, &str); 11] = [
@@ -70,36 +71,41 @@ pub(super) struct Options {
     mirostat: Option<i64>,
 }
 
-/// Reads and checks the parameters of a request apart from its prompt.
-pub(super) fn wishes(shared: Shared, serving: &Serving) -> Result<Wishes, ApiError> {
+/// Converts the parameters of a request apart from its prompt.
+pub(super) fn request(
+    prompt: Prompt,
+    shared: Shared,
+    serving: &Serving,
+) -> Result<GenerateRequest, ApiError> {
     let options = shared.options.unwrap_or_default();
     check_samplers(&options)?;
     let repeat_last_n = repeat_last_n(options.repeat_last_n)?;
     let looks_back = repeat_last_n != Some(LookBack::Nowhere);
-    let common = Common {
+    let limits = serving.state().limits();
+    let logprobs = chat_logprobs(shared.logprobs.unwrap_or(false), shared.top_logprobs, limits)?;
+    let sampling = SamplingParams {
+        max_tokens: num_predict(options.num_predict)?,
         temperature: options.temperature,
         top_k: options.top_k,
         top_p: options.top_p,
         min_p: options.min_p,
         repetition_penalty: if looks_back { options.repeat_penalty } else { Some(1.0) },
+        repetition_context: match repeat_last_n {
+            Some(LookBack::Tokens(tokens)) => Some(tokens),
+            Some(LookBack::Nowhere) | None => None,
+        },
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
         // −1 asks for a random seed.
-        seed: options.seed.filter(|Seed(seed)| *seed != u64::MAX),
-        stop: options.stop,
-        stream: Some(shared.stream.unwrap_or(true)),
-        ..Common::default()
+        seed: options.seed.map(|Seed(seed)| seed).filter(|seed| *seed != u64::MAX),
+        stop: options.stop.map_or(Vec::new(), |Strings(stop)| stop),
+        logprobs,
+        structure: structured_output(shared.format.as_ref())?,
+        ..SamplingParams::default()
     };
-    let mut wishes = Wishes::check(common, serving)?;
-    constrain(shared.format.as_ref(), &mut wishes)?;
-    if let Some(LookBack::Tokens(tokens)) = repeat_last_n {
-        wishes.options.sampling.repetition_context = tokens;
-    }
-    let limits = serving.state().limits();
-    let max_tokens = num_predict(options.num_predict)?;
-    wishes.options.max_tokens = max_tokens.or(limits.default_max_tokens);
-    wishes.options.logprobs = logprobs(shared.logprobs, shared.top_logprobs, limits.top_logprobs)?;
-    Ok(wishes)
+    let mut request = GenerateRequest::new(prompt, sampling);
+    request.output.is_stream = shared.stream.unwrap_or(true);
+    Ok(request)
 }
 
 pub(super) fn thinking(think: Option<Think>) -> Thinking {
@@ -112,20 +118,16 @@ pub(super) fn thinking(think: Option<Think>) -> Thinking {
     }
 }
 
-/// Constrains the answer to JSON or to a schema.
-fn constrain(format: Option<&Value>, wishes: &mut Wishes) -> Result<(), ApiError> {
+/// The structure that the answer is constrained to: JSON, or a schema.
+fn structured_output(format: Option<&Value>) -> Result<Option<StructuredOutput>, ApiError> {
     match format {
-        None | Some(Value::Null) => {}
-        Some(format) if format == "" => {}
+        None | Some(Value::Null) => Ok(None),
+        Some(format) if format == "" => Ok(None),
         Some(format) if format == "json" => {
-            wishes.guidance.constrain("format", Constraint::JsonObject);
+            Ok(Some(StructuredOutput::new("format", Constraint::JsonObject)))
         }
-        Some(format) => {
-            let (param, schema) = structure::schema("format", format)?;
-            wishes.guidance.constrain(param, schema);
-        }
+        Some(format) => StructuredOutput::json_schema("format", format).map(Some),
     }
-    Ok(())
 }
 
 /// Refuses sampling methods that this server does not support, unless they are off.
@@ -171,14 +173,4 @@ fn repeat_last_n(found: Option<i64>) -> Result<Option<LookBack>, ApiError> {
             Err(ApiError::out_of_range("options.repeat_last_n", &found, expected))
         }
     }
-}
-
-fn logprobs(wanted: Option<bool>, num_top: Option<u32>, limit: u8) -> Result<Option<u8>, ApiError> {
-    let wanted = wanted.unwrap_or(false);
-    let num_top = num_top.unwrap_or(0);
-    check_range("top_logprobs", num_top, 0, limit.into())?;
-    if num_top > 0 && !wanted {
-        return Err(ApiError::Needs { param: "top_logprobs", needs: "logprobs to be true" });
-    }
-    Ok(wanted.then(|| u8::try_from(num_top).expect("the limit is a byte")))
 }

@@ -25,7 +25,7 @@ pub(super) struct ChatRequest {
 /// The body of `POST /api/generate`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaGenerateFields)]
-pub(super) struct GenerateRequest {
+pub(super) struct PromptRequest {
     /// What is answered; without one the model is only loaded.
     pub(super) prompt: Option<String>,
     /// A system message before it.

@@ -7,8 +7,8 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::embed::{EmbedRequest, EmbeddingsRequest};
 use super::lifetime::KeepAlive;
-use super::request::{ChatRequest, GenerateRequest, Shared, Think};
-use crate::openai::schema::string;
+use super::request::{ChatRequest, PromptRequest, Shared, Think};
+use crate::wire::string;
 
 /// The body of `/api/chat`.
 #[derive(ToSchema)]
@@ -25,7 +25,7 @@ pub(super) struct OllamaChatBody {
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct OllamaGenerateBody {
     #[serde(flatten)]
-    generate: GenerateRequest,
+    generate: PromptRequest,
     #[serde(flatten)]
     shared: Shared,
 }

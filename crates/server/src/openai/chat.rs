@@ -1,22 +1,23 @@
 //! `POST /v1/chat/completions`.
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
 use serde_json::Value;
 
-use super::chat_format::{ChatCompletion, ChatFormat};
+use super::chat_format::{ChatCompletion, ChatFormat, ChatOptions};
 use super::legacy;
-use super::request::{ChatRequest, Common, Content, Message, Messages, Tool, Tools};
+use super::request::{ChatRequest, Common, Content, Message, Tool};
 use super::schema::ChatBody;
-use super::structure;
+use super::structure::Structure;
+use super::unsupported::{self, Endpoint};
 use crate::ServerState;
-use crate::body::{parse, read_json_body};
+use crate::body::{JsonBody, read_json_body};
 use crate::error::ApiError;
 use crate::generate::{
-    AllowedTools, Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, ToolChoice, Wishes,
-    check_count, check_range, check_tool_names, check_unsupported,
+    AllowedTools, Answer, Conversation, EarlyStream, Job, Prompt, Thinking, ToolChoice,
+    chat_logprobs, check_count, check_tool_names,
 };
 use crate::limits::ServerLimits;
 use crate::notes::Notes;
@@ -43,61 +44,59 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let asked = body.clone();
-    let answer = async move |serving: Serving| {
-        let prepared = serving.prepare(move |serving| prepare(&asked, serving)).await?;
-        let Prepared { job, format, plan, notes } = prepared;
-        let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
-        Ok(notes.tell(response))
+    let answer = async move |body: JsonBody, serving: Serving| {
+        let prepared = serving.prepare(move |serving| prepare(body, serving)).await?;
+        let Prepared { job, format, notes } = prepared;
+        let response = Answer::start(job, format, &serving, place)?.respond().await?;
+        Ok(notes.add_to(response))
     };
-    EarlyStream::OPENAI.answer(&state, &body, answer).await
+    EarlyStream::OPENAI.answer(&state, body, answer).await
 }
 
 /// The checked request, ready to be submitted to the engine.
 struct Prepared {
     job: Job,
     format: ChatFormat,
-    plan: AnswerPlan,
     notes: Notes,
 }
 
-fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
-    let rewritten = legacy::rewritten(body)?;
-    let is_legacy = rewritten.is_some();
-    let body = rewritten.as_ref().unwrap_or(body);
-    let common: Common = parse(body)?;
-    let chat: ChatRequest = parse(body)?;
-    check_unsupported(body, "ChatBody")?;
+fn prepare(mut body: JsonBody, serving: &Serving) -> Result<Prepared, ApiError> {
+    let is_legacy = legacy::rewrite(body.fields_mut())?;
+    let common: Common = body.read()?;
+    let chat: ChatRequest = body.read()?;
+    let structure: Structure = body.read()?;
+    unsupported::check(&body, Endpoint::Chat)?;
+    check_max_tokens(&common)?;
     let limits = serving.state().limits();
-    let max_tokens = max_tokens(&common)?;
-    let mut wishes = Wishes::check(common, serving)?;
-    wishes.options.max_tokens = max_tokens.or(limits.default_max_tokens);
-    structure::read(body, &mut wishes, serving)?;
-    wishes.options.logprobs = logprobs(&chat, limits.top_logprobs)?;
-    let conversation_id = chat.conversation_id.clone();
+    let logprobs = chat_logprobs(chat.logprobs.unwrap_or(false), chat.top_logprobs, limits)?;
+    let options = ChatOptions {
+        is_legacy,
+        include_usage: common.include_usage(),
+        conversation_id: chat.conversation_id.clone(),
+    };
     let mut notes = Notes::default();
     notes.add_if(chat.verbosity.is_some(), "verbosity is passed over");
     let conversation = conversation(body, chat, limits)?;
-    let job = conversation.job(&mut wishes, serving)?;
-    let format =
-        ChatFormat::new(&job, &wishes, serving).within(conversation_id).in_old_words(is_legacy);
-    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
-    Ok(Prepared { job, format, plan, notes })
+    let mut request = common.into_request(Prompt::Conversation(conversation))?;
+    request.sampling.logprobs = logprobs;
+    structure.apply(&mut request.sampling)?;
+    let job = request.job(serving)?;
+    let format = ChatFormat::new(&job, options, serving);
+    Ok(Prepared { job, format, notes })
 }
 
-fn max_tokens(common: &Common) -> Result<Option<u32>, ApiError> {
-    let max_tokens = common.max_completion_tokens.or(common.max_tokens);
-    if max_tokens == Some(0) {
+fn check_max_tokens(common: &Common) -> Result<(), ApiError> {
+    if common.max_tokens() == Some(0) {
         let is_new = common.max_completion_tokens.is_some();
         let param = if is_new { "max_completion_tokens" } else { "max_tokens" };
         return Err(ApiError::out_of_range(param, &0, "at least 1"));
     }
-    Ok(max_tokens)
+    Ok(())
 }
 
-/// Builds and checks the conversation of a body.
+/// Builds and checks the conversation of a body. `chat` are the fields of the same body.
 pub(crate) fn conversation(
-    body: &Bytes,
+    mut body: JsonBody,
     chat: ChatRequest,
     limits: &ServerLimits,
 ) -> Result<Conversation, ApiError> {
@@ -110,8 +109,9 @@ pub(crate) fn conversation(
     }
     Ok(Conversation {
         param: "messages",
-        messages: parse::<Messages>(body)?.messages,
-        tools: allowed_tools(body, chat.tool_choice.as_ref())?,
+        // The template gets them in full: it may read fields that the API does not define.
+        messages: body.take_list("messages"),
+        tools: allowed_tools(body.take_list("tools"), chat.tool_choice.as_ref())?,
         tool_choice,
         single_call: chat.parallel_tool_calls == Some(false),
         thinking: Thinking {
@@ -126,25 +126,12 @@ pub(crate) fn conversation(
 }
 
 /// The tools that the model may call; only the allowed ones if the choice is `allowed_tools`.
-fn allowed_tools(body: &Bytes, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
-    let mut tools = parse::<Tools>(body)?.tools.unwrap_or_default();
+fn allowed_tools(mut tools: Vec<Value>, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
     if let Some(allowed) = choice.map(AllowedTools::read).transpose()?.flatten() {
         let name = |tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned();
         tools.retain(|tool| allowed.contains(&name(tool)));
     }
     Ok(tools)
-}
-
-/// Converts `logprobs` and `top_logprobs` to the engine's number of alternatives.
-fn logprobs(chat: &ChatRequest, limit: u8) -> Result<Option<u8>, ApiError> {
-    let wanted = chat.logprobs.unwrap_or(false);
-    let Some(num_top) = chat.top_logprobs else { return Ok(wanted.then_some(0)) };
-    check_range("top_logprobs", num_top, 0, limit.into())?;
-    if num_top > 0 && !wanted {
-        return Err(ApiError::Needs { param: "top_logprobs", needs: "logprobs to be true" });
-    }
-    let num_top = u8::try_from(num_top).expect("the limit is a byte");
-    Ok(wanted.then_some(num_top))
 }
 
 fn check_messages(messages: Option<&[Message]>, limits: &ServerLimits) -> Result<(), ApiError> {

@@ -12,13 +12,24 @@ use utoipa::ToSchema;
 use super::SYSTEM_FINGERPRINT;
 use super::logprobs::ChatLogprobs;
 use super::usage::{Performance, Timing, Usage};
-use crate::generate::{CallDelta, Delta, Finish, Format, Job, Summary, Wishes};
+use crate::generate::{CallDelta, Delta, Finish, Format, Job, Summary};
 use crate::ids::{new_id, new_uuid, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
 
 /// The only service tier of this server.
 const SERVICE_TIER: &str = "default";
+
+/// What a request says about the form of its answer.
+#[derive(Debug)]
+pub(super) struct ChatOptions {
+    /// Whether calls are written as `function_call`, the form that preceded tools.
+    pub(super) is_legacy: bool,
+    /// Whether a stream ends with an event that has the usage.
+    pub(super) include_usage: bool,
+    /// The client's id for the conversation, returned in the answer.
+    pub(super) conversation_id: Option<String>,
+}
 
 /// Writes the answer to a chat completion.
 #[derive(Debug)]
@@ -28,11 +39,7 @@ pub(super) struct ChatFormat {
     model: String,
     tokenizer: Arc<Tokenizer>,
     has_logprobs: bool,
-    include_usage: bool,
-    /// The client's id for the conversation, returned in the answer.
-    conversation_id: Option<String>,
-    /// Whether calls are written as `function_call`, the form that preceded tools.
-    is_legacy: bool,
+    options: ChatOptions,
     /// The prompt's tokens, set if the request asks for token ids.
     prompt_token_ids: Option<Vec<TokenId>>,
     progress: Vec<Progress>,
@@ -46,32 +53,19 @@ struct Progress {
 }
 
 impl ChatFormat {
-    pub(super) fn new(job: &Job, wishes: &Wishes, serving: &Serving) -> ChatFormat {
+    pub(super) fn new(job: &Job, options: ChatOptions, serving: &Serving) -> ChatFormat {
         let prompt = &job.prompts[0];
+        let returns_token_ids = job.rules.output.return_token_ids;
         ChatFormat {
             id: new_id("chatcmpl-"),
             created: unix_seconds(),
             model: serving.id().to_owned(),
             tokenizer: Arc::clone(&serving.text().tokenizer),
-            has_logprobs: wishes.options.logprobs.is_some(),
-            include_usage: wishes.include_usage,
-            conversation_id: None,
-            is_legacy: false,
-            prompt_token_ids: wishes.return_token_ids.then(|| prompt.tokens().to_vec()),
+            has_logprobs: job.has_logprobs,
+            options,
+            prompt_token_ids: returns_token_ids.then(|| prompt.tokens().to_vec()),
             progress: vec![Progress::default(); job.num_choices()],
         }
-    }
-
-    /// Returns the client's conversation id in the answer.
-    pub(super) fn within(mut self, conversation_id: Option<String>) -> ChatFormat {
-        self.conversation_id = conversation_id;
-        self
-    }
-
-    /// Writes calls as `function_call`.
-    pub(super) fn in_old_words(mut self, is_legacy: bool) -> ChatFormat {
-        self.is_legacy = is_legacy;
-        self
     }
 
     fn finish_name(&self, finish: Finish) -> &'static str {
@@ -79,7 +73,7 @@ impl ChatFormat {
             Finish::Stop => "stop",
             Finish::Length => "length",
             Finish::Cancelled => "abort",
-            Finish::ToolCalls if self.is_legacy => "function_call",
+            Finish::ToolCalls if self.options.is_legacy => "function_call",
             Finish::ToolCalls => "tool_calls",
         }
     }
@@ -87,7 +81,7 @@ impl ChatFormat {
     /// The calls of a delta. `num_before` is set if the answer is streamed: the number of calls
     /// that began before the delta.
     fn calls<'a>(&self, delta: &'a Delta, num_before: Option<usize>) -> WireCalls<'a> {
-        if self.is_legacy {
+        if self.options.is_legacy {
             // There is never more than one call: `parallel_tool_calls` is false.
             return WireCalls {
                 tool_calls: Vec::new(),
@@ -140,10 +134,10 @@ impl ChatFormat {
             system_fingerprint: SYSTEM_FINGERPRINT,
             service_tier: SERVICE_TIER,
             choices,
-            usage: self.include_usage.then_some(summary.map(Usage::of)),
+            usage: self.options.include_usage.then_some(summary.map(Usage::of)),
             timing: summary.map(Timing::of),
             performance: summary.map(Performance::of),
-            conversation_id: self.conversation_id.as_deref(),
+            conversation_id: self.options.conversation_id.as_deref(),
         };
         push_event(buffer, &chunk);
     }
@@ -358,7 +352,7 @@ impl Format for ChatFormat {
     }
 
     fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
-        if self.include_usage {
+        if self.options.include_usage {
             self.push_chunk(&[], Some(summary), buffer);
         }
         buffer.extend_from_slice(sse::DONE.as_bytes());
@@ -377,7 +371,7 @@ impl Format for ChatFormat {
             usage: Usage::of(summary),
             timing: Timing::of(summary),
             performance: Performance::of(summary),
-            conversation_id: self.conversation_id.clone().unwrap_or_else(new_uuid),
+            conversation_id: self.options.conversation_id.clone().unwrap_or_else(new_uuid),
         };
         Json(whole).into_response()
     }

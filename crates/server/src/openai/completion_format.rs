@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::SYSTEM_FINGERPRINT;
 use super::logprobs::CompletionLogprobs;
 use super::usage::{Performance, Timing, Usage};
-use crate::generate::{Delta, Finish, Format, Job, ScoredToken, Summary, Wishes};
+use crate::generate::{Delta, Finish, Format, Job, PromptJob, ScoredToken, Summary};
 use crate::ids::{new_id, unix_seconds};
 use crate::registry::Serving;
 use crate::sse::{self, push_event};
@@ -54,6 +54,19 @@ impl Echo {
     }
 }
 
+/// What a request says about the form of its answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CompletionOptions {
+    /// Whether log-probabilities are returned; they may be computed for `best_of` alone.
+    pub(super) has_logprobs: bool,
+    /// Whether a stream ends with an event that has the usage.
+    pub(super) include_usage: bool,
+    /// Whether each prompt's text is put before its choices.
+    pub(super) echo: bool,
+    /// Number of choices returned for each prompt, the most likely ones.
+    pub(super) num_returned: usize,
+}
+
 /// Writes the completions of one or several prompts.
 #[derive(Debug)]
 pub(super) struct CompletionFormat {
@@ -61,61 +74,45 @@ pub(super) struct CompletionFormat {
     created: u64,
     model: String,
     tokenizer: Arc<Tokenizer>,
-    has_logprobs: bool,
-    include_usage: bool,
+    options: CompletionOptions,
     return_token_ids: bool,
     prompts: Vec<Vec<TokenId>>,
     /// Echo of each prompt; none without `echo`.
     echoes: Option<Vec<Echo>>,
-    /// Number of choices generated for each prompt, and how many of them are returned.
-    num_drawn: usize,
-    num_kept: usize,
+    /// Number of choices generated for each prompt.
+    num_generated: usize,
     has_begun: Vec<bool>,
     /// Log-probabilities of the prompt of each choice, if they were requested.
     prompt_logprobs: Vec<Vec<Logprob>>,
 }
 
 impl CompletionFormat {
-    pub(super) fn new(job: &Job, wishes: &Wishes, serving: &Serving) -> CompletionFormat {
+    pub(super) fn new(
+        job: &Job,
+        options: CompletionOptions,
+        serving: &Serving,
+    ) -> CompletionFormat {
         let num_choices = job.prompts.len() * job.num_choices();
+        let tokenizer = &serving.text().tokenizer;
+        let echo =
+            |prompt: &PromptJob| Echo::new(prompt.tokens(), prompt.text.as_deref(), tokenizer);
         CompletionFormat {
             id: new_id("cmpl-"),
             created: unix_seconds(),
             model: serving.id().to_owned(),
-            tokenizer: Arc::clone(&serving.text().tokenizer),
-            has_logprobs: wishes.options.logprobs.is_some(),
-            include_usage: wishes.include_usage,
-            return_token_ids: wishes.return_token_ids,
+            tokenizer: Arc::clone(tokenizer),
+            return_token_ids: job.rules.output.return_token_ids,
             prompts: job.prompts.iter().map(|prompt| prompt.tokens().to_vec()).collect(),
-            echoes: None,
-            num_drawn: job.num_choices(),
-            num_kept: job.num_choices(),
+            echoes: options.echo.then(|| job.prompts.iter().map(echo).collect()),
+            options,
+            num_generated: job.num_choices(),
             has_begun: vec![false; num_choices],
             prompt_logprobs: vec![Vec::new(); num_choices],
         }
     }
 
-    /// Puts each prompt's text before its choices.
-    pub(super) fn echoing(mut self, echoes: Option<Vec<Echo>>) -> CompletionFormat {
-        self.echoes = echoes;
-        self
-    }
-
-    /// Sets whether log-probabilities are returned; they may be computed for another reason, such
-    /// as `best_of`.
-    pub(super) fn with_logprobs(mut self, has_logprobs: bool) -> CompletionFormat {
-        self.has_logprobs = has_logprobs;
-        self
-    }
-
-    /// Returns only the `num_kept` most likely choices of each prompt.
-    pub(super) fn keeping(mut self, num_kept: u32) -> CompletionFormat {
-        self.num_kept = num_kept as usize;
-        self
-    }
-
     fn echo(&self, choice_idx: usize) -> Option<&Echo> {
-        self.echoes.as_ref().map(|echoes| &echoes[choice_idx / self.num_drawn])
+        self.echoes.as_ref().map(|echoes| &echoes[choice_idx / self.num_generated])
     }
 
     /// Log-probabilities of a choice's tokens, preceded by those of its echoed prompt if
@@ -129,7 +126,7 @@ impl CompletionFormat {
         let mut logprobs = CompletionLogprobs::default();
         let echo = self.echo(choice_idx);
         if let Some(echo) = echo.filter(|_| with_prompt) {
-            let tokens = &self.prompts[choice_idx / self.num_drawn];
+            let tokens = &self.prompts[choice_idx / self.num_generated];
             logprobs.push_first(tokens[0], echo.starts_chars[0], &self.tokenizer);
             let rest = tokens[1..].iter().zip(&echo.starts_chars[1..]);
             for ((&token, &start_chars), logprob) in rest.zip(&self.prompt_logprobs[choice_idx]) {
@@ -157,7 +154,7 @@ impl CompletionFormat {
             model: &self.model,
             system_fingerprint: SYSTEM_FINGERPRINT,
             choices,
-            usage: self.include_usage.then_some(summary.map(Usage::of)),
+            usage: self.options.include_usage.then_some(summary.map(Usage::of)),
             timing: summary.map(Timing::of),
             performance: summary.map(Performance::of),
         };
@@ -166,12 +163,12 @@ impl CompletionFormat {
 
     /// The choices of a prompt that are returned; the most likely first if not all of them are.
     fn kept<'a>(&self, prompt_idx: usize, choices: &'a [Delta]) -> Vec<(usize, &'a Delta)> {
-        let first = prompt_idx * self.num_drawn;
-        let mut kept: Vec<_> = (first..).zip(&choices[first..first + self.num_drawn]).collect();
-        if self.num_kept < self.num_drawn {
+        let first = prompt_idx * self.num_generated;
+        let mut kept: Vec<_> = (first..).zip(&choices[first..first + self.num_generated]).collect();
+        if self.options.num_returned < self.num_generated {
             // The sort is stable: of equally likely choices, the first generated comes first.
             kept.sort_by(|(_, a), (_, b)| mean_logprob(b).total_cmp(&mean_logprob(a)));
-            kept.truncate(self.num_kept);
+            kept.truncate(self.options.num_returned);
         }
         kept
     }
@@ -237,8 +234,9 @@ impl Format for CompletionFormat {
         let is_first = !std::mem::replace(&mut self.has_begun[choice_idx], true);
         let echo = self.echo(choice_idx).filter(|_| is_first);
         let text = echo.map_or(String::new(), |echo| echo.text.clone()) + &delta.text;
-        let has_logprobs = self.has_logprobs && (echo.is_some() || !delta.scored.is_empty());
-        let prompt = &self.prompts[choice_idx / self.num_drawn];
+        let has_logprobs =
+            self.options.has_logprobs && (echo.is_some() || !delta.scored.is_empty());
+        let prompt = &self.prompts[choice_idx / self.num_generated];
         let choice = Choice {
             index: choice_idx,
             text,
@@ -251,7 +249,7 @@ impl Format for CompletionFormat {
     }
 
     fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
-        if self.include_usage {
+        if self.options.include_usage {
             self.push_chunk(Vec::new(), Some(summary), buffer);
         }
         buffer.extend_from_slice(sse::DONE.as_bytes());
@@ -266,6 +264,7 @@ impl Format for CompletionFormat {
                     index: told.len(),
                     text: echo.map_or(String::new(), |echo| echo.text.clone()) + &delta.text,
                     logprobs: self
+                        .options
                         .has_logprobs
                         .then(|| self.logprobs(choice_idx, &delta.scored, true)),
                     finish_reason: delta.finish.map(finish_name),

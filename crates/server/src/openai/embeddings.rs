@@ -1,7 +1,7 @@
 //! `POST /v1/embeddings`.
 
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::request::Prompts;
 use super::schema::EmbeddingBody;
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{JsonBody, read_json_body};
 use crate::embed::{self, Embedding};
 use crate::error::ApiError;
 use crate::generate::check_count;
@@ -98,7 +98,7 @@ pub(crate) async fn embeddings(
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let _place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    let serving = state.open(body.model()?.as_deref()).await?;
     let (texts, wish, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
     let vectors = embed::vectors(&serving, texts, wish).await?;
@@ -119,10 +119,10 @@ pub(crate) async fn embeddings(
 }
 
 fn prepare(
-    body: &Bytes,
+    body: &JsonBody,
     serving: &Serving,
 ) -> Result<(Vec<Vec<TokenId>>, Embedding, EncodingFormat), ApiError> {
-    let request: EmbeddingRequest = parse(body)?;
+    let request: EmbeddingRequest = body.read()?;
     let input = request.input.ok_or(ApiError::Missing { param: "input" })?;
     let num_texts = match &input {
         Prompts::Texts(texts) => texts.len(),

@@ -1,22 +1,12 @@
 //! Support for `functions` and `function_call`, which tools have replaced: such a request is first
 //! rewritten to use tools, and its answer is written in the old form.
 
-use axum::body::Bytes;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 
-/// The fields that identify a request in the old form.
-const MARKS: [&str; 2] = ["\"functions\"", "\"function_call\""];
-
-/// Rewrites a request to use tools; none if it is not in the old form.
-pub(super) fn rewritten(body: &[u8]) -> Result<Option<Bytes>, ApiError> {
-    let contains = |mark: &&str| body.windows(mark.len()).any(|found| found == mark.as_bytes());
-    if !MARKS.iter().any(contains) {
-        return Ok(None);
-    }
-    // Invalid JSON is reported by the typed parser later.
-    let Ok(Value::Object(mut request)) = serde_json::from_slice(body) else { return Ok(None) };
+/// Rewrites a request to use tools. Returns whether it was in the old form.
+pub(super) fn rewrite(request: &mut Map<String, Value>) -> Result<bool, ApiError> {
     let functions = request.remove("functions").unwrap_or_default();
     let choice = request.remove("function_call").unwrap_or_default();
     let messages = request.get_mut("messages").and_then(Value::as_array_mut);
@@ -30,12 +20,11 @@ pub(super) fn rewritten(body: &[u8]) -> Result<Option<Bytes>, ApiError> {
         }
     };
     if functions.is_empty() {
-        let asks_nothing = choice.is_null() || choice == "none" || choice == "auto";
-        return match (asks_nothing, has_old_messages) {
-            (false, _) => Err(ApiError::Needs { param: "function_call", needs: "functions" }),
-            (true, false) => Ok(None),
-            (true, true) => Ok(Some(Bytes::from(Value::Object(request).to_string()))),
-        };
+        let is_unforced = choice.is_null() || choice == "none" || choice == "auto";
+        if !is_unforced {
+            return Err(ApiError::Needs { param: "function_call", needs: "functions" });
+        }
+        return Ok(has_old_messages);
     }
     if request.get("tools").is_some_and(|tools| !tools.is_null()) {
         return Err(ApiError::Needs { param: "functions", needs: "tools to be absent" });
@@ -49,7 +38,7 @@ pub(super) fn rewritten(body: &[u8]) -> Result<Option<Bytes>, ApiError> {
         choice => choice,
     };
     request.insert("tool_choice".to_owned(), choice);
-    Ok(Some(Bytes::from(Value::Object(request).to_string())))
+    Ok(true)
 }
 
 /// Rewrites calls and their results; returns whether there were any.

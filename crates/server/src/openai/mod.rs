@@ -2,8 +2,8 @@
 //! `POST /v1/embeddings`, `GET /v1/models`; and vLLM's `POST /tokenize`, `POST /detokenize`.
 //!
 //! ```text
-//!  bytes ──request──▶ wire types ──chat, completions──▶ Job ──generate──▶ response or events
-//!                     untrusted     every check            chat_format, completion_format
+//!  JsonBody ──request──▶ wire types ──chat, completions──▶ GenerateRequest ──generate──▶ events
+//!                        untrusted                                    chat_format, completion_format
 //! ```
 
 pub(crate) mod chat;
@@ -11,15 +11,15 @@ mod chat_format;
 mod completion_format;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
-mod infill;
 mod legacy;
 pub(crate) mod logprobs;
 pub(crate) mod models;
 pub(crate) mod request;
 pub(crate) mod responses;
-pub(crate) mod schema;
-pub(crate) mod structure;
+mod schema;
+mod structure;
 pub(crate) mod tokenize;
+mod unsupported;
 mod usage;
 
 /// Identifies the program version that generated an answer.

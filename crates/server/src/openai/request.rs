@@ -1,9 +1,9 @@
-//! Request bodies as clients send them, not yet validated.
+//! Request bodies as clients send them, not yet validated, and their conversion to
+//! [`GenerateRequest`].
 //!
-//! A body is parsed several times, each time for the fields that one part of the server needs
-//! ([`Common`], [`Unsupported`], and [`ChatRequest`] or [`CompletionRequest`]). That keeps the path
-//! of a field with a wrong type, which `#[serde(flatten)]` would lose. Fields that no type has are
-//! ignored, as OpenAI's API does.
+//! A body is parsed once, and each of these types then reads its own fields from it: `Common`, and
+//! [`ChatRequest`] or [`CompletionRequest`]. That keeps the path of a field with a wrong type, which
+//! `#[serde(flatten)]` would lose. Fields that no type has are ignored, as OpenAI's API does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,9 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::text_or::{Listed, TextOr};
+use crate::error::ApiError;
+use crate::generate::{GenerateRequest, OutputParams, Prompt, SamplingParams, SchedulingParams};
+use crate::wire::{Listed, Seed, Strings, TextOr};
 
 /// Fields that both endpoints have.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -80,6 +82,58 @@ pub(crate) struct Common {
     pub(crate) timeout: Option<f64>,
 }
 
+impl Common {
+    /// Maximum number of tokens to generate, under either name.
+    pub(super) fn max_tokens(&self) -> Option<u32> {
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+
+    /// Whether a stream ends with an event that has the usage.
+    pub(super) fn include_usage(&self) -> bool {
+        self.stream_options.as_ref().and_then(|it| it.include_usage).unwrap_or(false)
+    }
+
+    /// Converts the fields to a request to answer this prompt.
+    pub(super) fn into_request(self, prompt: Prompt) -> Result<GenerateRequest, ApiError> {
+        let is_stream = self.stream.unwrap_or(false);
+        if self.stream_options.is_some() && !is_stream {
+            return Err(ApiError::Needs { param: "stream_options", needs: "stream to be true" });
+        }
+        Ok(GenerateRequest {
+            prompt,
+            output: OutputParams {
+                is_stream,
+                return_token_ids: self.return_token_ids.unwrap_or(false),
+                include_stop_text: self.include_stop_str_in_output.unwrap_or(false),
+                include_special_tokens: self.skip_special_tokens == Some(false),
+            },
+            scheduling: SchedulingParams {
+                priority: self.priority,
+                cache_salt: self.cache_salt,
+                timeout_seconds: self.timeout,
+            },
+            truncate_prompt_tokens: self.truncate_prompt_tokens,
+            sampling: SamplingParams {
+                max_tokens: self.max_completion_tokens.or(self.max_tokens),
+                temperature: self.temperature,
+                top_p: self.top_p,
+                top_k: self.top_k,
+                min_p: self.min_p,
+                repetition_penalty: self.repetition_penalty,
+                presence_penalty: self.presence_penalty,
+                frequency_penalty: self.frequency_penalty,
+                logit_bias: self.logit_bias.unwrap_or_default(),
+                seed: self.seed.map(|Seed(seed)| seed),
+                num_choices: self.n,
+                stop: self.stop.map_or(Vec::new(), |Strings(stop)| stop),
+                stop_token_ids: self.stop_token_ids.unwrap_or_default(),
+                ignore_eos: self.ignore_eos.unwrap_or(false),
+                ..SamplingParams::default()
+            },
+        })
+    }
+}
+
 /// Fields of `POST /v1/chat/completions` alone.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatRequest {
@@ -137,7 +191,8 @@ pub(crate) struct CompletionRequest {
 
 /// Fields that change the answer and that this server does not have. To ignore them would be to
 /// answer another question than the one that was asked.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `unsupported` refuses the fields by name")]
 pub(crate) struct Unsupported {
     /// Use `guided_grammar`, in Lark's notation.
     pub(crate) grammar: Option<Value>,
@@ -215,12 +270,6 @@ impl Role {
     }
 }
 
-/// The messages in full, for the template, which may read fields that the API does not define.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Messages {
-    pub(crate) messages: Vec<Value>,
-}
-
 /// One message of a conversation, as far as it is checked.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(
@@ -271,12 +320,6 @@ pub(crate) struct ToolFunction {
     pub(crate) name: String,
 }
 
-/// The tools in full, for the template.
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct Tools {
-    pub(crate) tools: Option<Vec<Value>>,
-}
-
 /// A message's content.
 pub(crate) type Content = TextOr<Part>;
 
@@ -294,63 +337,11 @@ pub(crate) struct Part {
     pub(crate) refusal: Option<String>,
 }
 
-/// A string or a list of strings.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Strings(pub(crate) Vec<String>);
-
 /// The prompts of a completion.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Prompts {
     Texts(Vec<String>),
     Tokens(Vec<Vec<TokenId>>),
-}
-
-/// A seed: any 64-bit integer, signed or unsigned.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Seed(pub(crate) u64);
-
-impl<'de> Deserialize<'de> for Seed {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Seed, D::Error> {
-        struct SeedVisitor;
-        impl Visitor<'_> for SeedVisitor {
-            type Value = Seed;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an integer of 64 bits")
-            }
-
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Seed, E> {
-                Ok(Seed(value))
-            }
-
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Seed, E> {
-                Ok(Seed(value.cast_unsigned()))
-            }
-        }
-        deserializer.deserialize_any(SeedVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for Strings {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Strings, D::Error> {
-        struct StringsVisitor;
-        impl<'de> Visitor<'de> for StringsVisitor {
-            type Value = Strings;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of strings")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Strings, E> {
-                Ok(Strings(vec![value.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Strings, A::Error> {
-                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Strings)
-            }
-        }
-        deserializer.deserialize_any(StringsVisitor)
-    }
 }
 
 /// One element of a list of prompts; all elements must be of the same kind.

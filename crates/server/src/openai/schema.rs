@@ -3,17 +3,16 @@
 use std::borrow::Cow;
 
 use serde_json::Value;
-use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Type};
-use utoipa::openapi::{KnownFormat, ObjectBuilder, RefOr, Schema, SchemaFormat};
+use utoipa::openapi::schema::{OneOfBuilder, Type};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::embeddings::EmbeddingRequest;
-use super::request::{
-    ChatRequest, Common, CompletionRequest, Content, Part, Prompts, Seed, Strings, Unsupported,
-};
+use super::request::{ChatRequest, Common, CompletionRequest, Content, Part, Prompts, Unsupported};
 use super::responses::ResponseRequest;
 use super::structure::Structure;
 use super::tokenize::{DetokenizeRequest, TokenizeRequest};
+use crate::wire::{list, string};
 
 /// The body of a chat: it is read for one part of its fields after the other.
 #[derive(ToSchema)]
@@ -180,35 +179,9 @@ pub(super) struct DetokenizeBody {
     detokenize: DetokenizeRequest,
 }
 
-pub(crate) fn string() -> ObjectBuilder {
-    ObjectBuilder::new().schema_type(Type::String)
-}
-
-/// The schema of a list of `items`.
-pub(crate) fn list(items: impl Into<RefOr<Schema>>) -> ArrayBuilder {
-    ArrayBuilder::new().items(items.into())
-}
-
 fn token() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0))
 }
-
-impl PartialSchema for Seed {
-    fn schema() -> RefOr<Schema> {
-        let format = SchemaFormat::KnownFormat(KnownFormat::Int64);
-        ObjectBuilder::new().schema_type(Type::Integer).format(Some(format)).into()
-    }
-}
-
-impl ToSchema for Seed {}
-
-impl PartialSchema for Strings {
-    fn schema() -> RefOr<Schema> {
-        OneOfBuilder::new().item(string()).item(list(string())).into()
-    }
-}
-
-impl ToSchema for Strings {}
 
 impl PartialSchema for Content {
     fn schema() -> RefOr<Schema> {

@@ -1,17 +1,15 @@
 //! Constraints on the tokens of an answer: `response_format`, vLLM's equivalents, and lists of
 //! tokens and words.
 
-use axum::body::Bytes;
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::Constraint;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::body::{parse, reason_of};
+use crate::body::reason_of;
 use crate::error::ApiError;
-use crate::generate::{Wishes, bad_runs};
-use crate::registry::Serving;
+use crate::generate::{SamplingParams, StructuredOutput};
 
 /// Maximum length of a schema's name, in characters.
 const NAME_CHARS_MAX: usize = 64;
@@ -53,70 +51,63 @@ struct NamedSchema {
     _strict: Option<bool>,
 }
 
-/// Reads the constraints that a body asks for.
-pub(super) fn read(body: &Bytes, wishes: &mut Wishes, serving: &Serving) -> Result<(), ApiError> {
-    let mut fields: Structure = parse(body)?;
-    wishes.options.min_tokens = fields.min_tokens.unwrap_or(0);
-    wishes.options.allowed_tokens = fields.allowed_token_ids.take();
-    let words = fields.bad_words.take().unwrap_or_default();
-    let runs = bad_runs(&words, serving)?;
-    let (tokens, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| run.len() == 1);
-    wishes.options.banned_tokens = tokens.into_iter().flatten().collect();
-    wishes.guidance.forbid(runs);
-    if let Some((param, constraint)) = constraint(fields)? {
-        wishes.guidance.constrain(param, constraint);
+impl Structure {
+    /// Adds the constraints to the sampling parameters.
+    pub(super) fn apply(mut self, sampling: &mut SamplingParams) -> Result<(), ApiError> {
+        sampling.min_tokens = self.min_tokens.unwrap_or(0);
+        sampling.allowed_token_ids = self.allowed_token_ids.take();
+        sampling.bad_words = self.bad_words.take().unwrap_or_default();
+        sampling.structure = self.structured_output()?;
+        Ok(())
     }
-    Ok(())
+
+    /// Returns the one structure of a request.
+    fn structured_output(self) -> Result<Option<StructuredOutput>, ApiError> {
+        let wanted = [
+            ("response_format", self.response_format, response_format as Reader),
+            ("structured_outputs", self.structured_outputs, structured_outputs),
+            ("guided_json", self.guided_json, json_schema),
+            ("guided_regex", self.guided_regex, regex),
+            ("guided_choice", self.guided_choice, choice),
+            ("guided_grammar", self.guided_grammar, grammar),
+        ];
+        let mut found: Option<StructuredOutput> = None;
+        for (param, value, read) in wanted {
+            let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+            let Some(next) = read(param, &value)? else { continue };
+            if let Some(first) = &found {
+                let expected =
+                    format!("absent beside {}: an answer has one structure", first.param);
+                return Err(ApiError::out_of_range(param, &"present", expected));
+            }
+            found = Some(next);
+        }
+        Ok(found)
+    }
 }
 
-/// Applies a `response_format` that came in the field `param`.
-pub(super) fn read_format(
+/// Reads a `response_format` that came in the field `param`, without the level `json_schema`.
+pub(super) fn text_format(
     param: &'static str,
     format: &Value,
-    wishes: &mut Wishes,
-) -> Result<(), ApiError> {
+) -> Result<Option<StructuredOutput>, ApiError> {
     let renamed = |err: ApiError| err.renamed(&[("response_format", param)]);
-    if let Some((found, constraint)) =
-        response_format("response_format", format).map_err(renamed)?
-    {
+    let found = response_format("response_format", format).map_err(renamed)?;
+    Ok(found.map(|StructuredOutput { param: found, constraint }| {
         let inner = found.strip_prefix("response_format").unwrap_or_default();
         let inner = inner.strip_prefix(".json_schema").unwrap_or(inner);
-        wishes.guidance.constrain(format!("{param}{inner}"), constraint);
-    }
-    Ok(())
+        StructuredOutput::new(format!("{param}{inner}"), constraint)
+    }))
 }
 
-/// Returns the one constraint of a request, and the field it came from.
-fn constraint(fields: Structure) -> Result<Option<(String, Constraint)>, ApiError> {
-    let wanted = [
-        ("response_format", fields.response_format, response_format as Reader),
-        ("structured_outputs", fields.structured_outputs, structured_outputs),
-        ("guided_json", fields.guided_json, json_schema),
-        ("guided_regex", fields.guided_regex, regex),
-        ("guided_choice", fields.guided_choice, choice),
-        ("guided_grammar", fields.guided_grammar, grammar),
-    ];
-    let mut found: Option<(String, Constraint)> = None;
-    for (param, value, read) in wanted {
-        let Some(value) = value.filter(|value| !value.is_null()) else { continue };
-        let Some(next) = read(param, &value)? else { continue };
-        if let Some((first, _)) = &found {
-            let expected = format!("absent beside {first}: an answer has one structure");
-            return Err(ApiError::out_of_range(param, &"present", expected));
-        }
-        found = Some(next);
-    }
-    Ok(found)
-}
+type Reader = fn(&str, &Value) -> Result<Option<StructuredOutput>, ApiError>;
 
-type Reader = fn(&str, &Value) -> Result<Option<(String, Constraint)>, ApiError>;
-
-fn response_format(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn response_format(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
     // Older clients send the type alone.
     let kind = value.get("type").unwrap_or(value).as_str().unwrap_or_default();
     match kind {
         "text" => Ok(None),
-        "json_object" => Ok(Some((param.to_owned(), Constraint::JsonObject))),
+        "json_object" => Ok(Some(StructuredOutput::new(param, Constraint::JsonObject))),
         "json_schema" => {
             let param = format!("{param}.json_schema");
             let named = value.get("json_schema").cloned().unwrap_or_default();
@@ -148,10 +139,7 @@ fn check_name(param: &str, name: &str) -> Result<(), ApiError> {
 }
 
 /// Reads vLLM's object, of which exactly one member may be present.
-fn structured_outputs(
-    param: &str,
-    value: &Value,
-) -> Result<Option<(String, Constraint)>, ApiError> {
+fn structured_outputs(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
     let wrong =
         |reason: &str| ApiError::WrongType { param: param.to_owned(), reason: reason.to_owned() };
     let Value::Object(members) = value else { return Err(wrong("it must be an object")) };
@@ -167,7 +155,7 @@ fn structured_outputs(
         "choice" => choice(&param, value),
         "grammar" => grammar(&param, value),
         "json_object" => match value {
-            Value::Bool(true) => Ok(Some((param, Constraint::JsonObject))),
+            Value::Bool(true) => Ok(Some(StructuredOutput::new(param, Constraint::JsonObject))),
             Value::Bool(false) => Ok(None),
             _ => Err(ApiError::WrongType { param, reason: "it must be a boolean".to_owned() }),
         },
@@ -178,21 +166,8 @@ fn structured_outputs(
     }
 }
 
-fn json_schema(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
-    schema(param, value).map(Some)
-}
-
-/// Reads a JSON schema, or the text of one, that came in the field `param`.
-pub(crate) fn schema(param: &str, value: &Value) -> Result<(String, Constraint), ApiError> {
-    let wrong = |reason: String| ApiError::WrongType { param: param.to_owned(), reason };
-    let schema = match value {
-        Value::String(text) => serde_json::from_str(text).map_err(|err| wrong(err.to_string()))?,
-        schema => schema.clone(),
-    };
-    if !schema.is_object() && !schema.is_boolean() {
-        return Err(wrong("a JSON schema is an object".to_owned()));
-    }
-    Ok((param.to_owned(), Constraint::JsonSchema(schema)))
+fn json_schema(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
+    StructuredOutput::json_schema(param, value).map(Some)
 }
 
 fn text(param: &str, value: &Value) -> Result<String, ApiError> {
@@ -206,16 +181,16 @@ fn text(param: &str, value: &Value) -> Result<String, ApiError> {
     }
 }
 
-fn regex(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
-    Ok(Some((param.to_owned(), Constraint::Regex(text(param, value)?))))
+fn regex(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
+    Ok(Some(StructuredOutput::new(param, Constraint::Regex(text(param, value)?))))
 }
 
-fn grammar(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
-    Ok(Some((param.to_owned(), Constraint::Lark(text(param, value)?))))
+fn grammar(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
+    Ok(Some(StructuredOutput::new(param, Constraint::Lark(text(param, value)?))))
 }
 
-fn choice(param: &str, value: &Value) -> Result<Option<(String, Constraint)>, ApiError> {
+fn choice(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
     let choices = Vec::<String>::deserialize(value)
         .map_err(|err| ApiError::WrongType { param: param.to_owned(), reason: err.to_string() })?;
-    Ok(Some((param.to_owned(), Constraint::Choice(choices))))
+    Ok(Some(StructuredOutput::new(param, Constraint::Choice(choices))))
 }

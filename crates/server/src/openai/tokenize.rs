@@ -1,7 +1,7 @@
 //! `POST /tokenize` and `POST /detokenize`, as vLLM has them.
 
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::TokenId;
@@ -12,8 +12,9 @@ use super::chat;
 use super::request::ChatRequest;
 use super::schema::{DetokenizeBody, TokenizeBody};
 use crate::ServerState;
-use crate::body::{model_of, parse, read_json_body};
+use crate::body::{JsonBody, read_json_body};
 use crate::error::ApiError;
+use crate::generate::encode;
 use crate::registry::Serving;
 
 /// Fields of `POST /tokenize`; those of a conversation are a chat's.
@@ -62,13 +63,13 @@ pub(crate) async fn tokenize(
     request: Request<Body>,
 ) -> Result<Json<Tokenized>, ApiError> {
     let body = read_json_body(request, state.limits()).await?;
-    let serving = state.open(model_of(&body)?.as_deref()).await?;
-    serving.prepare(move |serving| tokenized(&body, serving)).await.map(Json)
+    let serving = state.open(body.model()?.as_deref()).await?;
+    serving.prepare(move |serving| tokenized(body, serving)).await.map(Json)
 }
 
-fn tokenized(body: &Bytes, serving: &Serving) -> Result<Tokenized, ApiError> {
-    let request: TokenizeRequest = parse(body)?;
-    let chat: ChatRequest = parse(body)?;
+fn tokenized(body: JsonBody, serving: &Serving) -> Result<Tokenized, ApiError> {
+    let request: TokenizeRequest = body.read()?;
+    let chat: ChatRequest = body.read()?;
     let tokenizer = &serving.text().tokenizer;
     let tokens = match (request.prompt, chat.messages.is_some()) {
         (Some(_), true) => {
@@ -80,10 +81,7 @@ fn tokenized(body: &Bytes, serving: &Serving) -> Result<Tokenized, ApiError> {
         }
         (None, _) => chat::conversation(body, chat, serving.state().limits())?.encode(serving)?,
         (Some(prompt), false) => {
-            let tokens = match request.add_special_tokens {
-                None | Some(true) => tokenizer.encode_prompt(&prompt),
-                Some(false) => tokenizer.encode(&prompt, false),
-            };
+            let tokens = encode(&prompt, request.add_special_tokens.unwrap_or(true), serving);
             tokens.map_err(|err| ApiError::from_text(err, "prompt"))?
         }
     };
@@ -109,12 +107,12 @@ pub(crate) async fn detokenize(
     request: Request<Body>,
 ) -> Result<Json<Detokenized>, ApiError> {
     let body = read_json_body(request, state.limits()).await?;
-    let serving = state.open(model_of(&body)?.as_deref()).await?;
+    let serving = state.open(body.model()?.as_deref()).await?;
     serving.prepare(move |serving| detokenized(&body, serving)).await.map(Json)
 }
 
-fn detokenized(body: &Bytes, serving: &Serving) -> Result<Detokenized, ApiError> {
-    let request: DetokenizeRequest = parse(body)?;
+fn detokenized(body: &JsonBody, serving: &Serving) -> Result<Detokenized, ApiError> {
+    let request: DetokenizeRequest = body.read()?;
     let tokens = request.tokens.ok_or(ApiError::Missing { param: "tokens" })?;
     let tokenizer = &serving.text().tokenizer;
     // A model's vocabulary may be padded: the padding tokens are valid and decode to nothing.

@@ -5,7 +5,6 @@ pub(crate) mod answers;
 mod page;
 mod twins;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -148,21 +147,6 @@ struct Document;
 /// Builds the OpenAPI document of all endpoints.
 pub fn document() -> OpenApi {
     Document::openapi()
-}
-
-/// The names of the fields of a schema in the description, including those of its parts.
-pub(crate) fn field_names(schema: &str) -> BTreeSet<String> {
-    let document = serde_json::to_value(document()).expect("a description is JSON");
-    let mut names = BTreeSet::new();
-    let mut open = vec![document["components"]["schemas"][schema].clone()];
-    while let Some(schema) = open.pop() {
-        names.extend(schema["properties"].as_object().into_iter().flatten().map(|it| it.0.clone()));
-        open.extend(schema["allOf"].as_array().into_iter().flatten().cloned());
-        if let Some(pointer) = schema["$ref"].as_str() {
-            open.extend(document.pointer(pointer.trim_start_matches('#')).cloned());
-        }
-    }
-    names
 }
 
 /// Applies what all operations have in common.

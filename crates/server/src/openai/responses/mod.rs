@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  previous_response_id ──kept──▶ items ┐
-//!  input ──request──────────────▶ items ┴─▶ messages ─▶ Conversation ─▶ Answer ──format──▶ events
-//!                                                                          └──kept◀── response
+//!  input ──request──────────────▶ items ┴─▶ GenerateRequest ─▶ Answer ──format──▶ events
+//!                                                                └──kept◀── response
 //! ```
 
 mod format;
@@ -17,12 +17,13 @@ mod request;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use jackalope_engine::SamplingOptions;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -35,15 +36,16 @@ use utoipa::IntoParams;
 
 use super::request::Common;
 use super::schema::ResponseBody;
-use super::structure;
+use super::structure::{Structure, text_format};
+use super::unsupported::{self, Endpoint};
 use crate::ServerState;
-use crate::body::{name_in_path, parse, read_json_body};
+use crate::body::{JsonBody, name_in_path, read_json_body};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, AnswerPlan, Conversation, EarlyStream, Job, Thinking, Wishes, check_range,
-    check_unsupported,
+    Answer, Conversation, EarlyStream, Job, Prompt, Thinking, check_range, check_top_logprobs,
 };
+use crate::limits::ServerLimits;
 use crate::notes::Notes;
 use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
 use crate::registry::Serving;
@@ -73,14 +75,13 @@ pub(crate) async fn create_response(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
-    let asked = body.clone();
-    let answer = async move |serving: Serving| {
-        let prepared = serving.prepare(move |serving| prepare(&asked, serving)).await?;
-        let Prepared { job, format, plan, notes } = prepared;
-        let response = Answer::start(job, format, plan, &serving, place)?.respond().await?;
-        Ok(notes.tell(response))
+    let answer = async move |body: JsonBody, serving: Serving| {
+        let prepared = serving.prepare(move |serving| prepare(&body, serving)).await?;
+        let Prepared { job, format, notes } = prepared;
+        let response = Answer::start(job, format, &serving, place)?.respond().await?;
+        Ok(notes.add_to(response))
     };
-    EARLY.answer(&state, &body, answer).await
+    EARLY.answer(&state, body, answer).await
 }
 
 /// Early streams of this API: an error is a named event, even if no response has begun.
@@ -100,34 +101,42 @@ const EARLY: EarlyStream = EarlyStream {
 struct Prepared {
     job: Job,
     format: ResponseFormat,
-    plan: AnswerPlan,
     notes: Notes,
 }
 
-fn prepare(body: &Bytes, serving: &Serving) -> Result<Prepared, ApiError> {
-    let mut request: ResponseRequest = parse(body)?;
+fn prepare(body: &JsonBody, serving: &Serving) -> Result<Prepared, ApiError> {
+    let mut request: ResponseRequest = body.read()?;
+    // This endpoint does not have these fields.
+    let common = Common { n: None, stream_options: None, ..body.read()? };
+    let structure: Structure = body.read()?;
     check_refused(&request)?;
-    check_unsupported(body, "ResponseBody")?;
+    unsupported::check(body, Endpoint::Response)?;
     let notes = notes(&request);
-    let mut wishes = wishes(body, &request, serving)?;
-    structure::read(body, &mut wishes, serving)?;
-    if let Some(format) = request::response_format(&request) {
-        structure::read_format("text.format", &format, &mut wishes)?;
+    if request.max_output_tokens == Some(0) {
+        return Err(ApiError::out_of_range("max_output_tokens", &0, "at least 1"));
     }
+    let logprobs = logprobs(&request, serving.state().limits())?;
     let history = history(&mut request, serving)?;
     let conversation = conversation(&request, &history.conversation, serving)?;
-    let job = conversation.job(&mut wishes, serving)?;
+    let mut generate = common.into_request(Prompt::Conversation(conversation))?;
+    structure.apply(&mut generate.sampling)?;
+    if let Some(format) = request::response_format(&request)
+        && let Some(found) = text_format("text.format", &format)?
+    {
+        generate.sampling.structure = Some(found);
+    }
+    generate.sampling.max_tokens = request.max_output_tokens;
+    generate.sampling.logprobs = logprobs;
+    let job = generate.job(serving)?;
     let terms = Terms {
         model: serving.id().to_owned(),
-        echo: echo(&request, &wishes),
-        is_stream: wishes.is_stream,
-        logprobs: wishes.options.logprobs.map(|_| Arc::clone(&serving.text().tokenizer)),
+        echo: echo(&request, &job.sampling),
+        is_stream: job.rules.output.is_stream,
+        logprobs: job.has_logprobs.then(|| Arc::clone(&serving.text().tokenizer)),
         summarises: request.reasoning.as_ref().is_some_and(|it| it.summary.is_some()),
     };
     let keeping = (request.store != Some(false)).then_some(history);
-    let format = ResponseFormat::new(terms, keeping);
-    let plan = AnswerPlan::new(&job, &wishes, conversation.param);
-    Ok(Prepared { job, format, plan, notes })
+    Ok(Prepared { job, format: ResponseFormat::new(terms, keeping), notes })
 }
 
 /// Refuses, by name, fields that ask for another kind of answer than this server gives.
@@ -162,22 +171,12 @@ fn notes(request: &ResponseRequest) -> Notes {
     notes
 }
 
-fn wishes(body: &Bytes, request: &ResponseRequest, serving: &Serving) -> Result<Wishes, ApiError> {
-    // This endpoint does not have these fields.
-    let common = Common { n: None, stream_options: None, ..parse::<Common>(body)? };
-    let limits = serving.state().limits();
-    if request.max_output_tokens == Some(0) {
-        return Err(ApiError::out_of_range("max_output_tokens", &0, "at least 1"));
-    }
-    let mut wishes = Wishes::check(common, serving)?;
-    wishes.options.max_tokens = request.max_output_tokens.or(limits.default_max_tokens);
+fn logprobs(request: &ResponseRequest, limits: &ServerLimits) -> Result<Option<u8>, ApiError> {
     let num_top = request.top_logprobs.unwrap_or(0);
-    check_range("top_logprobs", num_top, 0, limits.top_logprobs.into())?;
+    let num_top = check_top_logprobs("top_logprobs", num_top, limits)?;
     let include = request.include.as_deref().unwrap_or_default();
-    if num_top > 0 || include.iter().any(|it| it == INCLUDE_LOGPROBS) {
-        wishes.options.logprobs = Some(u8::try_from(num_top).expect("the limit is a byte"));
-    }
-    Ok(wishes)
+    let is_included = include.iter().any(|it| it == INCLUDE_LOGPROBS);
+    Ok((num_top > 0 || is_included).then_some(num_top))
 }
 
 /// The conversation so far, including the input of this request.
@@ -222,7 +221,7 @@ fn conversation(
 }
 
 /// Fields of the request that the response repeats.
-fn echo(request: &ResponseRequest, wishes: &Wishes) -> Map<String, Value> {
+fn echo(request: &ResponseRequest, sampling: &SamplingOptions) -> Map<String, Value> {
     let reasoning = request.reasoning.as_ref();
     let format = request.text.as_ref().and_then(|text| text.format.as_ref());
     let format = format.map_or_else(
@@ -236,7 +235,6 @@ fn echo(request: &ResponseRequest, wishes: &Wishes) -> Map<String, Value> {
         },
     );
     let tools = request.tools.as_deref().unwrap_or_default();
-    let sampling = &wishes.options.sampling;
     let echo = json!({
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,

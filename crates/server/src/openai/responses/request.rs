@@ -16,8 +16,7 @@ use crate::generate::{AllowedTools, ToolChoice, check_count, check_tool_names};
 use crate::ids::new_id;
 use crate::limits::ServerLimits;
 use crate::openai::request::{Content, Part, Role};
-use crate::openai::schema::{list, string};
-use crate::text_or::{Listed, TextOr};
+use crate::wire::{Listed, TextOr, list, string};
 
 /// Fields of `POST /v1/responses` alone.
 #[derive(Debug, Deserialize, ToSchema)]

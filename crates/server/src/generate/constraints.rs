@@ -5,9 +5,10 @@ use std::sync::Arc;
 use jackalope_engine::{Request, TokenConstraint};
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::{CompiledGrammar, Constraint};
+use serde_json::Value;
 
-use super::guides::{AfterReasoning, GrammarGuide, Reasoning, WithoutRuns};
-use super::wishes::check_count;
+use super::sampling::check_count;
+use super::token_constraints::{AfterReasoning, GrammarGuide, Reasoning, WithoutRuns};
 use crate::error::ApiError;
 use crate::registry::Serving;
 
@@ -16,46 +17,76 @@ const BAD_WORDS_MAX: usize = 256;
 /// Maximum length of a forbidden word in bytes.
 const BAD_WORD_BYTES_MAX: usize = 256;
 
-/// Parameters of all constraints that follow the tokens of a choice and restrict the next one.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Guidance {
-    structure: Option<(String, Constraint)>,
-    /// The compiled `structure`, once [`Guidance::compile`] has run.
+/// The structure that an answer has, and the request field that asks for it.
+#[derive(Clone, Debug)]
+pub(crate) struct StructuredOutput {
+    pub(crate) param: String,
+    pub(crate) constraint: Constraint,
+}
+
+impl StructuredOutput {
+    pub(crate) fn new(param: impl Into<String>, constraint: Constraint) -> StructuredOutput {
+        StructuredOutput { param: param.into(), constraint }
+    }
+
+    /// Reads a JSON schema, or the text of one, that came in the field `param`.
+    pub(crate) fn json_schema(param: &str, value: &Value) -> Result<StructuredOutput, ApiError> {
+        let wrong = |reason: String| ApiError::WrongType { param: param.to_owned(), reason };
+        let schema = match value {
+            Value::String(text) => {
+                serde_json::from_str(text).map_err(|err| wrong(err.to_string()))?
+            }
+            schema => schema.clone(),
+        };
+        if !schema.is_object() && !schema.is_boolean() {
+            return Err(wrong("a JSON schema is an object".to_owned()));
+        }
+        Ok(StructuredOutput::new(param, Constraint::JsonSchema(schema)))
+    }
+}
+
+/// All constraints that follow the tokens of a choice and restrict the next one.
+#[derive(Clone, Debug)]
+pub(super) struct TokenConstraints {
+    structure: Option<StructuredOutput>,
+    /// The compiled `structure`, once [`TokenConstraints::compile`] has run.
     grammar: Option<Arc<CompiledGrammar>>,
     /// The model's reasoning markers and budget, if the model may reason.
     reasoning: Option<Reasoning>,
     /// Forbidden sequences of two or more tokens.
-    runs: Vec<Vec<TokenId>>,
+    forbidden_runs: Vec<Vec<TokenId>>,
 }
 
-impl Guidance {
-    /// Constrains every choice. `param` names the request field of the constraint.
-    pub(crate) fn constrain(&mut self, param: impl Into<String>, constraint: Constraint) {
-        self.structure = Some((param.into(), constraint));
+impl TokenConstraints {
+    pub(super) fn new(
+        structure: Option<StructuredOutput>,
+        forbidden_runs: Vec<Vec<TokenId>>,
+    ) -> TokenConstraints {
+        TokenConstraints { structure, grammar: None, reasoning: None, forbidden_runs }
     }
 
-    /// The constraint of every choice, and the request field it came in.
-    pub(crate) fn structure(&self) -> Option<&(String, Constraint)> {
+    /// Constrains every choice to this structure instead of the request's.
+    pub(super) fn constrain(&mut self, structure: StructuredOutput) {
+        self.structure = Some(structure);
+    }
+
+    /// The structure of every choice.
+    pub(super) fn structure(&self) -> Option<&StructuredOutput> {
         self.structure.as_ref()
     }
 
     /// Lets the model reason before the constrained answer.
-    pub(crate) fn think(&mut self, reasoning: Reasoning) {
+    pub(super) fn reason_first(&mut self, reasoning: Reasoning) {
         self.reasoning = Some(reasoning);
     }
 
-    /// Compiles the constraint to a grammar. Takes long for a large constraint.
-    pub(crate) fn compile(&mut self, serving: &Serving) -> Result<(), ApiError> {
-        if let Some((param, constraint)) = &self.structure {
+    /// Compiles the structure to a grammar. Takes long for a large one.
+    pub(super) fn compile(&mut self, serving: &Serving) -> Result<(), ApiError> {
+        if let Some(StructuredOutput { param, constraint }) = &self.structure {
             let failed = |source| ApiError::Structure { param: param.clone(), source };
             self.grammar = Some(serving.compile(constraint).map_err(failed)?);
         }
         Ok(())
-    }
-
-    /// Forbids sequences of tokens in every choice.
-    pub(crate) fn forbid(&mut self, runs: Vec<Vec<TokenId>>) {
-        self.runs = runs;
     }
 
     /// Attaches the constraint of one choice to a request, if there is any. `ends` are the tokens
@@ -77,15 +108,16 @@ impl Guidance {
         {
             guide = Some(Box::new(AfterReasoning::new(reasoning.clone(), guide)));
         }
-        if !self.runs.is_empty() {
-            guide = Some(Box::new(WithoutRuns::new(self.runs.clone(), ends.to_vec(), guide)));
+        if !self.forbidden_runs.is_empty() {
+            guide =
+                Some(Box::new(WithoutRuns::new(self.forbidden_runs.clone(), ends.to_vec(), guide)));
         }
         guide
     }
 }
 
 /// Encodes forbidden words, each as it is written at the beginning of a text and after a space.
-pub(crate) fn bad_runs(words: &[String], serving: &Serving) -> Result<Vec<Vec<TokenId>>, ApiError> {
+pub(super) fn bad_runs(words: &[String], serving: &Serving) -> Result<Vec<Vec<TokenId>>, ApiError> {
     check_count("bad_words", words.len(), BAD_WORDS_MAX)?;
     let mut runs = Vec::new();
     for (idx, word) in words.iter().enumerate() {

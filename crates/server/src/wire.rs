@@ -1,0 +1,128 @@
+//! Forms of fields that several protocols have: a string or a list, a seed.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Type};
+use utoipa::openapi::{KnownFormat, ObjectBuilder, RefOr, Schema, SchemaFormat};
+use utoipa::{PartialSchema, ToSchema};
+
+/// A string or a list.
+#[derive(Debug, PartialEq)]
+pub(crate) enum TextOr<T> {
+    Text(String),
+    List(Vec<T>),
+}
+
+/// An element of such a list.
+pub(crate) trait Listed {
+    /// Both forms of the field in words, for error messages.
+    const EXPECTED: &'static str;
+}
+
+impl<'de, T: Deserialize<'de> + Listed> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TextOr<T>, D::Error> {
+        struct TextOrVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + Listed> Visitor<'de> for TextOrVisitor<T> {
+            type Value = TextOr<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(T::EXPECTED)
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<TextOr<T>, E> {
+                Ok(TextOr::Text(value.to_owned()))
+            }
+
+            fn visit_string<E: de::Error>(self, value: String) -> Result<TextOr<T>, E> {
+                Ok(TextOr::Text(value))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<TextOr<T>, A::Error> {
+                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(TextOr::List)
+            }
+        }
+        deserializer.deserialize_any(TextOrVisitor(PhantomData))
+    }
+}
+
+/// A string or a list of strings.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Strings(pub(crate) Vec<String>);
+
+/// A seed: any 64-bit integer, signed or unsigned.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Seed(pub(crate) u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Seed, D::Error> {
+        struct SeedVisitor;
+        impl Visitor<'_> for SeedVisitor {
+            type Value = Seed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an integer of 64 bits")
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Seed, E> {
+                Ok(Seed(value))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Seed, E> {
+                Ok(Seed(value.cast_unsigned()))
+            }
+        }
+        deserializer.deserialize_any(SeedVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Strings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Strings, D::Error> {
+        struct StringsVisitor;
+        impl<'de> Visitor<'de> for StringsVisitor {
+            type Value = Strings;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Strings, E> {
+                Ok(Strings(vec![value.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Strings, A::Error> {
+                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Strings)
+            }
+        }
+        deserializer.deserialize_any(StringsVisitor)
+    }
+}
+
+/// The schema of a string.
+pub(crate) fn string() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+/// The schema of a list of `items`.
+pub(crate) fn list(items: impl Into<RefOr<Schema>>) -> ArrayBuilder {
+    ArrayBuilder::new().items(items.into())
+}
+
+impl PartialSchema for Seed {
+    fn schema() -> RefOr<Schema> {
+        let format = SchemaFormat::KnownFormat(KnownFormat::Int64);
+        ObjectBuilder::new().schema_type(Type::Integer).format(Some(format)).into()
+    }
+}
+
+impl ToSchema for Seed {}
+
+impl PartialSchema for Strings {
+    fn schema() -> RefOr<Schema> {
+        OneOfBuilder::new().item(string()).item(list(string())).into()
+    }
+}
+
+impl ToSchema for Strings {}
