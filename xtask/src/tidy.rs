@@ -28,7 +28,8 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("fleet", &["protocol"]),
     ("inspect", &["fleet", "protocol"]),
     ("testing", &[]),
-    ("server", &["engine", "protocol", "text"]),
+    ("serving", &["engine", "protocol", "text"]),
+    ("server", &["engine", "protocol", "serving", "text"]),
     ("deploy", &["engine", "fleet", "placement", "protocol", "server", "store", "text"]),
     (
         "cli",

@@ -281,3 +281,7 @@ impl HttpBody for Arriving {
         self.body.size_hint()
     }
 }
+
+/// Marks a request without the host that HTTP/1.1 requires, or with several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WrongHosts(pub(crate) usize);

@@ -6,17 +6,17 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use jackalope_engine::{EngineHandle, EngineState, RankStatus, Status};
+use jackalope_serving::engine_answer::answered;
+use jackalope_serving::ids::unix_time;
+use jackalope_serving::journal::ErrorRecord;
+use jackalope_serving::models::ModelStatus;
+use jackalope_serving::numbers::rounded;
 use serde_json::{Value, json};
 
-use crate::ServerState;
-use crate::engine_answer::answered;
-use crate::ids::unix_time;
-use crate::journal::ErrorRecord;
-use crate::models::ModelStatus;
-use crate::monitor::memory_of;
-use crate::numbers::rounded;
+use crate::monitor::samples::memory_of;
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
 use crate::origin::AllowedOrigins;
+use crate::state::ServerState;
 
 /// Says that the process answers.
 #[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, description = "Yes.", body = LiveAnswer)))]

@@ -21,82 +21,42 @@
 
 mod anthropic;
 mod arguments;
-mod auth;
-mod body;
-mod caller;
 mod connections;
-mod embed;
-mod engine_answer;
-mod error;
-mod generate;
-mod grammars;
+mod dialect;
 mod health;
-mod ids;
-mod journal;
-mod limits;
 mod localai;
 mod metrics;
 mod model_control;
-mod models;
 mod monitor;
-mod notes;
-mod numbers;
 mod ollama;
 mod openai;
 pub mod openapi;
 mod origin;
-mod otlp;
 mod pace;
-mod prompt_workers;
-mod registry;
 mod requests;
+mod route;
+mod router;
 mod routes;
 mod serve;
-mod sse;
 mod state;
 mod tail;
 mod tls;
 mod wire;
 
-use axum::Router;
-use axum::extract::Request;
-use axum::middleware::from_fn_with_state;
-
-use error::ApiError;
-use routes::Route;
-
-pub use auth::{ApiKeys, KeyFileError};
-pub use journal::{RequestLog, RequestLogError};
-pub use limits::ServerLimits;
-pub use localai::{ModelOpener, ModelOrder};
-pub use models::{
+pub use jackalope_serving::auth::{ApiKeys, KeyFileError};
+pub use jackalope_serving::journal::{
+    RequestLog, RequestLogError, SpanExporter, SpanExporterError,
+};
+pub use jackalope_serving::limits::ServerLimits;
+pub use jackalope_serving::model::{Model, ModelDetails};
+pub use jackalope_serving::models::{
     Ending, KeptBecause, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models,
     ModelsConfig, StartedModel,
 };
-pub use ollama::{PullProgress, Puller, RemoveError, RemoveFuture};
+pub use localai::opener::{ModelOpener, ModelOrder};
+pub use ollama::puller::{PullProgress, Puller, RemoveError, RemoveFuture};
 pub use origin::{AllowedHosts, AllowedOrigins};
-pub use otlp::{SpanExporter, SpanExporterError};
-pub use registry::{Model, ModelDetails};
+pub use router::{grpc_router, router};
 pub use serve::{serve, serve_grpc};
 pub use state::{Reporting, ServerConfig, ServerState};
 pub use tls::{Tls, TlsError};
-
-/// Builds the router of all HTTP routes.
-pub fn router(state: ServerState) -> Router {
-    let add = |router: Router<ServerState>, route: Route| route.add_to(router);
-    routes::all()
-        .into_iter()
-        .fold(Router::new(), add)
-        .fallback(unknown_path)
-        .layer(from_fn_with_state(state.clone(), requests::admit))
-        .with_state(state)
-}
-
-/// Builds the router of LocalAI's gRPC calls, for HTTP/2 connections.
-pub fn grpc_router(state: ServerState) -> Router {
-    localai::router(state)
-}
-
-async fn unknown_path(request: Request) -> ApiError {
-    ApiError::UnknownPath { path: request.uri().path().to_owned() }
-}

@@ -10,15 +10,15 @@ use axum::body::{Body, HttpBody};
 use axum::extract::State;
 use axum::http::header::ORIGIN;
 use axum::http::{Request, StatusCode};
+use jackalope_serving::body::read_json_body;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::models::{Kept, ModelStatus};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use crate::ServerState;
-use crate::body::read_json_body;
-use crate::error::ApiError;
-use crate::models::{Kept, ModelStatus};
 use crate::openapi::answers::{LoadedModel, UnloadedModel, UnloadedModels};
+use crate::state::ServerState;
 
 /// Default time to wait for requests that use a model to be unloaded.
 const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
@@ -252,6 +252,6 @@ fn slot_json(status: &ModelStatus) -> Value {
         "load_time_s": status.load_time.map(|it| it.as_secs_f64()),
         "size_gb": gigabytes(Memory::of(status).weights_bytes),
         "loaded_at": status.created,
-        "uptime_s": crate::ids::unix_seconds().saturating_sub(status.created),
+        "uptime_s": jackalope_serving::ids::unix_seconds().saturating_sub(status.created),
     })
 }

@@ -16,7 +16,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use crate::error::ApiError;
+use jackalope_serving::error::ApiError;
 
 /// Headers that pages of other origins may read.
 const EXPOSED: &str = "x-request-id, retry-after, x-ratelimit-limit-requests, \

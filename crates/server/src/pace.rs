@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use jackalope_engine::{EngineState, Status};
 
-use crate::ServerState;
+use crate::state::ServerState;
 
 /// Estimate if nothing has been measured yet.
 const UNKNOWN: Duration = Duration::from_secs(5);

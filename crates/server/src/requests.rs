@@ -10,18 +10,19 @@ use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use jackalope_serving::auth::{Holder, is_limited};
+use jackalope_serving::caller::{Caller, kind_of};
+use jackalope_serving::error::{ApiError, Refusal, seconds};
+use jackalope_serving::ids::new_id;
+use jackalope_serving::journal::{HttpClass, Journal};
+use jackalope_serving::trace_parent::TraceParent;
 use tracing::{Instrument, debug, info_span};
 
-use crate::ServerState;
-use crate::auth::{Holder, is_limited};
-use crate::caller::{Caller, kind_of};
-use crate::connections::{Connection, TooBusy};
-use crate::error::{ApiError, Dialect, Refusal, seconds};
-use crate::ids::new_id;
-use crate::journal::{HttpClass, Journal};
-use crate::otlp::TraceParent;
+use crate::connections::{Connection, TooBusy, WrongHosts};
+use crate::dialect::Dialect;
 use crate::pace;
-use crate::serve::WrongHosts;
+use crate::state::ServerState;
+
 use crate::tail::until_end;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -104,7 +105,7 @@ async fn answer(
         None => response,
     };
     if let (Some(holder), true) = (&caller.holder, pass.is_some()) {
-        holder.tell_limits(response.headers_mut());
+        holder.add_limit_headers(response.headers_mut());
     }
     debug!(status = response.status().as_u16(), "responded");
     response.map(|body| until_end(body, pass))
@@ -136,7 +137,7 @@ fn check(state: &ServerState, request: &Request<Body>) -> Result<Option<Arc<Hold
 
 /// The response for an error, with the best known time to retry after.
 fn refuse(state: &ServerState, err: &ApiError, dialect: Dialect, request_id: &str) -> Response {
-    let mut response = err.respond(dialect, Some(request_id));
+    let mut response = dialect.refuse(err, request_id);
     if response.headers().contains_key(RETRY_AFTER) && !err.has_measured_retry() {
         let after = pace::retry_after(state, response.status());
         response.headers_mut().insert(RETRY_AFTER, seconds(after));
@@ -204,4 +205,9 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     headers.get(REQUEST_ID).filter(is_fit).cloned().unwrap_or_else(|| {
         HeaderValue::try_from(new_id("req_")).expect("letters and digits make a header value")
     })
+}
+
+/// Answers requests for paths that do not exist.
+pub(crate) async fn unknown_path(request: axum::extract::Request) -> ApiError {
+    ApiError::UnknownPath { path: request.uri().path().to_owned() }
 }

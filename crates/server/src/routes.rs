@@ -1,56 +1,9 @@
 //! The table of all routes. Every route is also described in the OpenAPI document.
 
-use axum::Router;
-use axum::extract::Request;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{delete, get, post};
 
-use crate::error::ApiError;
-use crate::{
-    ServerState, anthropic, health, metrics, model_control, monitor, ollama, openai, openapi,
-};
-
-/// A path with its handler.
-pub(crate) struct Route {
-    path: &'static str,
-    /// The allowed methods, as in the `Allow` header.
-    allowed: &'static str,
-    handler: MethodRouter<ServerState>,
-}
-
-type Handler = MethodRouter<ServerState>;
-
-fn at(path: &'static str, allowed: &'static str, handler: Handler) -> Route {
-    Route { path, allowed, handler }
-}
-
-pub(crate) fn get_only(path: &'static str, handler: Handler) -> Route {
-    at(path, "GET, HEAD", handler)
-}
-
-pub(crate) fn post_only(path: &'static str, handler: Handler) -> Route {
-    at(path, "POST", handler)
-}
-
-pub(crate) fn delete_only(path: &'static str, handler: Handler) -> Route {
-    at(path, "DELETE", handler)
-}
-
-impl Route {
-    /// Adds this route to a router. Other methods are answered with an error that names the allowed
-    /// ones.
-    pub(crate) fn add_to(self, router: Router<ServerState>) -> Router<ServerState> {
-        let Route { path, allowed, handler } = self;
-        router.route(path, handler.fallback(move |request| wrong_method(request, allowed)))
-    }
-}
-
-async fn wrong_method(request: Request, allowed: &'static str) -> ApiError {
-    ApiError::WrongMethod {
-        method: request.method().to_string(),
-        path: request.uri().path().to_owned(),
-        allowed,
-    }
-}
+use crate::route::{Route, at, delete_only, get_only, post_only};
+use crate::{anthropic, health, metrics, model_control, monitor, ollama, openai, openapi};
 
 /// All routes.
 pub(crate) fn all() -> Vec<Route> {

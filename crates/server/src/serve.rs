@@ -25,6 +25,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
+use jackalope_serving::limits::ServerLimits;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -32,10 +33,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep, timeout};
 use tracing::debug;
 
-use crate::ServerState;
-use crate::connections::{self, Connection, Connections};
-use crate::limits::ServerLimits;
-use crate::monitor::sample_until;
+use crate::connections::{self, Connection, Connections, WrongHosts};
+use crate::monitor::memory::sample_until;
+use crate::router::{grpc_router, router};
+use crate::state::ServerState;
 use crate::tls::Tls;
 
 /// Pause after an accept that failed for lack of file descriptors or memory.
@@ -60,16 +61,16 @@ pub async fn serve(
     if let Ok(addr) = listener.local_addr() {
         state.listens_on(addr.port());
     }
-    let door = Door {
+    let config = ListenerConfig {
         limits: Arc::clone(state.limits()),
         tls: state.config().tls.clone(),
-        router: crate::router(state.clone()).layer(from_fn(connections::account)),
+        router: router(state.clone()).layer(from_fn(connections::account)),
         is_grpc: false,
     };
     let (ending, ended) = watch::channel(false);
     let mut connections = JoinSet::new();
     connections.spawn(sample_until(state, ended));
-    accept_all(listener, door, (connections, ending), shutdown).await;
+    accept_all(listener, config, (connections, ending), shutdown).await;
 }
 
 /// Like [`serve`], for gRPC on HTTP/2 without TLS: LocalAI supports nothing else for its backends.
@@ -79,14 +80,14 @@ pub async fn serve_grpc(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let limits = Arc::clone(state.limits());
-    let router = crate::grpc_router(state).layer(from_fn(connections::account));
-    let door = Door { limits, tls: None, router, is_grpc: true };
-    accept_all(listener, door, (JoinSet::new(), watch::Sender::new(false)), shutdown).await;
+    let router = grpc_router(state).layer(from_fn(connections::account));
+    let config = ListenerConfig { limits, tls: None, router, is_grpc: true };
+    accept_all(listener, config, (JoinSet::new(), watch::Sender::new(false)), shutdown).await;
 }
 
 /// The configuration of a listener.
 #[derive(Clone)]
-struct Door {
+struct ListenerConfig {
     limits: Arc<ServerLimits>,
     tls: Option<Tls>,
     router: Router,
@@ -95,19 +96,19 @@ struct Door {
 
 async fn accept_all(
     listener: TcpListener,
-    door: Door,
+    config: ListenerConfig,
     (mut connections, ending): (JoinSet<()>, watch::Sender<bool>),
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let limits = Arc::clone(&door.limits);
+    let limits = Arc::clone(&config.limits);
     let open = Connections::new(limits.connections);
     let mut shutdown = std::pin::pin!(shutdown);
     let mut logging = std::pin::pin!(Arc::clone(&open).log_refusals());
     loop {
         tokio::select! {
             (socket, from) = accept(&listener, &open) => {
-                let (place, open, door) = (open.open(from.ip()), Arc::clone(&open), door.clone());
-                let client = Client { socket, place, open, door };
+                let (place, open, config) = (open.open(from.ip()), Arc::clone(&open), config.clone());
+                let client = Client { socket, place, open, config };
                 connections.spawn(client.run(ending.subscribe()));
             }
             Some(_) = connections.join_next() => {}
@@ -153,15 +154,15 @@ struct Client {
     socket: TcpStream,
     place: Connection,
     open: Arc<Connections>,
-    door: Door,
+    config: ListenerConfig,
 }
 
 impl Client {
     /// Serves the connection until either side closes it, or it is evicted.
     async fn run(self, ended: watch::Receiver<bool>) {
-        let Client { socket, place, open, door } = self;
+        let Client { socket, place, open, config } = self;
         let from = place.ip();
-        if let Some(reason) = serve_client(socket, place, door, ended).await {
+        if let Some(reason) = serve_client(socket, place, config, ended).await {
             open.refused(from, &reason);
         }
     }
@@ -171,10 +172,10 @@ impl Client {
 async fn serve_client(
     socket: TcpStream,
     place: Connection,
-    door: Door,
+    config: ListenerConfig,
     mut ended: watch::Receiver<bool>,
 ) -> Option<String> {
-    let Door { limits, tls, router, is_grpc } = door;
+    let ListenerConfig { limits, tls, router, is_grpc } = config;
     // A token is a small write that must not be delayed by Nagle's algorithm.
     if let Err(err) = socket.set_nodelay(true) {
         debug!(%err, "setting TCP_NODELAY failed");
@@ -204,10 +205,6 @@ async fn serve_client(
     }
 }
 
-/// Marks a request without the host that HTTP/1.1 requires, or with several.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WrongHosts(pub(crate) usize);
-
 /// The router, with the connection that its requests arrive on.
 #[derive(Clone)]
 struct Counted {
@@ -235,7 +232,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     limits: &ServerLimits,
     ended: watch::Receiver<bool>,
 ) {
-    let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+    let socket = TokioIo::new(WriteTimeout::new(socket, limits.write_timeout));
     let place = router.place.clone();
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -252,7 +249,7 @@ async fn answer_calls(
     limits: &ServerLimits,
     ended: watch::Receiver<bool>,
 ) {
-    let socket = TokioIo::new(Impatient::new(socket, limits.write_timeout));
+    let socket = TokioIo::new(WriteTimeout::new(socket, limits.write_timeout));
     let place = router.place.clone();
     let serving = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -292,16 +289,16 @@ async fn until_over<C: GracefulConnection<Error = hyper::Error>>(
 }
 
 /// A socket whose writes fail if the client does not read for too long.
-struct Impatient<S> {
+struct WriteTimeout<S> {
     socket: S,
-    patience: Duration,
+    timeout_after: Duration,
     /// Timer that runs while a write is blocked.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Impatient<S> {
-    fn new(socket: S, patience: Duration) -> Impatient<S> {
-        Impatient { socket, patience, stalled: None }
+impl<S> WriteTimeout<S> {
+    fn new(socket: S, timeout_after: Duration) -> WriteTimeout<S> {
+        WriteTimeout { socket, timeout_after, stalled: None }
     }
 
     /// Passes on a finished write, and fails a blocked one at its deadline.
@@ -314,14 +311,14 @@ impl<S> Impatient<S> {
             self.stalled = None;
             return write;
         }
-        let patience = self.patience;
-        let deadline = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timeout_after = self.timeout_after;
+        let deadline = self.stalled.get_or_insert_with(|| Box::pin(sleep(timeout_after)));
         ready!(deadline.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client stopped reading")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -331,7 +328,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

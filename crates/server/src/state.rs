@@ -1,25 +1,21 @@
 //! The state shared by all handlers.
 
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use jackalope_serving::auth::ApiKeys;
+use jackalope_serving::journal::{Journal, RequestLog, SpanExporter};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::model::Model;
+use jackalope_serving::models::Models;
+use jackalope_serving::state::ServingState;
 
-use crate::auth::ApiKeys;
-use crate::caller::Caller;
-use crate::error::ApiError;
-use crate::grammars::Grammars;
-use crate::journal::{Journal, RequestLog};
-use crate::limits::ServerLimits;
-use crate::localai::{Loads, ModelOpener};
-use crate::models::{ModelStatus, Models};
-use crate::monitor::Samples;
-use crate::ollama::Puller;
-use crate::openai::responses::KeptResponses;
+use crate::localai::loads::Loads;
+use crate::localai::opener::ModelOpener;
+use crate::monitor::samples::Samples;
+use crate::ollama::puller::Puller;
+use crate::openai::responses::kept::KeptResponses;
 use crate::origin::{AllowedHosts, AllowedOrigins};
-use crate::otlp::SpanExporter;
-use crate::prompt_workers::PromptWorkers;
-use crate::registry::{Model, Serving};
 use crate::tls::Tls;
 
 /// The configuration of a server apart from its models. The default requires no keys and has the
@@ -57,7 +53,8 @@ pub struct Reporting {
     pub spans: Option<SpanExporter>,
 }
 
-/// A server's models and configuration. Cheap to clone.
+/// A server's models and configuration. Cheap to clone. What is needed to answer requests is in
+/// [`ServingState`], to which it dereferences.
 #[derive(Clone, Debug)]
 pub struct ServerState {
     shared: Arc<Shared>,
@@ -65,18 +62,21 @@ pub struct ServerState {
 
 #[derive(Debug)]
 struct Shared {
-    models: Models,
-    grammars: Grammars,
+    serving: ServingState,
     config: ServerConfig,
-    limits: Arc<ServerLimits>,
-    open_streams: Arc<Semaphore>,
-    prompt_workers: PromptWorkers,
     kept_responses: Arc<KeptResponses>,
     loads: Loads,
-    journal: Arc<Journal>,
     samples: Samples,
     /// The port that the server listens on, once it does.
     port: OnceLock<u16>,
+}
+
+impl Deref for ServerState {
+    type Target = ServingState;
+
+    fn deref(&self) -> &ServingState {
+        &self.shared.serving
+    }
 }
 
 impl ServerState {
@@ -92,49 +92,18 @@ impl ServerState {
 
     /// Serves these models, and reports ended answers.
     pub fn reporting(models: Models, config: ServerConfig, reporting: Reporting) -> ServerState {
-        let limits = Arc::new(config.limits.clone());
+        let limits = config.limits.clone();
+        let kept_responses = KeptResponses::new(limits.kept_responses, limits.kept_response_bytes);
+        let journal = Journal::new(reporting.request_log, reporting.spans);
         let shared = Shared {
-            models,
-            grammars: Grammars::default(),
-            open_streams: Arc::new(Semaphore::new(limits.open_streams)),
-            prompt_workers: PromptWorkers::new(&limits),
-            kept_responses: Arc::new(KeptResponses::new(
-                limits.kept_responses,
-                limits.kept_response_bytes,
-            )),
-            limits,
+            serving: ServingState::new(models, limits, journal),
+            kept_responses: Arc::new(kept_responses),
             config,
             loads: Loads::default(),
-            journal: Arc::new(Journal::new(reporting.request_log, reporting.spans)),
             samples: Samples::default(),
             port: OnceLock::new(),
         };
         ServerState { shared: Arc::new(shared) }
-    }
-
-    /// All models, loaded or not.
-    pub(crate) fn models(&self) -> &Models {
-        &self.shared.models
-    }
-
-    /// Opens the model of a request, or the default one if `name` is absent. Waits at most
-    /// `load_wait` while the model loads.
-    pub(crate) async fn open(&self, name: Option<&str>) -> Result<Serving, ApiError> {
-        let (model, lease) = self.models().open(name, self.limits()).await?;
-        Ok(Serving::new(self.clone(), model, lease))
-    }
-
-    /// The status of the default model.
-    pub(crate) fn default_model(&self) -> ModelStatus {
-        self.models().status("default").expect("one model is the default")
-    }
-
-    pub(crate) fn grammars(&self) -> &Grammars {
-        &self.shared.grammars
-    }
-
-    pub(crate) fn limits(&self) -> &Arc<ServerLimits> {
-        &self.shared.limits
     }
 
     /// The responses kept for later requests.
@@ -155,10 +124,6 @@ impl ServerState {
         &self.shared.config.api_keys
     }
 
-    pub(crate) fn started_at(&self) -> Instant {
-        self.shared.journal.started
-    }
-
     pub(crate) fn config(&self) -> &ServerConfig {
         &self.shared.config
     }
@@ -176,39 +141,5 @@ impl ServerState {
     /// Recent memory samples.
     pub(crate) fn samples(&self) -> &Samples {
         &self.shared.samples
-    }
-
-    /// Records and totals of the answers.
-    pub(crate) fn journal(&self) -> &Arc<Journal> {
-        &self.shared.journal
-    }
-
-    /// Number of generation requests that are open now.
-    pub(crate) fn num_open_streams(&self) -> usize {
-        self.limits().open_streams - self.shared.open_streams.available_permits()
-    }
-
-    /// Takes a slot for a generation request, which is released when the result is dropped.
-    pub(crate) fn open_stream(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        let limit = self.limits().open_streams;
-        Arc::clone(&self.shared.open_streams)
-            .try_acquire_owned()
-            .map_err(|_| ApiError::TooManyStreams { limit })
-    }
-
-    /// Runs `work`, which may take long, on a worker thread.
-    pub(crate) async fn on_a_worker<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let caller = Caller::current();
-        let place = self.shared.prompt_workers.acquire(caller.body_bytes()).await;
-        let working = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            caller.scope_blocking(work)
-        });
-        working.await.unwrap_or_else(|err| {
-            Err(ApiError::Internal { what: format!("preparing the prompt failed: {err}") })
-        })
     }
 }

@@ -12,12 +12,13 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use super::error;
 use crate::arguments::arguments_object;
-use crate::error::{ApiError, Dialect};
-use crate::generate::{CallDelta, Delta, Finish, Format, Summary};
-use crate::ids::{hex, new_id};
-use crate::registry::Serving;
-use crate::sse::push_named;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, Summary};
+use jackalope_serving::ids::{hex, new_id};
+use jackalope_serving::sse::push_named;
+use jackalope_serving::state::Serving;
 
 /// Writes the answer to a conversation.
 #[derive(Debug)]
@@ -349,7 +350,7 @@ pub(super) fn push_ping(buffer: &mut Vec<u8>) {
 
 /// Appends the error that ends a stream.
 pub(super) fn push_error(err: &ApiError, buffer: &mut Vec<u8>) {
-    push_named(buffer, "error", &Dialect::Anthropic.error_json(err, None));
+    push_named(buffer, "error", &error::to_json(err, None));
 }
 
 #[cfg(test)]
@@ -357,7 +358,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::generate::CallHead;
+    use jackalope_serving::generate::CallHead;
 
     fn format(shows_thinking: bool) -> MessageFormat {
         MessageFormat {

@@ -7,10 +7,10 @@
 
 use std::collections::HashMap;
 
+use jackalope_serving::error::ApiError;
 use serde_json::{Map, Value, json};
 
 use super::request::{Block, Content, Message, Role};
-use crate::error::ApiError;
 
 /// Separator between the texts of a message's blocks.
 const BETWEEN_BLOCKS: &str = "\n";

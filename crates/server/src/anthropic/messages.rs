@@ -5,6 +5,14 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    Answer, Conversation, EarlyStream, GenerateRequest, Job, Prompt, SamplingParams,
+    StructuredOutput, Thinking, ToolChoice, check_count, check_tool_names,
+};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::state::Serving;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -12,16 +20,8 @@ use utoipa::ToSchema;
 use super::format::MessageFormat;
 use super::history::History;
 use super::request::{MessagesBody, MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
-use crate::ServerState;
-use crate::body::{JsonBody, read_json_body};
-use crate::error::ApiError;
-use crate::generate::{
-    Answer, Conversation, EarlyStream, GenerateRequest, Job, Prompt, SamplingParams,
-    StructuredOutput, Thinking, ToolChoice, check_count, check_tool_names,
-};
-use crate::limits::ServerLimits;
 use crate::openapi::answers::MessageAnswer;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Internal names of fields, and the API's own.
 const NAMES: [(&str, &str); 2] =
@@ -116,7 +116,7 @@ fn prepare(body: &JsonBody, serving: &Serving) -> Result<(Job, MessageFormat), A
     let is_stream = request.stream.unwrap_or(false);
     let conversation = conversation(request, serving.state().limits())?;
     let mut generate = GenerateRequest::new(Prompt::Conversation(conversation), sampling);
-    generate.output.is_stream = is_stream;
+    generate.params.output.is_stream = is_stream;
     let job = generate.job(serving)?;
     let format = MessageFormat::new(max_tokens, serving).showing_thinking(shows_thinking);
     Ok((job, format))

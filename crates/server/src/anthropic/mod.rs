@@ -5,6 +5,7 @@
 //!                     untrusted    every check                           format
 //! ```
 
+pub(crate) mod error;
 mod format;
 mod history;
 pub(crate) mod messages;

@@ -8,15 +8,16 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use jackalope_serving::body::name_in_path;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::ids::rfc3339;
+use jackalope_serving::models::ModelStatus;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::ServerState;
-use crate::body::name_in_path;
-use crate::error::{ANTHROPIC_VERSION, ApiError};
-use crate::ids::rfc3339;
-use crate::models::ModelStatus;
+use super::error::ANTHROPIC_VERSION;
 use crate::openai;
+use crate::state::ServerState;
 
 /// All models; there is only one page of them.
 #[derive(Debug, Serialize, ToSchema)]

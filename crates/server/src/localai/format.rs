@@ -4,15 +4,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::response::Response;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{CallDelta, Delta, Format, Job, ScoredToken, Summary};
+use jackalope_serving::ids::new_id;
+use jackalope_serving::state::Serving;
 use jackalope_text::Tokenizer;
 
 use super::frames::{self, CONTENT, Ending, Status, push};
 use super::wire::{ChatDelta, Reply, ToolCallDelta};
-use crate::error::ApiError;
-use crate::generate::{CallDelta, Delta, Format, Job, ScoredToken, Summary};
-use crate::ids::new_id;
 use crate::openai::logprobs::ChatLogprobs;
-use crate::registry::Serving;
 
 /// Writes an answer as replies: text as it is generated, token counts and times in the last reply.
 #[derive(Debug)]

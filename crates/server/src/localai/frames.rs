@@ -15,9 +15,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::body::read_bytes;
-use crate::error::ApiError;
-use crate::limits::ServerLimits;
+use jackalope_serving::body::read_bytes;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::limits::ServerLimits;
+
+/// Path prefix of every call.
+pub(crate) const SERVICE: &str = "/backend.Backend/";
 
 /// Content type of calls and answers.
 pub(super) const CONTENT: &str = "application/grpc";

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::opener::ModelOrder;
 use super::options::Drawing;
-use crate::ServerState;
-use crate::error::ApiError;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::models::Models;
 
 /// Maximum number of names; beyond it, the oldest is dropped.
 const NAMES_MAX: usize = 64;
@@ -62,27 +62,25 @@ impl Loads {
     }
 
     /// The model that a call refers to, and its sampling options. A server's own models can be
-    /// called by their names without a load.
+    /// called by their names without a load, if it has any.
     pub(super) fn meant(
         &self,
         identity: &str,
-        state: &ServerState,
+        models: &Models,
+        has_own_models: bool,
     ) -> Result<(Option<String>, Drawing), ApiError> {
         if let Some(load) = self.find(identity) {
             return Ok((Some(load.id), load.drawing));
         }
-        let has_own_models = state.config().opener.is_none();
-        let is_served =
-            has_own_models && (identity.is_empty() || state.models().is_known(identity));
+        let is_served = has_own_models && (identity.is_empty() || models.is_known(identity));
         match is_served {
             true => Ok(((!identity.is_empty()).then(|| identity.to_owned()), Drawing::default())),
             false if self.lock().is_empty() => {
                 Err(ApiError::NotLoaded { model: identity.to_owned() })
             }
-            false => Err(ApiError::UnknownModel {
-                found: identity.to_owned(),
-                served: state.models().served(),
-            }),
+            false => {
+                Err(ApiError::UnknownModel { found: identity.to_owned(), served: models.served() })
+            }
         }
     }
 }

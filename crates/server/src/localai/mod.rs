@@ -11,10 +11,10 @@
 //! ```
 
 mod format;
-mod frames;
-mod loads;
+pub(crate) mod frames;
+pub(crate) mod loads;
 mod model;
-mod opener;
+pub(crate) mod opener;
 mod options;
 mod predict;
 mod tokens;
@@ -23,19 +23,14 @@ mod wire;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::post;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::state::Serving;
 
+use frames::SERVICE;
 use options::Drawing;
 
-use crate::error::ApiError;
-use crate::registry::Serving;
-use crate::{ServerState, requests, unknown_path};
-
-pub(crate) use frames::refusal;
-pub(crate) use loads::Loads;
-pub use opener::{ModelOpener, ModelOrder};
-
-/// Path prefix of every call.
-pub(crate) const SERVICE: &str = "/backend.Backend/";
+use crate::requests::{self, unknown_path};
+use crate::state::ServerState;
 
 /// Internal names of fields, and the protocol's own.
 const NAMES: [(&str, &str); 18] = [
@@ -87,6 +82,7 @@ pub(crate) fn router(state: ServerState) -> Router {
 
 /// Opens the model that a call refers to, and returns its sampling options.
 async fn open_meant(state: &ServerState, identity: &str) -> Result<(Serving, Drawing), ApiError> {
-    let (name, drawing) = state.loads().meant(identity, state)?;
+    let (name, drawing) =
+        state.loads().meant(identity, state.models(), state.config().opener.is_none())?;
     Ok((state.open(name.as_deref()).await?, drawing))
 }

@@ -8,6 +8,9 @@ use axum::http::Request;
 use axum::response::Response;
 use jackalope_engine::EngineState;
 use jackalope_protocol::Phase;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::models::{Kept, ModelStatus};
+use jackalope_serving::state::{Serving, ServingState};
 
 use super::frames::{answer, read};
 use super::loads::Load;
@@ -16,10 +19,7 @@ use super::options::{Drawing, LoadOptions, Placement};
 use super::wire::{
     BackendState, Empty, MemoryUsage, MetricsResponse, ModelOptions, Outcome, Reply, StatusResponse,
 };
-use crate::ServerState;
-use crate::error::ApiError;
-use crate::models::{Kept, ModelStatus};
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Time to wait until a model in use can be unloaded for another one.
 const FREE_PATIENCE: Duration = Duration::from_secs(30);
@@ -119,7 +119,7 @@ async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiE
         }
     };
     match state.models().load_and_open(&id, state.limits()).await {
-        Ok((model, lease)) => Ok(Serving::new(state.clone(), model, lease)),
+        Ok((model, lease)) => Ok(Serving::new(ServingState::clone(state), model, lease)),
         Err(err @ ApiError::ModelLoading { .. }) => {
             Err(told_who_is_missing(state, (&id, order), err))
         }
@@ -227,6 +227,7 @@ pub(super) async fn metrics(
 
 /// The model of calls that name none.
 fn latest(state: &ServerState) -> Option<ModelStatus> {
-    let (name, _) = state.loads().meant("", state).ok()?;
+    let (name, _) =
+        state.loads().meant("", state.models(), state.config().opener.is_none()).ok()?;
     state.models().status(name.as_deref().unwrap_or("default"))
 }

@@ -1,6 +1,6 @@
 //! The interface to the code that brings models which the server does not have yet.
 
-use crate::models::LoadFuture;
+use jackalope_serving::models::LoadFuture;
 
 /// A model, as LocalAI names it, and where to compute it.
 #[derive(Clone, Debug, Eq, PartialEq)]

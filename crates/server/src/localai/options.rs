@@ -3,7 +3,7 @@
 use jackalope_protocol::{Pooling, TokenId};
 use jackalope_text::Tokenizer;
 
-use crate::error::ApiError;
+use jackalope_serving::error::ApiError;
 
 /// The keys that have an effect, as listed in errors.
 const KEYS: &str = "hostfile, distributed_backend, coordinator, max_kv_size, max_tokens, temperature, \

@@ -6,6 +6,14 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_serving::body::JsonBody;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    Answer, Continuation, Conversation, GenerateRequest, Job, Prompt, SamplingParams,
+    check_top_logprobs,
+};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::state::Serving;
 use serde_json::{Map, Value, json};
 
 use super::format::ReplyFormat;
@@ -13,16 +21,8 @@ use super::frames::{read, streamed};
 use super::options::Drawing;
 use super::wire::{Message, PredictOptions};
 use super::{NAMES, open_meant};
-use crate::ServerState;
-use crate::body::JsonBody;
-use crate::error::ApiError;
-use crate::generate::{
-    Answer, Continuation, Conversation, GenerateRequest, Job, Prompt, SamplingParams,
-    check_top_logprobs,
-};
-use crate::limits::ServerLimits;
 use crate::openai::chat;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Name of the prompt's field.
 const PROMPT: &str = "prompt";
@@ -84,7 +84,7 @@ fn prepare(
         false => Prompt::Continuation(Continuation::of(options.prompt.clone(), PROMPT)),
     };
     let mut request = GenerateRequest::new(prompt, sampling(options, drawing, limits)?);
-    request.output.is_stream = is_stream;
+    request.params.output.is_stream = is_stream;
     let job = request.job(serving)?;
     let format = ReplyFormat::new(&job, serving);
     Ok((job, format))

@@ -5,6 +5,9 @@ use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
 use jackalope_protocol::{Pooling, TokenId};
+use jackalope_serving::embed::{self, Embedding};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::state::Serving;
 
 use super::format::count;
 use super::frames::{answer, read};
@@ -14,10 +17,7 @@ use super::wire::{
     ModelMetadataResponse, ModelOptions, PredictOptions, TokenizationResponse,
 };
 use super::{NAMES, open_meant};
-use crate::ServerState;
-use crate::embed::{self, Embedding};
-use crate::error::ApiError;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// `Embedding`: the embedding of a text, normalised to length 1.
 pub(super) async fn embedding(

@@ -1,11 +1,11 @@
 //! The metric families and their values. vLLM's names come first, so that its dashboards work.
 
 use jackalope_engine::{Buckets, EngineState, RankStatus, Status};
+use jackalope_serving::journal::{Ending, ModelTotals, Totals};
 
 use super::Seen;
 use super::exposition::Kind;
-use crate::journal::{Ending, ModelTotals, Totals};
-use crate::monitor::memory_of;
+use crate::monitor::samples::memory_of;
 
 /// A metric of one number, under one name.
 pub(super) struct Family<T> {

@@ -15,11 +15,11 @@ use axum::response::{IntoResponse, Response};
 use jackalope_engine::Status;
 use jackalope_protocol::KV_BLOCK_TOKENS;
 
-use crate::ServerState;
-use crate::caller::Caller;
-use crate::journal::{HttpTotals, ModelTotals, Totals};
+use crate::state::ServerState;
 use exposition::{Exposition, Kind};
 use families::{Family, MODEL, MODEL_HISTOGRAMS, RANK, SERVER};
+use jackalope_serving::caller::Caller;
+use jackalope_serving::journal::{HttpTotals, ModelTotals, Totals};
 
 /// Content type of the text format.
 const TEXT_0_0_4: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -190,7 +190,7 @@ fn push_http(text: &mut Exposition, totals: &Totals) {
         ("vllm_mlx_http_requests_total", ["method", "path", "status_code"]),
         ("jackalope_http_requests_total", ["method", "path", "status"]),
     ];
-    let labels = |names: Names, class: &crate::journal::HttpClass| {
+    let labels = |names: Names, class: &jackalope_serving::journal::HttpClass| {
         let (method, path, status) = class;
         names
             .into_iter()
@@ -220,7 +220,7 @@ fn push_http(text: &mut Exposition, totals: &Totals) {
 }
 
 fn push_keys(text: &mut Exposition, totals: &Totals) {
-    type Value = fn(&crate::journal::KeyTotals) -> u64;
+    type Value = fn(&jackalope_serving::journal::KeyTotals) -> u64;
     let families: [(&str, &str, Value); 4] = [
         ("jackalope_key_requests_total", "Requests answered.", |it| it.requests),
         ("jackalope_key_prompt_tokens_total", "Prompt tokens.", |it| it.prompt_tokens),

@@ -7,17 +7,17 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use jackalope_engine::{EngineState, Status};
+use jackalope_serving::body::name_in_path;
+use jackalope_serving::caller::Caller;
+use jackalope_serving::engine_answer::answered;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::journal::OpenRequest;
+use jackalope_serving::numbers::{gib, rounded};
 use serde_json::{Value, json};
 
-use super::memory::of_engine;
-use crate::ServerState;
-use crate::body::name_in_path;
-use crate::caller::Caller;
-use crate::engine_answer::answered;
-use crate::error::ApiError;
-use crate::journal::OpenRequest;
-use crate::numbers::{gib, rounded};
+use super::samples::memory_of;
 use crate::openapi::answers::{CacheStats, CancelledRequest, ClearedCache, EngineStatus};
+use crate::state::ServerState;
 
 /// Reports the state of the engine, and the caller's open requests; to administrators, all.
 #[utoipa::path(
@@ -35,7 +35,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
     };
     let totals = state.journal().totals();
     let ended: u64 = totals.models.values().map(|model| model.num_ended()).sum();
-    let memory = of_engine(&status);
+    let memory = memory_of(&status);
     let caller = Caller::current();
     let open = state.journal().open_requests();
     let seen = open.iter().filter(|it| caller.sees(it.caller.key_name()));

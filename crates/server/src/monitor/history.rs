@@ -5,15 +5,16 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::journal::{Ending, RECENT_MAX, RequestRecord};
+use jackalope_serving::numbers::{gib, quantile, rounded};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-use crate::ServerState;
-use crate::error::ApiError;
-use crate::journal::{Ending, RECENT_MAX, RequestRecord};
-use crate::numbers::{gib, quantile, rounded};
+use super::query::query;
 use crate::openapi::answers::{RecentErrors, RecentRequests, RequestStats};
+use crate::state::ServerState;
 
 /// Default number of requests that are returned.
 const RECENT_TOLD: usize = 50;
@@ -57,7 +58,7 @@ pub(crate) async fn recent(
     State(state): State<ServerState>,
     filter: Result<Query<Filter>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let filter = super::query(filter)?;
+    let filter = query(filter)?;
     let limit = filter.n.unwrap_or(RECENT_TOLD).min(RECENT_MAX);
     let recent = state.journal().recent();
     let records = recent.iter().rev().map(|it| &it.record).filter(|it| filter.passes(it));

@@ -9,23 +9,13 @@ pub(crate) mod admin;
 pub(crate) mod history;
 pub(crate) mod memory;
 pub(crate) mod overview;
+mod query;
+pub(crate) mod samples;
 pub(crate) mod snapshot;
 
-use axum::extract::Query;
-use axum::extract::rejection::QueryRejection;
 use axum::routing::{delete, get, post};
 
-use crate::error::ApiError;
-use crate::routes::{Route, delete_only, get_only, post_only};
-
-pub(crate) use memory::{Samples, of_engine as memory_of, sample_until};
-
-/// Unwraps the query parameters, or returns an error that says why they cannot be read.
-fn query<T>(found: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
-    found
-        .map(|Query(query)| query)
-        .map_err(|err| ApiError::WrongType { param: "query".to_owned(), reason: err.body_text() })
-}
+use crate::route::{Route, delete_only, get_only, post_only};
 
 /// The routes of this module.
 pub(crate) fn routes() -> Vec<Route> {

@@ -10,9 +10,9 @@ use axum::response::{Html, IntoResponse, Response};
 use jackalope_engine::EngineState;
 use serde_json::{Value, json};
 
-use super::memory::of_engine;
-use crate::ServerState;
+use super::samples::memory_of;
 use crate::openapi::answers::{ModelInfo, QueueAnswer, ServiceCard};
+use crate::state::ServerState;
 
 /// The dashboard. It is self-contained, so it works without access to any other server.
 const PAGE: &str = include_str!("dashboard.html");
@@ -98,7 +98,7 @@ pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
         "max": status.queue_max,
         "running": status.running,
         "running_max": status.running_max,
-        "oldest_open_s": oldest.map(|it| crate::numbers::rounded(it, 3)),
+        "oldest_open_s": oldest.map(|it| jackalope_serving::numbers::rounded(it, 3)),
     }))
 }
 
@@ -127,7 +127,7 @@ pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
         "model_id": model.id,
         "loaded": is_loaded,
         "slot": {"loaded": is_loaded, "model_id": model.id, "loaded_at": model.created},
-        "memory": of_engine(&status).to_json(),
+        "memory": memory_of(&status).to_json(),
         "architecture": facts.map(|facts| &facts.architecture),
         "num_layers": facts.map(|facts| facts.num_layers),
         "vocab_size": facts.map(|facts| facts.vocab_size),

@@ -10,15 +10,16 @@ use axum::extract::State;
 use axum::response::Response;
 use futures_util::stream;
 use jackalope_engine::{RankStatus, Status};
+use jackalope_serving::journal::{Recent, WINDOW};
+use jackalope_serving::numbers::rounded;
+use jackalope_serving::sse;
 use serde_json::{Map, Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::memory::by_rank;
-use crate::ServerState;
-use crate::journal::{Recent, WINDOW};
-use crate::numbers::rounded;
+use super::samples::memory_of;
 use crate::openapi::answers::SnapshotAnswer;
-use crate::sse;
+use crate::state::ServerState;
 
 /// Maximum number of answers that are listed.
 const HISTORY_MAX: usize = 40;
@@ -71,7 +72,9 @@ fn taken(state: &ServerState) -> Value {
     let times: Vec<f64> = late.iter().map(|it| it.record.total_time.as_secs_f64()).collect();
     let totals = journal.totals();
     let models = totals.models.values();
-    let sum = |of: fn(&crate::journal::ModelTotals) -> u64| models.clone().map(of).sum::<u64>();
+    let sum = |of: fn(&jackalope_serving::journal::ModelTotals) -> u64| {
+        models.clone().map(of).sum::<u64>()
+    };
     let history = recent.iter().skip(recent.len().saturating_sub(HISTORY_MAX)).map(|it| {
         json!({
             "t": rounded((it.ended - journal.started).as_secs_f64(), 1),
@@ -105,8 +108,8 @@ fn taken(state: &ServerState) -> Value {
         "nodes": nodes(&status, now),
         "memory_monitor": {
             "source": "ranks",
-            "mlx_active_gb": crate::numbers::gib(super::memory_of(&status).active),
-            "mlx_pressure_pct": super::memory_of(&status).pressure(),
+            "mlx_active_gb": jackalope_serving::numbers::gib(memory_of(&status).active),
+            "mlx_pressure_pct": memory_of(&status).pressure(),
         },
     })
 }

@@ -6,23 +6,23 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_serving::body::{JsonBody, read_unlabelled_json_body};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    Answer, Conversation, Job, Prompt, ToolChoice, check_count, check_tool_names,
+};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::state::Serving;
 use serde_json::{Map, Value, json};
 
 use super::format::{LineFormat, Shape};
 use super::lifetime;
-use super::open;
+use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
 use super::schema::OllamaChatBody;
-use crate::ServerState;
-use crate::body::{JsonBody, read_unlabelled_json_body};
-use crate::error::ApiError;
-use crate::generate::{
-    Answer, Conversation, Job, Prompt, ToolChoice, check_count, check_tool_names,
-};
-use crate::limits::ServerLimits;
 use crate::openapi::answers::OllamaChatAnswer;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Answers a conversation; one without messages asks for the model to be loaded, or given back.
 #[utoipa::path(

@@ -7,18 +7,18 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
+use jackalope_serving::body::read_unlabelled_json_body;
+use jackalope_serving::embed::{self, Embedding};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::check_count;
+use jackalope_serving::state::Serving;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::lifetime::{self, KeepAlive};
-use super::open;
+use super::names::open;
 use super::schema::{OllamaEmbedBody, OllamaEmbeddingsBody};
-use crate::ServerState;
-use crate::body::read_unlabelled_json_body;
-use crate::embed::{self, Embedding};
-use crate::error::ApiError;
-use crate::generate::check_count;
-use crate::registry::Serving;
+use crate::state::ServerState;
 use crate::wire::Strings;
 
 /// The body of `POST /api/embed`.

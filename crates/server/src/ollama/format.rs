@@ -7,16 +7,17 @@ use std::time::{Duration, SystemTime};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
+use jackalope_serving::ids::{new_id, rfc3339};
+use jackalope_serving::state::Serving;
 use jackalope_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::error;
 use super::request::Shared;
 use crate::arguments::arguments_object;
-use crate::error::{ApiError, Dialect};
-use crate::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
-use crate::ids::{new_id, rfc3339};
-use crate::registry::Serving;
 
 /// Content type of a stream of lines.
 pub(super) const LINES_TYPE: &str = "application/x-ndjson";
@@ -289,7 +290,7 @@ impl Format for LineFormat {
     }
 
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
-        push_line(buffer, &Dialect::Ollama.error_json(err, None));
+        push_line(buffer, &error::to_json(err));
     }
 
     fn whole(&self, mut choices: Vec<Delta>, summary: &Summary) -> Response {

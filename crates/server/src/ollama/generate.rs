@@ -4,20 +4,21 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_serving::body::read_unlabelled_json_body;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{Answer, Continuation, Conversation, Job, Prompt};
+use jackalope_serving::state::Serving;
 use serde_json::json;
 
 use super::chat::check_images;
 use super::format::{LineFormat, Shape};
+use super::lifetime;
+use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{PromptRequest, Shared};
 use super::schema::OllamaGenerateBody;
-use super::{lifetime, open};
-use crate::ServerState;
-use crate::body::read_unlabelled_json_body;
-use crate::error::ApiError;
-use crate::generate::{Answer, Continuation, Conversation, Job, Prompt};
 use crate::openapi::answers::OllamaGenerateAnswer;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Name of the prompt's field.
 const PROMPT: &str = "prompt";

@@ -8,12 +8,12 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
 use super::format::{self, Shape};
+use super::names::{known, open};
 use super::request::Shared;
-use super::{known, open};
-use crate::ServerState;
-use crate::error::ApiError;
-use crate::models::Kept;
-use crate::registry::Serving;
+use crate::state::ServerState;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::models::Kept;
+use jackalope_serving::state::Serving;
 
 /// Units of a duration, in seconds.
 const UNITS: [(&str, f64); 8] = [

@@ -13,17 +13,17 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-use super::RemoveError;
+use super::names::{full_name, known};
+use super::puller::RemoveError;
 use super::request::Named;
-use super::{full_name, known};
-use crate::ServerState;
-use crate::body::read_unlabelled_json_body;
-use crate::error::ApiError;
-use crate::ids::{hex, rfc3339};
-use crate::models::ModelStatus;
 use crate::openapi::OllamaError;
 use crate::openapi::answers::{OllamaModels, OllamaShown, OllamaVersion};
-use crate::registry::ModelDetails;
+use crate::state::ServerState;
+use jackalope_serving::body::read_unlabelled_json_body;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::ids::{hex, rfc3339};
+use jackalope_serving::model::ModelDetails;
+use jackalope_serving::models::ModelStatus;
 
 /// The API version that this server implements: clients compare it to find out what they may send.
 const VERSION: &str = "0.12.11";

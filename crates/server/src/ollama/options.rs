@@ -1,16 +1,16 @@
 //! `options`: sampling parameters in this API's terms.
 
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    GenerateRequest, Prompt, SamplingParams, StructuredOutput, Thinking, chat_logprobs,
+};
+use jackalope_serving::state::Serving;
 use jackalope_text::grammar::Constraint;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::{Shared, Think};
-use crate::error::ApiError;
-use crate::generate::{
-    GenerateRequest, Prompt, SamplingParams, StructuredOutput, Thinking, chat_logprobs,
-};
-use crate::registry::Serving;
 use crate::wire::{Seed, Strings};
 
 /// Internal names of fields, and the API's own.
@@ -104,7 +104,7 @@ pub(super) fn request(
         ..SamplingParams::default()
     };
     let mut request = GenerateRequest::new(prompt, sampling);
-    request.output.is_stream = shared.stream.unwrap_or(true);
+    request.params.output.is_stream = shared.stream.unwrap_or(true);
     Ok(request)
 }
 

@@ -1,98 +1,24 @@
 //! `POST /api/pull`: fetches a model to this machine and streams lines with the progress.
 
 use std::convert::Infallible;
-use std::fmt;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, http::StatusCode};
-use futures_util::future::BoxFuture;
 use futures_util::stream;
-use serde_json::{Map, Value, json};
-use thiserror::Error;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::sse;
 use tokio::sync::mpsc;
 
 use super::format::{LINES_TYPE, push_line};
 use super::models::named;
+use super::names::{bare, known};
+use super::puller::PullProgress;
 use super::request::Named;
-use super::{bare, known};
-use crate::ServerState;
-use crate::error::ApiError;
 use crate::openapi::answers::OllamaPulled;
-use crate::sse;
-
-/// Fetches models for clients, and removes them.
-pub trait Puller: fmt::Debug + Send + Sync {
-    /// Starts to fetch a model. Everything that is sent is passed on to the client; the fetch has
-    /// ended when the last sender is dropped, and is cancelled when the receiver is dropped.
-    fn pull(&self, name: &str) -> mpsc::Receiver<PullProgress>;
-
-    /// Removes the model with this id from the server and deletes its files.
-    fn remove(&self, id: &str) -> RemoveFuture;
-}
-
-/// The result of removing a model.
-pub type RemoveFuture = BoxFuture<'static, Result<(), RemoveError>>;
-
-/// Reason why a model was not removed.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub enum RemoveError {
-    /// The model may not be removed.
-    #[error("{reason}")]
-    Refused {
-        /// The reason, possibly with a hint.
-        reason: String,
-    },
-    /// The removal failed.
-    #[error("{reason}")]
-    Failed {
-        /// The reason.
-        reason: String,
-    },
-}
-
-/// Progress of fetching a model.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum PullProgress {
-    /// The fetch is in progress.
-    Working {
-        /// The current activity.
-        status: String,
-        /// Hash of the current file.
-        digest: Option<String>,
-        /// Total bytes, and bytes fetched so far.
-        bytes: Option<(u64, u64)>,
-    },
-    /// The model was fetched.
-    Done,
-    /// The model cannot be fetched.
-    Failed {
-        /// The reason, with a hint.
-        reason: String,
-    },
-}
-
-impl PullProgress {
-    fn to_json(&self) -> Value {
-        let (status, digest, bytes) = match self {
-            PullProgress::Working { status, digest, bytes } => (status.as_str(), digest, *bytes),
-            PullProgress::Done => ("success", &None, None),
-            PullProgress::Failed { reason } => return json!({"error": reason}),
-        };
-        let mut line = Map::new();
-        line.insert("status".to_owned(), status.into());
-        if let Some(digest) = digest {
-            line.insert("digest".to_owned(), digest.as_str().into());
-        }
-        if let Some((total, completed)) = bytes {
-            line.insert("total".to_owned(), total.into());
-            line.insert("completed".to_owned(), completed.into());
-        }
-        line.into()
-    }
-}
+use crate::state::ServerState;
 
 /// Fetches a model unless it is served already.
 #[utoipa::path(

@@ -4,24 +4,25 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    AllowedTools, Answer, Conversation, Job, Prompt, Thinking, ToolChoice, chat_logprobs,
+    check_count, check_tool_names,
+};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::notes::Notes;
+use jackalope_serving::state::Serving;
 use serde_json::Value;
 
 use super::chat_format::{ChatCompletion, ChatFormat, ChatOptions};
+use super::error::EARLY;
 use super::legacy;
 use super::request::{ChatRequest, Common, Content, Message, Tool};
 use super::schema::ChatBody;
 use super::structure::Structure;
 use super::unsupported::{self, Endpoint};
-use crate::ServerState;
-use crate::body::{JsonBody, read_json_body};
-use crate::error::ApiError;
-use crate::generate::{
-    AllowedTools, Answer, Conversation, EarlyStream, Job, Prompt, Thinking, ToolChoice,
-    chat_logprobs, check_count, check_tool_names,
-};
-use crate::limits::ServerLimits;
-use crate::notes::Notes;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Answers a conversation, whole or as a stream of chunks that ends with `[DONE]`.
 #[utoipa::path(
@@ -50,7 +51,7 @@ pub(crate) async fn chat(
         let response = Answer::start(job, format, &serving, place)?.respond().await?;
         Ok(notes.add_to(response))
     };
-    EarlyStream::OPENAI.answer(&state, body, answer).await
+    EARLY.answer(&state, body, answer).await
 }
 
 /// The checked request, ready to be submitted to the engine.
@@ -78,8 +79,8 @@ fn prepare(mut body: JsonBody, serving: &Serving) -> Result<Prepared, ApiError> 
     notes.add_if(chat.verbosity.is_some(), "verbosity is passed over");
     let conversation = conversation(body, chat, limits)?;
     let mut request = common.into_request(Prompt::Conversation(conversation))?;
-    request.sampling.logprobs = logprobs;
-    structure.apply(&mut request.sampling)?;
+    request.params.sampling.logprobs = logprobs;
+    structure.apply(&mut request.params.sampling)?;
     let job = request.job(serving)?;
     let format = ChatFormat::new(&job, options, serving);
     Ok(Prepared { job, format, notes })

@@ -5,17 +5,19 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, Job, Summary};
+use jackalope_serving::ids::{new_id, new_uuid, unix_seconds};
+use jackalope_serving::sse::{self, push_event};
+use jackalope_serving::state::Serving;
 use jackalope_text::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::SYSTEM_FINGERPRINT;
+use super::error::push_error;
 use super::logprobs::ChatLogprobs;
 use super::usage::{Performance, Timing, Usage};
-use crate::generate::{CallDelta, Delta, Finish, Format, Job, Summary};
-use crate::ids::{new_id, new_uuid, unix_seconds};
-use crate::registry::Serving;
-use crate::sse::{self, push_event};
 
 /// The only service tier of this server.
 const SERVICE_TIER: &str = "default";
@@ -356,6 +358,10 @@ impl Format for ChatFormat {
             self.push_chunk(&[], Some(summary), buffer);
         }
         buffer.extend_from_slice(sse::DONE.as_bytes());
+    }
+
+    fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
+        push_error(err, buffer);
     }
 
     fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {

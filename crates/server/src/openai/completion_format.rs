@@ -5,17 +5,19 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::{Logprob, TokenId};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{Delta, Finish, Format, Job, PromptJob, ScoredToken, Summary};
+use jackalope_serving::ids::{new_id, unix_seconds};
+use jackalope_serving::sse::{self, push_event};
+use jackalope_serving::state::Serving;
 use jackalope_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::SYSTEM_FINGERPRINT;
+use super::error::push_error;
 use super::logprobs::CompletionLogprobs;
 use super::usage::{Performance, Timing, Usage};
-use crate::generate::{Delta, Finish, Format, Job, PromptJob, ScoredToken, Summary};
-use crate::ids::{new_id, unix_seconds};
-use crate::registry::Serving;
-use crate::sse::{self, push_event};
 
 /// The text that `echo` puts before the choices of a prompt.
 #[derive(Debug)]
@@ -253,6 +255,10 @@ impl Format for CompletionFormat {
             self.push_chunk(Vec::new(), Some(summary), buffer);
         }
         buffer.extend_from_slice(sse::DONE.as_bytes());
+    }
+
+    fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
+        push_error(err, buffer);
     }
 
     fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {

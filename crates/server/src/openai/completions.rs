@@ -4,21 +4,21 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    Answer, Continuation, Job, Prompt, PromptText, check_count, check_range, check_top_logprobs,
+};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::state::Serving;
 
 use super::completion_format::{Completion, CompletionFormat, CompletionOptions};
+use super::error::EARLY;
 use super::request::{Common, CompletionRequest, Prompts};
 use super::schema::CompletionBody;
 use super::structure::Structure;
 use super::unsupported::{self, Endpoint};
-use crate::ServerState;
-use crate::body::{JsonBody, read_json_body};
-use crate::error::ApiError;
-use crate::generate::{
-    Answer, Continuation, EarlyStream, Job, Prompt, PromptText, check_count, check_range,
-    check_top_logprobs,
-};
-use crate::limits::ServerLimits;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Number of tokens to generate if the request does not say, as defined by OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -48,7 +48,7 @@ pub(crate) async fn completions(
         let (job, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
         Answer::start(job, format, &serving, place)?.respond().await
     };
-    EarlyStream::OPENAI.answer(&state, body, answer).await
+    EARLY.answer(&state, body, answer).await
 }
 
 fn prepare(body: &JsonBody, serving: &Serving) -> Result<(Job, CompletionFormat), ApiError> {
@@ -85,8 +85,8 @@ fn prepare(body: &JsonBody, serving: &Serving) -> Result<(Job, CompletionFormat)
         add_special_tokens: completion.add_special_tokens.unwrap_or(true),
         suffix,
     }))?;
-    structure.apply(&mut request.sampling)?;
-    let sampling = &mut request.sampling;
+    structure.apply(&mut request.params.sampling)?;
+    let sampling = &mut request.params.sampling;
     sampling.max_tokens = Some(max_tokens);
     sampling.num_choices = Some(best_of);
     // The most likely choices are found by their log-probabilities.

@@ -10,12 +10,12 @@ use utoipa::ToSchema;
 
 use super::request::Prompts;
 use super::schema::EmbeddingBody;
-use crate::ServerState;
-use crate::body::{JsonBody, read_json_body};
-use crate::embed::{self, Embedding};
-use crate::error::ApiError;
-use crate::generate::check_count;
-use crate::registry::Serving;
+use crate::state::ServerState;
+use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::embed::{self, Embedding};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::check_count;
+use jackalope_serving::state::Serving;
 
 /// Fields of `POST /v1/embeddings`.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -1,9 +1,8 @@
 //! Support for `functions` and `function_call`, which tools have replaced: such a request is first
 //! rewritten to use tools, and its answer is written in the old form.
 
+use jackalope_serving::error::ApiError;
 use serde_json::{Map, Value, json};
-
-use crate::error::ApiError;
 
 /// Rewrites a request to use tools. Returns whether it was in the old form.
 pub(super) fn rewrite(request: &mut Map<String, Value>) -> Result<bool, ApiError> {

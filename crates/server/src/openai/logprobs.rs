@@ -1,12 +1,11 @@
 //! Log-probabilities in the forms of the chat and the completions endpoint.
 
 use jackalope_protocol::TokenId;
+use jackalope_serving::generate::ScoredToken;
 use jackalope_text::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use utoipa::ToSchema;
-
-use crate::generate::ScoredToken;
 
 /// Stands for the log-probability of a probability of zero: JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;

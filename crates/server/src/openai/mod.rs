@@ -11,6 +11,7 @@ mod chat_format;
 mod completion_format;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
+pub(crate) mod error;
 mod legacy;
 pub(crate) mod logprobs;
 pub(crate) mod models;

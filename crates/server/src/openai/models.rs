@@ -3,13 +3,13 @@
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use jackalope_serving::body::name_in_path;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::models::ModelStatus;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::ServerState;
-use crate::body::name_in_path;
-use crate::error::ApiError;
-use crate::models::ModelStatus;
+use crate::state::ServerState;
 
 /// The models that can be asked for.
 #[derive(Debug, Serialize, ToSchema)]

@@ -9,13 +9,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use jackalope_protocol::TokenId;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    GenerateRequest, OutputParams, Prompt, RequestParams, SamplingParams, SchedulingParams,
+};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::error::ApiError;
-use crate::generate::{GenerateRequest, OutputParams, Prompt, SamplingParams, SchedulingParams};
 use crate::wire::{Listed, Seed, Strings, TextOr};
 
 /// Fields that both endpoints have.
@@ -99,8 +101,7 @@ impl Common {
         if self.stream_options.is_some() && !is_stream {
             return Err(ApiError::Needs { param: "stream_options", needs: "stream to be true" });
         }
-        Ok(GenerateRequest {
-            prompt,
+        let params = RequestParams {
             output: OutputParams {
                 is_stream,
                 return_token_ids: self.return_token_ids.unwrap_or(false),
@@ -130,7 +131,8 @@ impl Common {
                 ignore_eos: self.ignore_eos.unwrap_or(false),
                 ..SamplingParams::default()
             },
-        })
+        };
+        Ok(GenerateRequest { prompt, params })
     }
 }
 

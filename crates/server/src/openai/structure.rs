@@ -2,14 +2,13 @@
 //! tokens and words.
 
 use jackalope_protocol::TokenId;
+use jackalope_serving::body::reason_of;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{SamplingParams, StructuredOutput};
 use jackalope_text::grammar::Constraint;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
-
-use crate::body::reason_of;
-use crate::error::ApiError;
-use crate::generate::{SamplingParams, StructuredOutput};
 
 /// Maximum length of a schema's name, in characters.
 const NAME_CHARS_MAX: usize = 64;

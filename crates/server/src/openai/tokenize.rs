@@ -5,17 +5,17 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::TokenId;
+use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::encode;
+use jackalope_serving::state::Serving;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::chat;
 use super::request::ChatRequest;
 use super::schema::{DetokenizeBody, TokenizeBody};
-use crate::ServerState;
-use crate::body::{JsonBody, read_json_body};
-use crate::error::ApiError;
-use crate::generate::encode;
-use crate::registry::Serving;
+use crate::state::ServerState;
 
 /// Fields of `POST /tokenize`; those of a conversation are a chat's.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use utoipa::openapi::{RefOr, Schema};
 
 use super::schema::{ChatBody, CompletionBody, ResponseBody};
-use crate::body::JsonBody;
-use crate::error::ApiError;
+use jackalope_serving::body::JsonBody;
+use jackalope_serving::error::ApiError;
 
 /// Minimum length of a name that is compared: shorter names differ by a letter or two from names
 /// with another meaning.

@@ -1,10 +1,9 @@
 //! Token counts and timings of an answer, in the forms of the API.
 
+use jackalope_serving::generate::Summary;
+use jackalope_serving::numbers::rounded;
 use serde::Serialize;
 use utoipa::ToSchema;
-
-use crate::generate::Summary;
-use crate::numbers::rounded;
 
 /// Tokens counted.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]

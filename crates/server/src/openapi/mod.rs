@@ -22,7 +22,9 @@ use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Sche
 use utoipa::{Modify, OpenApi as _, ToSchema};
 use utoipa_swagger_ui::Config;
 
-use crate::error::{ANTHROPIC_VERSION, ApiError, Dialect};
+use crate::anthropic::error::ANTHROPIC_VERSION;
+use crate::dialect::Dialect;
+use jackalope_serving::error::ApiError;
 
 pub use page::tables;
 

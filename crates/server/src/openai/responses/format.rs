@@ -21,10 +21,11 @@ use serde_json::{Value, json};
 use super::items::Item;
 use super::kept::{KeptResponse, KeptResponses};
 use super::output::{Kind, OutputItem, Terms};
-use crate::error::ApiError;
-use crate::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
-use crate::ids::{new_id, unix_seconds};
-use crate::sse::push_named;
+use crate::openai::error;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
+use jackalope_serving::ids::{new_id, unix_seconds};
+use jackalope_serving::sse::push_named;
 
 /// Where a finished response is stored.
 #[derive(Debug)]
@@ -328,8 +329,8 @@ impl Format for ResponseFormat {
     }
 
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
-        let told = err.to_json();
-        let told = &told["error"];
+        let body = error::to_json(err);
+        let told = &body["error"];
         let code = "server_error";
         self.tell(
             "error",
@@ -341,7 +342,7 @@ impl Format for ResponseFormat {
         buffer.append(&mut self.events);
     }
 
-    fn heard(&mut self, _choice_idx: usize, delta: &Delta) {
+    fn observe(&mut self, _choice_idx: usize, delta: &Delta) {
         self.take(delta);
     }
 

@@ -9,7 +9,7 @@
 
 mod format;
 mod items;
-mod kept;
+pub(crate) mod kept;
 mod output;
 mod replay;
 mod request;
@@ -24,34 +24,34 @@ use axum::http::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::SamplingOptions;
+use jackalope_serving::body::{JsonBody, name_in_path, read_json_body};
+use jackalope_serving::caller::Caller;
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{
+    Answer, Conversation, EarlyStream, Job, Prompt, Thinking, check_range, check_top_logprobs,
+};
+use jackalope_serving::limits::ServerLimits;
+use jackalope_serving::notes::Notes;
+use jackalope_serving::sse::{self, STREAM_TYPE, push_named};
+use jackalope_serving::state::Serving;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use format::{Keeping, ResponseFormat};
 use items::Item;
-use kept::KeptResponse;
+use kept::{KeptResponse, KeptResponses};
 use output::Terms;
 use request::FunctionTool;
 use utoipa::IntoParams;
 
+use super::error;
 use super::request::Common;
 use super::schema::ResponseBody;
 use super::structure::{Structure, text_format};
 use super::unsupported::{self, Endpoint};
-use crate::ServerState;
-use crate::body::{JsonBody, name_in_path, read_json_body};
-use crate::caller::Caller;
-use crate::error::ApiError;
-use crate::generate::{
-    Answer, Conversation, EarlyStream, Job, Prompt, Thinking, check_range, check_top_logprobs,
-};
-use crate::limits::ServerLimits;
-use crate::notes::Notes;
 use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
-use crate::registry::Serving;
-use crate::sse::{self, STREAM_TYPE, push_named};
+use crate::state::ServerState;
 
-pub(crate) use kept::KeptResponses;
 pub(crate) use request::ResponseRequest;
 
 /// Value of `include` that requests log-probabilities.
@@ -75,8 +75,10 @@ pub(crate) async fn create_response(
 ) -> Result<Response, ApiError> {
     let place = state.open_stream()?;
     let body = read_json_body(request, state.limits()).await?;
+    let kept = Arc::clone(state.kept_responses());
     let answer = async move |body: JsonBody, serving: Serving| {
-        let prepared = serving.prepare(move |serving| prepare(&body, serving)).await?;
+        let prepare = move |serving: &Serving| prepare(&body, kept, serving);
+        let prepared = serving.prepare(prepare).await?;
         let Prepared { job, format, notes } = prepared;
         let response = Answer::start(job, format, &serving, place)?.respond().await?;
         Ok(notes.add_to(response))
@@ -87,14 +89,14 @@ pub(crate) async fn create_response(
 /// Early streams of this API: an error is a named event, even if no response has begun.
 const EARLY: EarlyStream = EarlyStream {
     push_error: |err, buffer| {
-        let told = &err.to_json()["error"];
+        let told = &error::to_json(err)["error"];
         let (code, message, param) = (&told["code"], &told["message"], &told["param"]);
         let event = json!({
             "type": "error", "sequence_number": 0, "code": code, "message": message, "param": param,
         });
         push_named(buffer, "error", &event);
     },
-    ..EarlyStream::OPENAI
+    ..error::EARLY
 };
 
 /// The checked request, ready to be submitted to the engine.
@@ -104,7 +106,11 @@ struct Prepared {
     notes: Notes,
 }
 
-fn prepare(body: &JsonBody, serving: &Serving) -> Result<Prepared, ApiError> {
+fn prepare(
+    body: &JsonBody,
+    kept: Arc<KeptResponses>,
+    serving: &Serving,
+) -> Result<Prepared, ApiError> {
     let mut request: ResponseRequest = body.read()?;
     // This endpoint does not have these fields.
     let common = Common { n: None, stream_options: None, ..body.read()? };
@@ -116,17 +122,17 @@ fn prepare(body: &JsonBody, serving: &Serving) -> Result<Prepared, ApiError> {
         return Err(ApiError::out_of_range("max_output_tokens", &0, "at least 1"));
     }
     let logprobs = logprobs(&request, serving.state().limits())?;
-    let history = history(&mut request, serving)?;
+    let history = history(&mut request, kept, serving)?;
     let conversation = conversation(&request, &history.conversation, serving)?;
     let mut generate = common.into_request(Prompt::Conversation(conversation))?;
-    structure.apply(&mut generate.sampling)?;
+    structure.apply(&mut generate.params.sampling)?;
     if let Some(format) = request::response_format(&request)
         && let Some(found) = text_format("text.format", &format)?
     {
-        generate.sampling.structure = Some(found);
+        generate.params.sampling.structure = Some(found);
     }
-    generate.sampling.max_tokens = request.max_output_tokens;
-    generate.sampling.logprobs = logprobs;
+    generate.params.sampling.max_tokens = request.max_output_tokens;
+    generate.params.sampling.logprobs = logprobs;
     let job = generate.job(serving)?;
     let terms = Terms {
         model: serving.id().to_owned(),
@@ -180,8 +186,11 @@ fn logprobs(request: &ResponseRequest, limits: &ServerLimits) -> Result<Option<u
 }
 
 /// The conversation so far, including the input of this request.
-fn history(request: &mut ResponseRequest, serving: &Serving) -> Result<Keeping, ApiError> {
-    let kept = serving.state().kept_responses();
+fn history(
+    request: &mut ResponseRequest,
+    kept: Arc<KeptResponses>,
+    serving: &Serving,
+) -> Result<Keeping, ApiError> {
     let owner = Caller::current().tenant();
     let mut conversation = match &request.previous_response_id {
         None => Vec::new(),
@@ -194,7 +203,7 @@ fn history(request: &mut ResponseRequest, serving: &Serving) -> Result<Keeping, 
     let input = request.input.take().ok_or(ApiError::Missing { param: "input" })?;
     let items = input.items(&conversation, serving.state().limits())?;
     conversation.extend(items);
-    Ok(Keeping { kept: Arc::clone(kept), conversation, owner })
+    Ok(Keeping { kept, conversation, owner })
 }
 
 fn conversation(

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use jackalope_serving::generate::ScoredToken;
 use jackalope_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use super::items::Item;
-use crate::generate::ScoredToken;
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::request::Role;
 

@@ -2,9 +2,8 @@
 //! in one delta.
 
 use axum::body::Bytes;
+use jackalope_serving::sse::push_named;
 use serde_json::{Value, json};
-
-use crate::sse::push_named;
 
 /// Writes events with their numbers.
 #[derive(Debug)]

@@ -4,6 +4,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use jackalope_serving::error::ApiError;
+use jackalope_serving::generate::{AllowedTools, ToolChoice, check_count, check_tool_names};
+use jackalope_serving::ids::new_id;
+use jackalope_serving::limits::ServerLimits;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::OneOfBuilder;
@@ -11,10 +15,6 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::items::Item;
-use crate::error::ApiError;
-use crate::generate::{AllowedTools, ToolChoice, check_count, check_tool_names};
-use crate::ids::new_id;
-use crate::limits::ServerLimits;
 use crate::openai::request::{Content, Part, Role};
 use crate::wire::{Listed, TextOr, list, string};
 

@@ -1,0 +1,79 @@
+//! The interface to the code that fetches and removes models.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+/// Fetches models for clients, and removes them.
+pub trait Puller: fmt::Debug + Send + Sync {
+    /// Starts to fetch a model. Everything that is sent is passed on to the client; the fetch has
+    /// ended when the last sender is dropped, and is cancelled when the receiver is dropped.
+    fn pull(&self, name: &str) -> mpsc::Receiver<PullProgress>;
+
+    /// Removes the model with this id from the server and deletes its files.
+    fn remove(&self, id: &str) -> RemoveFuture;
+}
+
+/// The result of removing a model.
+pub type RemoveFuture = BoxFuture<'static, Result<(), RemoveError>>;
+
+/// Reason why a model was not removed.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum RemoveError {
+    /// The model may not be removed.
+    #[error("{reason}")]
+    Refused {
+        /// The reason, possibly with a hint.
+        reason: String,
+    },
+    /// The removal failed.
+    #[error("{reason}")]
+    Failed {
+        /// The reason.
+        reason: String,
+    },
+}
+
+/// Progress of fetching a model.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum PullProgress {
+    /// The fetch is in progress.
+    Working {
+        /// The current activity.
+        status: String,
+        /// Hash of the current file.
+        digest: Option<String>,
+        /// Total bytes, and bytes fetched so far.
+        bytes: Option<(u64, u64)>,
+    },
+    /// The model was fetched.
+    Done,
+    /// The model cannot be fetched.
+    Failed {
+        /// The reason, with a hint.
+        reason: String,
+    },
+}
+
+impl PullProgress {
+    pub(super) fn to_json(&self) -> Value {
+        let (status, digest, bytes) = match self {
+            PullProgress::Working { status, digest, bytes } => (status.as_str(), digest, *bytes),
+            PullProgress::Done => ("success", &None, None),
+            PullProgress::Failed { reason } => return json!({"error": reason}),
+        };
+        let mut line = Map::new();
+        line.insert("status".to_owned(), status.into());
+        if let Some(digest) = digest {
+            line.insert("digest".to_owned(), digest.as_str().into());
+        }
+        if let Some((total, completed)) = bytes {
+            line.insert("total".to_owned(), total.into());
+            line.insert("completed".to_owned(), completed.into());
+        }
+        line.into()
+    }
+}

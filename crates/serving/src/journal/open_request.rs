@@ -1,0 +1,75 @@
+//! Answers in progress.
+
+use std::sync::atomic::AtomicU32;
+use std::time::Instant;
+
+use jackalope_engine::{EngineHandle, RequestId};
+
+use crate::caller::Caller;
+use crate::engine_answer::answered;
+use crate::error::ApiError;
+
+/// The properties of an answer that are known when it begins.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// The id that the answer itself carries.
+    pub answer_id: Option<String>,
+    /// The engine's ids of the answer's choices.
+    pub engine_ids: Vec<u64>,
+    pub is_stream: bool,
+    /// Number of choices; 0 if no tokens are sampled, as for an embedding.
+    pub num_choices: usize,
+    pub prompt_tokens: u32,
+    /// Maximum number of tokens per choice.
+    pub max_tokens: u32,
+}
+
+/// An answer in progress.
+#[derive(Debug)]
+pub struct OpenRequest {
+    pub caller: Caller,
+    pub model: String,
+    pub opening: Opening,
+    pub began: Instant,
+    /// Number of tokens sampled so far.
+    pub completion_tokens: AtomicU32,
+    pub(super) engine: EngineHandle,
+}
+
+impl OpenRequest {
+    /// Returns whether this is the id of the request or of its answer.
+    pub fn is_called(&self, name: &str) -> bool {
+        *self.caller.request_id == *name || self.opening.answer_id.as_deref() == Some(name)
+    }
+
+    /// Cancels the answer on every rank; returns false if it has already ended.
+    ///
+    /// # Errors
+    /// Returns [`ApiError::EngineSilent`] if the engine does not respond in time; the answer is
+    /// then cancelled as soon as the engine's thread continues.
+    pub async fn cancel(&self) -> Result<bool, ApiError> {
+        let mut is_cancelled = false;
+        for id in &self.opening.engine_ids {
+            is_cancelled |= answered(self.engine.cancel(RequestId(*id))).await?;
+        }
+        Ok(is_cancelled)
+    }
+}
+
+/// Number of choices by finish reason.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Finishes {
+    pub stop: u64,
+    pub length: u64,
+    pub tool_calls: u64,
+    pub abort: u64,
+}
+
+impl Finishes {
+    pub(super) fn absorb(&mut self, other: &Finishes) {
+        self.stop += other.stop;
+        self.length += other.length;
+        self.tool_calls += other.tool_calls;
+        self.abort += other.abort;
+    }
+}

@@ -1,0 +1,148 @@
+//! Follows one answer and writes its record when it ends, in whatever way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use jackalope_engine::EngineHandle;
+
+use super::open_request::{Finishes, OpenRequest, Opening};
+use super::record::{Ending, RequestRecord};
+use super::store::Journal;
+use crate::caller::Caller;
+use crate::error::ApiError;
+
+use crate::ids::unix_time;
+use crate::model::Model;
+use crate::outcome::{Finish, Summary};
+
+/// Writes an answer's record when it is dropped.
+#[derive(Debug)]
+pub struct Recorder {
+    journal: Arc<Journal>,
+    open: Arc<OpenRequest>,
+    open_id: u64,
+    memory_before: u64,
+    ending: Ending,
+    finish_reason: Option<&'static str>,
+    finishes: Finishes,
+    /// Whether a choice was cancelled by its id.
+    is_cancelled: bool,
+    summary: Summary,
+}
+
+impl Recorder {
+    /// Starts to follow an answer of this model for the current caller.
+    pub fn begin(journal: &Arc<Journal>, model: &Model, opening: Opening) -> Recorder {
+        let open = Arc::new(OpenRequest {
+            caller: Caller::current(),
+            model: model.id.clone(),
+            opening,
+            began: Instant::now(),
+            completion_tokens: AtomicU32::new(0),
+            engine: model.engine.clone(),
+        });
+        let open_id = journal.open(Arc::clone(&open));
+        Recorder {
+            memory_before: active_bytes(&model.engine),
+            journal: Arc::clone(journal),
+            open,
+            open_id,
+            // Unless another ending is set, the recorder was dropped because the client
+            // disconnected.
+            ending: Ending::Cancelled,
+            finish_reason: None,
+            finishes: Finishes::default(),
+            is_cancelled: false,
+            summary: Summary::default(),
+        }
+    }
+
+    /// Sets the number of tokens sampled so far.
+    pub fn sampled(&self, completion_tokens: u32) {
+        self.open.completion_tokens.store(completion_tokens, Ordering::Relaxed);
+    }
+
+    /// Records the end of a choice.
+    pub fn choice_finished(&mut self, finish: Finish) {
+        let (count, name) = match finish {
+            Finish::Stop => (&mut self.finishes.stop, "stop"),
+            Finish::Length => (&mut self.finishes.length, "length"),
+            Finish::ToolCalls => (&mut self.finishes.tool_calls, "tool_calls"),
+            Finish::Cancelled => (&mut self.finishes.abort, "abort"),
+        };
+        *count += 1;
+        self.is_cancelled |= finish == Finish::Cancelled;
+        self.finish_reason.get_or_insert(name);
+    }
+
+    /// Records that the whole answer was sent.
+    pub fn succeeded(&mut self) {
+        self.ending = if self.is_cancelled { Ending::Cancelled } else { Ending::Ok };
+    }
+
+    /// Records a failure. `is_sent` says that the response head was already sent, so that nobody
+    /// else records the error.
+    pub fn failed(&mut self, err: &ApiError, is_sent: bool) {
+        self.ending = match err {
+            ApiError::TimedOut { .. } => Ending::Timeout,
+            _ => Ending::Error(err.to_string()),
+        };
+        if is_sent {
+            self.journal.note_error(&self.open.caller, err);
+        }
+    }
+
+    /// Sets the token counts and times of the answer.
+    pub fn sum_up(&mut self, summary: Summary) {
+        self.summary = summary;
+    }
+
+    fn record(&self) -> RequestRecord {
+        let OpenRequest { caller, model, opening, .. } = &*self.open;
+        let summary = &self.summary;
+        RequestRecord {
+            request_id: caller.request_id.to_string(),
+            answer_id: opening.answer_id.clone(),
+            engine_ids: opening.engine_ids.clone(),
+            ended_unix: unix_time(),
+            kind: caller.kind,
+            model: model.clone(),
+            key: caller.key_name().map(str::to_owned),
+            trace_parent: caller.trace_parent.clone(),
+            is_stream: opening.is_stream,
+            num_choices: opening.num_choices,
+            max_tokens: opening.max_tokens,
+            prompt_tokens: opening.prompt_tokens,
+            cached_tokens: summary.cached_tokens,
+            completion_tokens: summary.completion_tokens,
+            reasoning_tokens: summary.reasoning_tokens,
+            queue_time: summary.queue_time,
+            prefill_time: summary.prefill_time,
+            decode_time: summary.decode_time,
+            total_time: self.open.began.elapsed(),
+            has_tokens: 0 < summary.completion_tokens,
+            ending: self.ending.clone(),
+            finish_reason: self.finish_reason,
+            memory_bytes: (self.memory_before, active_bytes(&self.open.engine)),
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let Finishes { stop, length, tool_calls, abort } = self.finishes;
+        let num_ended = stop + length + tool_calls + abort;
+        self.finishes.abort += (self.open.opening.num_choices as u64).saturating_sub(num_ended);
+        let record = self.record();
+        if let Some(holder) = &self.open.caller.holder {
+            holder.used_tokens(record.prompt_tokens.saturating_add(record.completion_tokens));
+        }
+        self.journal.close(self.open_id, record, &self.finishes);
+    }
+}
+
+/// Memory of live arrays in bytes, over all ranks.
+fn active_bytes(engine: &EngineHandle) -> u64 {
+    engine.status().ranks.iter().map(|rank| rank.memory.active_bytes).sum()
+}

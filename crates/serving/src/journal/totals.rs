@@ -1,0 +1,90 @@
+//! Totals over all answers, for metrics. The engine itself keeps the distributions of request
+//! times.
+
+use jackalope_engine::Buckets;
+
+use super::open_request::Finishes;
+use super::record::{Ending, RequestRecord};
+
+/// Bucket bounds of vLLM's `request_params_n`.
+const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+
+/// Bucket bounds of the duration of an HTTP request, in seconds.
+const HTTP_SECONDS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Totals of one model.
+#[derive(Clone, Debug)]
+pub struct ModelTotals {
+    /// Number of answers by [`Ending::idx`].
+    pub endings: [u64; Ending::NAMES.len()],
+    pub finishes: Finishes,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub completion_tokens: u64,
+    pub prompt_seconds: f64,
+    pub decode_seconds: f64,
+    pub wall_seconds: f64,
+    pub choices: Buckets,
+}
+
+impl Default for ModelTotals {
+    fn default() -> ModelTotals {
+        ModelTotals {
+            endings: [0; Ending::NAMES.len()],
+            finishes: Finishes::default(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            prompt_seconds: 0.0,
+            decode_seconds: 0.0,
+            wall_seconds: 0.0,
+            choices: Buckets::new(CHOICES),
+        }
+    }
+}
+
+impl ModelTotals {
+    pub(super) fn add(&mut self, record: &RequestRecord, finishes: &Finishes) {
+        self.endings[record.ending.idx()] += 1;
+        self.finishes.absorb(finishes);
+        self.prompt_tokens += u64::from(record.prompt_tokens);
+        self.cached_tokens += u64::from(record.cached_tokens);
+        self.completion_tokens += u64::from(record.completion_tokens);
+        self.prompt_seconds += record.prefill_time.as_secs_f64();
+        self.decode_seconds += record.decode_time.as_secs_f64();
+        self.wall_seconds += record.total_time.as_secs_f64();
+        // An embedding has no choices.
+        if 0 < record.num_choices {
+            self.choices.record(record.num_choices as f64);
+        }
+    }
+
+    /// Number of answers that have ended, in whatever way.
+    pub fn num_ended(&self) -> u64 {
+        self.endings.iter().sum()
+    }
+}
+
+/// Totals of one key.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyTotals {
+    pub requests: u64,
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    /// Requests refused because of a limit of the key.
+    pub limited: u64,
+}
+
+/// Totals of HTTP requests with the same method, route and status.
+#[derive(Clone, Debug)]
+pub struct HttpTotals {
+    /// Time from the head of a request to the end of its answer.
+    pub seconds: Buckets,
+}
+
+impl Default for HttpTotals {
+    fn default() -> HttpTotals {
+        HttpTotals { seconds: Buckets::new(HTTP_SECONDS) }
+    }
+}

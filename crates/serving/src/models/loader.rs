@@ -1,0 +1,127 @@
+//! The interface to the code that starts engines, which is implemented where machines are known.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use thiserror::Error;
+
+use crate::model::{Model, ModelDetails};
+
+/// Memory in bytes, by machine: what a model takes, or what models may take together.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct MachineBytes(pub BTreeMap<String, u64>);
+
+impl MachineBytes {
+    /// Adds the bytes of another one, machine by machine.
+    pub(super) fn add(&mut self, other: &MachineBytes) {
+        for (machine, bytes) in &other.0 {
+            *self.0.entry(machine.clone()).or_default() += bytes;
+        }
+    }
+
+    /// Returns the first machine where this exceeds `budget`, with both numbers. Machines that the
+    /// budget does not name are unbounded.
+    pub(super) fn beyond(&self, budget: &MachineBytes) -> Option<Shortage> {
+        self.0.iter().find_map(|(machine, &needed_bytes)| {
+            let budget_bytes = *budget.0.get(machine)?;
+            let machine = machine.clone();
+            (budget_bytes < needed_bytes).then_some(Shortage {
+                machine,
+                needed_bytes,
+                budget_bytes,
+            })
+        })
+    }
+}
+
+/// A machine with too little memory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Shortage {
+    pub machine: String,
+    pub needed_bytes: u64,
+    pub budget_bytes: u64,
+}
+
+/// A model that can be loaded, whether it is loaded or not.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct KnownModel {
+    /// Id of the model in answers and in `/v1/models`. Unique among ids and aliases.
+    pub id: String,
+    /// Other names that requests may use.
+    pub aliases: Vec<String>,
+    /// Whether the model stays loaded even if it is idle or its memory is needed for another model.
+    pub is_pinned: bool,
+    /// Time after which the model is unloaded without a request; [`ModelsConfig::idle_unload`] if
+    /// absent.
+    ///
+    /// [`ModelsConfig::idle_unload`]: crate::ModelsConfig::idle_unload
+    pub idle_unload: Option<Duration>,
+    /// Properties of the checkpoint, for lists of models.
+    pub details: Option<ModelDetails>,
+}
+
+impl KnownModel {
+    /// Creates a model without aliases and with default settings.
+    pub fn new(id: impl Into<String>) -> KnownModel {
+        KnownModel {
+            id: id.into(),
+            aliases: Vec::new(),
+            is_pinned: false,
+            idle_unload: None,
+            details: None,
+        }
+    }
+
+    pub(super) fn answers_to(&self, name: &str) -> bool {
+        self.id == name || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
+/// The result of a loader's work, which may take long.
+pub type LoadFuture<T> = BoxFuture<'static, Result<T, LoadError>>;
+
+/// A model whose engine has been started; its ranks may still be loading.
+pub struct StartedModel {
+    /// The model, with the handle of its engine.
+    pub model: Model,
+    /// Completes when the engine and its ranks have ended, with an error unless they were asked to
+    /// end.
+    pub ended: LoadFuture<()>,
+}
+
+impl std::fmt::Debug for StartedModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StartedModel").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+/// Reason why a model is not loaded, for people.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[error("{message}")]
+pub struct LoadError {
+    /// What happened, possibly with a hint.
+    pub message: String,
+}
+
+/// Starts the engines of known models. A model is started only while it is not running; it ends
+/// when its engine is shut down.
+pub trait ModelLoader: Send + Sync + 'static {
+    /// Computes the memory that the model will take on each machine.
+    fn need(&self, id: &str) -> LoadFuture<MachineBytes>;
+
+    /// Starts the engine of the model, without waiting until the model has loaded. Dropping the
+    /// future ends whatever was started.
+    fn start(&self, id: &str) -> LoadFuture<StartedModel>;
+}
+
+/// Reason why a model was not loaded.
+#[derive(Clone, Debug, Error)]
+pub enum LoadFailure {
+    #[error("{0}")]
+    Failed(#[from] LoadError),
+    #[error("{} has {} bytes for models, and it needs {}", .0.machine, .0.budget_bytes, .0.needed_bytes)]
+    NeverFits(Shortage),
+    #[error("{} are in the way", .models.join(", "))]
+    InTheWay { models: Vec<String> },
+}
