@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use jackalope_serving::auth::{Holder, is_limited};
-use jackalope_serving::caller::{Caller, kind_of};
+use jackalope_serving::caller::{ApiCaller, kind_of};
 use jackalope_serving::error::{ApiError, Refusal, seconds};
 use jackalope_serving::ids::new_id;
 use jackalope_serving::journal::{HttpClass, Journal};
@@ -45,7 +45,7 @@ pub(crate) async fn admit(
     let counting = Counting::begin(&state, &request);
     let origins = &state.config().origins;
     let added = origins.answer_headers(request.headers());
-    let caller = Caller {
+    let caller = ApiCaller {
         request_id: Arc::from(id.to_str().unwrap_or_default()),
         kind: kind_of(&path),
         holder: None,
@@ -79,7 +79,7 @@ pub(crate) async fn admit(
 /// Runs the handler, or returns the reason why the request is refused.
 async fn answer(
     state: &ServerState,
-    mut caller: Caller,
+    mut caller: ApiCaller,
     request: Request<Body>,
     next: Next,
     dialect: Dialect,

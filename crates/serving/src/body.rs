@@ -16,7 +16,7 @@ use serde::de::{
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
 
@@ -127,7 +127,7 @@ async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Byte
     if too_long || seen_bytes > limit_bytes as u64 {
         return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
     }
-    Caller::current().set_body_bytes(body.len());
+    ApiCaller::current().set_body_bytes(body.len());
     Ok(Bytes::from(body))
 }
 

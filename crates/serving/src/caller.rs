@@ -1,7 +1,7 @@
 //! The caller on whose behalf code runs: the HTTP request's name, and the key that it came with.
 //!
 //! The caller is task-local instead of an argument of every handler: code that runs within a
-//! request, on its task or on a worker for it, gets it with [`Caller::current`].
+//! request, on its task or on a worker for it, gets it with [`ApiCaller::current`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ use crate::auth::{CacheGroup, Holder};
 use crate::trace_parent::TraceParent;
 
 tokio::task_local! {
-    static CURRENT: Caller;
+    static CURRENT: ApiCaller;
 }
 
 /// The properties of a request that are known before its body is read.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub struct ApiCaller {
     /// Name of the request in logs and answers.
     pub request_id: Arc<str>,
     /// Kind of the request in one word: `chat`, `completions`, …
@@ -53,10 +53,10 @@ pub fn kind_of(path: &str) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == path).map_or("other", |(_, kind)| kind)
 }
 
-impl Caller {
+impl ApiCaller {
     /// The caller on whose behalf this code runs; an anonymous one outside of a request.
-    pub fn current() -> Caller {
-        CURRENT.try_with(Clone::clone).unwrap_or_else(|_| Caller {
+    pub fn current() -> ApiCaller {
+        CURRENT.try_with(Clone::clone).unwrap_or_else(|_| ApiCaller {
             request_id: Arc::from(""),
             kind: "other",
             holder: None,
@@ -70,7 +70,7 @@ impl Caller {
         CURRENT.scope(self, work).await
     }
 
-    /// Like [`Caller::scope`], for synchronous work.
+    /// Like [`ApiCaller::scope`], for synchronous work.
     pub fn scope_blocking<T>(self, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
     }

@@ -5,9 +5,9 @@ use jackalope_engine::{EngineHandle, Event, Request, RequestOptions};
 use jackalope_protocol::{Pooling, TokenId};
 use tokio::time::timeout;
 
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
-use crate::journal::{Opening, Recorder};
+use crate::journal::{AnswerStart, Recorder};
 use crate::state::Serving;
 
 /// Parameters of an embedding.
@@ -35,7 +35,7 @@ pub async fn vectors(
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     check_dimensions(serving, wish)?;
     let limits = serving.engine_limits()?;
-    let caller = Caller::current();
+    let caller = ApiCaller::current();
     let request = |prompt| {
         let options = RequestOptions {
             prompt,
@@ -49,7 +49,7 @@ pub async fn vectors(
     };
     let prompt_tokens = texts.iter().map(Vec::len).sum::<usize>();
     let requests = texts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;
-    let opening = Opening {
+    let opening = AnswerStart {
         answer_id: None,
         engine_ids: Vec::new(),
         is_stream: false,

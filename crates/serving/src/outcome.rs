@@ -17,7 +17,7 @@ pub enum Finish {
 
 /// Token counts and times of an answer.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Summary {
+pub struct AnswerSummary {
     /// Number of tokens of all prompts.
     pub prompt_tokens: u32,
     /// Number of prompt tokens found in the cache.
@@ -36,7 +36,7 @@ pub struct Summary {
     pub total_time: Duration,
 }
 
-impl Summary {
+impl AnswerSummary {
     /// Prompt tokens computed per second, without cached ones; 0 if the prefill took no time.
     pub fn prefill_rate(&self) -> f64 {
         rate(self.prompt_tokens - self.cached_tokens.min(self.prompt_tokens), self.prefill_time)

@@ -9,7 +9,7 @@ use jackalope_text::ModelText;
 use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::journal::Journal;
@@ -99,7 +99,7 @@ impl ServingState {
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let caller = Caller::current();
+        let caller = ApiCaller::current();
         let place = self.shared.prompt_workers.acquire(caller.body_bytes()).await;
         let working = tokio::task::spawn_blocking(move || {
             let _place = place;

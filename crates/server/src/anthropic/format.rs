@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::error;
 use crate::arguments::arguments_object;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, Summary};
+use jackalope_serving::generate::{AnswerSummary, AnswerWriter, CallDelta, Delta, Finish};
 use jackalope_serving::ids::{hex, new_id};
 use jackalope_serving::sse::push_named;
 use jackalope_serving::state::Serving;
@@ -83,7 +83,7 @@ impl MessageFormat {
         }
     }
 
-    fn end<'a>(&self, ending: &'a Ending, summary: &Summary) -> End<'a> {
+    fn end<'a>(&self, ending: &'a Ending, summary: &AnswerSummary) -> End<'a> {
         let stop_reason = match (ending.finish, &ending.stop) {
             (Some(Finish::ToolCalls), _) => "tool_use",
             (Some(Finish::Length), _) if summary.completion_tokens < self.max_tokens => {
@@ -276,8 +276,8 @@ struct OutputTokensDetails {
 }
 
 impl Usage {
-    fn of(summary: &Summary) -> Usage {
-        let Summary { prompt_tokens, cached_tokens, .. } = *summary;
+    fn of(summary: &AnswerSummary) -> Usage {
+        let AnswerSummary { prompt_tokens, cached_tokens, .. } = *summary;
         Usage {
             input_tokens: prompt_tokens.saturating_sub(cached_tokens),
             cache_creation_input_tokens: 0,
@@ -291,14 +291,14 @@ impl Usage {
     }
 }
 
-impl Format for MessageFormat {
+impl AnswerWriter for MessageFormat {
     fn started(&mut self, cached_tokens: u32) {
         self.cached_tokens = cached_tokens;
     }
 
     fn push_start(&mut self, prompt_tokens: u32, buffer: &mut Vec<u8>) {
         let cached_tokens = self.cached_tokens;
-        let so_far = Summary { prompt_tokens, cached_tokens, ..Summary::default() };
+        let so_far = AnswerSummary { prompt_tokens, cached_tokens, ..AnswerSummary::default() };
         let message = self.message(Vec::new(), End::default(), Usage::of(&so_far));
         push(buffer, &StreamEvent::MessageStart { message });
         push_ping(buffer);
@@ -324,7 +324,7 @@ impl Format for MessageFormat {
         }
     }
 
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         self.close_block(buffer);
         let delta = self.end(&self.ending, summary);
         push(buffer, &StreamEvent::MessageDelta { delta, usage: Usage::of(summary) });
@@ -335,7 +335,7 @@ impl Format for MessageFormat {
         push_error(err, buffer);
     }
 
-    fn whole(&self, mut choices: Vec<Delta>, summary: &Summary) -> Response {
+    fn whole(&self, mut choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let choice = choices.pop().unwrap_or_default();
         let ending = Ending { finish: choice.finish, stop: choice.stop.clone() };
         let end = self.end(&ending, summary);
@@ -383,7 +383,7 @@ mod tests {
         for delta in deltas {
             format.push_events(0, delta, &mut buffer);
         }
-        format.push_end(&Summary::default(), &mut buffer);
+        format.push_end(&AnswerSummary::default(), &mut buffer);
         let text = String::from_utf8(buffer).unwrap();
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.map(|data| serde_json::from_str(data).unwrap()).collect()

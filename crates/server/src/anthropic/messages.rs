@@ -67,13 +67,13 @@ const EARLY: EarlyStream = EarlyStream {
     push_error: |err, buffer| super::format::push_error(err, buffer),
 };
 
-/// How long a conversation is.
+/// The length of a conversation.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TokenCount {
     input_tokens: usize,
 }
 
-/// Counts the tokens of a conversation and answers nothing.
+/// Counts the tokens of a conversation without answering it.
 #[utoipa::path(
     post,
     path = "/v1/messages/count_tokens",

@@ -29,7 +29,7 @@ pub(crate) struct ModelPage {
     last_id: Option<String>,
 }
 
-/// What is told of a model.
+/// A model in the list.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AnthropicModelCard)]
 pub(crate) struct ModelCard {

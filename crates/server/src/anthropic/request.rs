@@ -13,7 +13,7 @@ use crate::wire::{Listed, TextOr, list, string};
 /// The body of `POST /v1/messages`, and of `POST /v1/messages/count_tokens`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(super) struct MessagesRequest {
-    /// Most tokens drawn; needed, but for counting.
+    /// Maximum number of tokens to generate. Required, except for counting tokens.
     #[schema(minimum = 1)]
     pub(super) max_tokens: Option<u32>,
     /// The conversation: strings or blocks; an answer goes on from a last message of the
@@ -23,13 +23,13 @@ pub(super) struct MessagesRequest {
     /// A string or text blocks; a block that begins with `x-anthropic-billing-header:` is left out,
     /// since it would hide everything behind it from the prefix cache.
     pub(super) system: Option<Content>,
-    /// How freely tokens are drawn.
+    /// Sampling temperature; 0 always picks the most likely token.
     #[schema(minimum = 0, maximum = 1)]
     pub(super) temperature: Option<f64>,
-    /// Only the likeliest tokens that have so much probability together.
+    /// Sample from the most likely tokens whose probabilities add up to this value.
     #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(super) top_p: Option<f64>,
-    /// Only the so many likeliest tokens.
+    /// Sample from the k most likely tokens.
     pub(super) top_k: Option<i64>,
     /// Strings that end the answer.
     pub(super) stop_sequences: Option<Vec<String>>,
@@ -37,11 +37,11 @@ pub(super) struct MessagesRequest {
     pub(super) stream: Option<bool>,
     /// Functions that the model may call, with an `input_schema`; others are refused by name.
     pub(super) tools: Option<Vec<Tool>>,
-    /// What is forced is enforced by a grammar.
+    /// Whether and which tools must be called; enforced by a grammar.
     pub(super) tool_choice: Option<ToolChoiceConfig>,
-    /// Without it the server's own setting holds.
+    /// Reasoning. Default: the server's setting.
     pub(super) thinking: Option<ThinkingConfig>,
-    /// What the answer is held to.
+    /// Effort and structure of the answer.
     pub(super) output_config: Option<OutputConfig>,
     /// The older name of `output_config.format`.
     pub(super) output_format: Option<Value>,
@@ -49,7 +49,7 @@ pub(super) struct MessagesRequest {
     pub(super) mcp_servers: Option<Vec<Value>>,
     /// This server runs no tools itself.
     pub(super) container: Option<Value>,
-    /// Who asks; passed over.
+    /// Information about the end user; ignored.
     #[expect(dead_code, reason = "that it has the right form is all there is to know")]
     pub(super) metadata: Option<Metadata>,
 }
@@ -121,7 +121,7 @@ pub(super) struct ToolChoiceConfig {
     pub(super) kind: String,
     /// Which tool.
     pub(super) name: Option<String>,
-    /// The first call ends the answer.
+    /// End the answer after the first tool call. Default: `false`.
     pub(super) disable_parallel_tool_use: Option<bool>,
 }
 
@@ -133,10 +133,10 @@ pub(super) struct ThinkingConfig {
     /// `disabled`, `adaptive`, or `enabled` with a budget.
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// Tokens after which the thought is closed.
+    /// Maximum number of reasoning tokens; the reasoning is then closed.
     #[schema(minimum = 1024)]
     pub(super) budget_tokens: Option<u32>,
-    /// `omitted`: thoughts are not told.
+    /// `omitted` leaves the reasoning out of the answer.
     pub(super) display: Option<String>,
 }
 
@@ -145,7 +145,7 @@ pub(super) struct ThinkingConfig {
 #[serde(expecting = "an object")]
 #[schema(as = AnthropicOutputConfig)]
 pub(super) struct OutputConfig {
-    /// Handed to the template; `xhigh` and `max` as `high`.
+    /// Reasoning effort, passed to the chat template; `xhigh` and `max` as `high`.
     pub(super) effort: Option<String>,
     /// `json_schema` with a `schema`: enforced.
     pub(super) format: Option<Value>,
@@ -156,7 +156,7 @@ pub(super) struct OutputConfig {
 #[serde(expecting = "an object")]
 #[schema(as = AnthropicMetadata)]
 pub(super) struct Metadata {
-    /// Who asks; passed over.
+    /// Information about the end user; ignored.
     #[expect(dead_code, reason = "that it has the right type is all there is to know")]
     pub(super) user_id: Option<String>,
 }
@@ -192,9 +192,9 @@ pub(super) struct MessagesBody {
 #[expect(dead_code, reason = "it is only described")]
 #[schema(as = AnthropicIgnored)]
 struct Ignored {
-    /// Prompts are found again by themselves.
+    /// Prefixes of prompts are cached automatically.
     cache_control: Option<Value>,
-    /// There is only one.
+    /// There is only one service tier.
     service_tier: Option<Value>,
     /// The conversation is taken as it is.
     context_management: Option<Value>,

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use axum::response::Response;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{CallDelta, Delta, Format, Job, ScoredToken, Summary};
+use jackalope_serving::generate::{
+    AnswerSummary, AnswerWriter, CallDelta, Delta, Job, ScoredToken,
+};
 use jackalope_serving::ids::new_id;
 use jackalope_serving::state::Serving;
 use jackalope_text::Tokenizer;
@@ -55,7 +57,7 @@ impl ReplyFormat {
     }
 }
 
-impl Format for ReplyFormat {
+impl AnswerWriter for ReplyFormat {
     fn stream_type(&self) -> &'static str {
         CONTENT
     }
@@ -73,7 +75,7 @@ impl Format for ReplyFormat {
         push(&told(delta, &mut self.num_calls), buffer);
     }
 
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         let scored = std::mem::take(&mut self.scored);
         let reply = Reply { logprobs: self.logprobs(&scored), ..Reply::default() };
         push(&summed_up(reply, summary), buffer);
@@ -84,7 +86,7 @@ impl Format for ReplyFormat {
         self.end(Status::of(err));
     }
 
-    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
+    fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let delta = choices.into_iter().next().unwrap_or_default();
         let logprobs = self.logprobs(&delta.scored);
         let reply = Reply { logprobs, ..told(delta, &mut 0) };
@@ -111,7 +113,7 @@ fn told(delta: Delta, num_calls: &mut usize) -> Reply {
     Reply { message, chat_deltas: vec![chat_delta], ..Reply::default() }
 }
 
-fn summed_up(reply: Reply, summary: &Summary) -> Reply {
+fn summed_up(reply: Reply, summary: &AnswerSummary) -> Reply {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
     Reply {
         tokens: count(summary.completion_tokens),

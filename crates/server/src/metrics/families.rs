@@ -3,9 +3,15 @@
 use jackalope_engine::{Buckets, EngineState, RankStatus, Status};
 use jackalope_serving::journal::{Ending, ModelTotals, Totals};
 
-use super::Seen;
 use super::exposition::Kind;
 use crate::monitor::samples::memory_of;
+
+/// A loaded model with its status and totals.
+pub(super) struct ModelMetrics {
+    pub(super) name: String,
+    pub(super) status: Status,
+    pub(super) totals: ModelTotals,
+}
 
 /// A metric of one number, under one name.
 pub(super) struct Family<T> {
@@ -27,13 +33,13 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> f64) 
 pub(super) struct HistogramFamily {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
-    pub(super) value: fn(&Seen) -> &Buckets,
+    pub(super) value: fn(&ModelMetrics) -> &Buckets,
 }
 
 const fn histogram(
     name: &'static str,
     help: &'static str,
-    value: fn(&Seen) -> &Buckets,
+    value: fn(&ModelMetrics) -> &Buckets,
 ) -> HistogramFamily {
     HistogramFamily { name, help, value }
 }
@@ -61,7 +67,7 @@ fn hit_rate(status: &Status) -> f64 {
 }
 
 /// Metrics of a model, with the label `model_name`.
-pub(super) const MODEL: &[Family<Seen>] = &[
+pub(super) const MODEL: &[Family<ModelMetrics>] = &[
     gauge("vllm:num_requests_running", "Requests being computed.", |it| it.status.running as f64),
     gauge("vllm:num_requests_waiting", "Requests waiting for room.", |it| it.status.queued as f64),
     gauge("vllm:kv_cache_usage_perc", "Part of the cache in use; 1 is all of it.", |it| {
@@ -329,7 +335,7 @@ pub(super) const RANK: &[Family<RankStatus>] = &[
 ];
 
 /// Metrics of the whole server, without labels.
-pub(super) const SERVER: &[Family<(Totals, Vec<Seen>, f64)>] = &[
+pub(super) const SERVER: &[Family<(Totals, Vec<ModelMetrics>, f64)>] = &[
     counter("mlx_cluster_requests_total", "Requests answered.", |(totals, ..)| {
         totals.models.values().map(ModelTotals::num_ended).sum::<u64>() as f64
     }),

@@ -12,14 +12,13 @@ use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use jackalope_engine::Status;
 use jackalope_protocol::KV_BLOCK_TOKENS;
 
 use crate::state::ServerState;
 use exposition::{Exposition, Kind};
-use families::{Family, MODEL, MODEL_HISTOGRAMS, RANK, SERVER};
-use jackalope_serving::caller::Caller;
-use jackalope_serving::journal::{HttpTotals, ModelTotals, Totals};
+use families::{Family, MODEL, MODEL_HISTOGRAMS, ModelMetrics, RANK, SERVER};
+use jackalope_serving::caller::ApiCaller;
+use jackalope_serving::journal::{HttpTotals, Totals};
 
 /// Content type of the text format.
 const TEXT_0_0_4: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -27,14 +26,7 @@ const TEXT_0_0_4: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Value of the label `engine`: vLLM's number for the only engine of a server.
 const ENGINE: &str = "0";
 
-/// A loaded model with its status and totals.
-pub(crate) struct Seen {
-    name: String,
-    status: Status,
-    totals: ModelTotals,
-}
-
-/// Tells everything that is counted to Prometheus: `vllm:*`, `llamacpp:*`, `vllm_mlx_*`,
+/// Returns all metrics for Prometheus: `vllm:*`, `llamacpp:*`, `vllm_mlx_*`,
 /// `mlx_cluster_*`, and `jackalope_*` for ranks, steps, links, recoveries, keys and HTTP.
 #[utoipa::path(
     get,
@@ -51,8 +43,8 @@ pub(crate) async fn metrics(State(state): State<ServerState>) -> Response {
 fn text(state: &ServerState) -> String {
     let totals = state.journal().totals();
     let loaded = state.models().list().into_iter().filter(|model| model.model.is_some());
-    let seen: Vec<Seen> = loaded
-        .map(|model| Seen {
+    let seen: Vec<ModelMetrics> = loaded
+        .map(|model| ModelMetrics {
             totals: totals.models.get(&model.id).cloned().unwrap_or_default(),
             status: model.engine_status(),
             name: model.id,
@@ -78,7 +70,7 @@ fn text(state: &ServerState) -> String {
     text.finish()
 }
 
-fn push_models(text: &mut Exposition, seen: &[Seen]) {
+fn push_models(text: &mut Exposition, seen: &[ModelMetrics]) {
     for Family { name, kind, help, value } in MODEL {
         text.family(name, *kind, help);
         for model in seen {
@@ -96,10 +88,10 @@ fn push_models(text: &mut Exposition, seen: &[Seen]) {
 }
 
 /// Writes families whose information is in the labels; their value is always 1.
-fn push_infos(text: &mut Exposition, seen: &[Seen]) {
+fn push_infos(text: &mut Exposition, seen: &[ModelMetrics]) {
     let blocks =
-        |it: &Seen| (it.status.kv.capacity_tokens / u64::from(KV_BLOCK_TOKENS)).to_string();
-    type Labels = fn(&Seen, &str) -> Vec<(&'static str, String)>;
+        |it: &ModelMetrics| (it.status.kv.capacity_tokens / u64::from(KV_BLOCK_TOKENS)).to_string();
+    type Labels = fn(&ModelMetrics, &str) -> Vec<(&'static str, String)>;
     let infos: [(&str, &str, Labels); 3] = [
         ("vllm:cache_config_info", "How the cache is made.", |_, blocks| {
             let block_size = KV_BLOCK_TOKENS.to_string();
@@ -124,7 +116,7 @@ fn push_infos(text: &mut Exposition, seen: &[Seen]) {
     }
 }
 
-fn push_ranks(text: &mut Exposition, seen: &[Seen]) {
+fn push_ranks(text: &mut Exposition, seen: &[ModelMetrics]) {
     for Family { name, kind, help, value } in RANK {
         text.family(name, *kind, help);
         for model in seen {
@@ -142,8 +134,8 @@ fn push_ranks(text: &mut Exposition, seen: &[Seen]) {
 }
 
 /// Writes families with one more label than the model's name.
-fn push_labelled(text: &mut Exposition, seen: &[Seen]) {
-    type Values = fn(&Seen) -> Vec<(&'static str, f64)>;
+fn push_labelled(text: &mut Exposition, seen: &[ModelMetrics]) {
+    type Values = fn(&ModelMetrics) -> Vec<(&'static str, f64)>;
     let labelled: [(&str, Kind, &str, &str, Values); 4] = [
         (
             "vllm:request_success_total",
@@ -227,7 +219,7 @@ fn push_keys(text: &mut Exposition, totals: &Totals) {
         ("jackalope_key_completion_tokens_total", "Tokens drawn.", |it| it.completion_tokens),
         ("jackalope_key_limited_total", "Requests over a limit of the key.", |it| it.limited),
     ];
-    let caller = Caller::current();
+    let caller = ApiCaller::current();
     for (name, help, value) in families {
         text.family(name, Kind::Counter, help);
         for (key, key_totals) in totals.keys.iter().filter(|(key, _)| caller.sees(Some(key))) {

@@ -8,10 +8,10 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use jackalope_engine::{EngineState, Status};
 use jackalope_serving::body::name_in_path;
-use jackalope_serving::caller::Caller;
+use jackalope_serving::caller::ApiCaller;
 use jackalope_serving::engine_answer::answered;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::journal::OpenRequest;
+use jackalope_serving::journal::AnswerInProgress;
 use jackalope_serving::numbers::{gib, rounded};
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
     let totals = state.journal().totals();
     let ended: u64 = totals.models.values().map(|model| model.num_ended()).sum();
     let memory = memory_of(&status);
-    let caller = Caller::current();
+    let caller = ApiCaller::current();
     let open = state.journal().open_requests();
     let seen = open.iter().filter(|it| caller.sees(it.caller.key_name()));
     Json(json!({
@@ -60,7 +60,7 @@ pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
     }))
 }
 
-fn request_json(request: &OpenRequest) -> Value {
+fn request_json(request: &AnswerInProgress) -> Value {
     let elapsed = request.began.elapsed().as_secs_f64();
     let tokens = request.completion_tokens.load(Ordering::Relaxed);
     json!({
@@ -81,7 +81,7 @@ fn request_json(request: &OpenRequest) -> Value {
     })
 }
 
-/// Tells of the prefix cache.
+/// Returns the statistics of the prefix cache.
 #[utoipa::path(
     get,
     path = "/v1/cache/stats",
@@ -112,8 +112,8 @@ fn cache_json(status: &Status) -> Value {
     })
 }
 
-/// Ends requests, which end with `finish_reason` `abort`. One is known by the name of its answer
-/// and by that in `X-Request-Id`; of several with the same name all are cancelled.
+/// Cancels requests, which end with `finish_reason` `abort`. A request is named by the id of its
+/// answer or by its `X-Request-Id`; all requests with that name are cancelled.
 #[utoipa::path(
     delete,
     path = "/v1/requests/{id}",
@@ -143,7 +143,7 @@ pub(crate) async fn cancel(
     })))
 }
 
-/// Gives back what is kept of finished sequences; running requests keep theirs.
+/// Clears the caches of finished sequences; running requests keep theirs.
 #[utoipa::path(
     delete,
     path = "/v1/cache",

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use jackalope_serving::error::ApiError;
-use jackalope_serving::journal::{Ending, RECENT_MAX, RequestRecord};
+use jackalope_serving::journal::{AnswerRecord, Ending, RECENT_MAX};
 use jackalope_serving::numbers::{gib, quantile, rounded};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    fn passes(&self, record: &RequestRecord) -> bool {
+    fn passes(&self, record: &AnswerRecord) -> bool {
         let fits =
             |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|it| it == found);
         fits(&self.status, record.ending.name())
@@ -46,7 +46,7 @@ impl Filter {
     }
 }
 
-/// Tells the last answers, the latest first.
+/// Lists the last answers, the latest first.
 #[utoipa::path(
     get,
     path = "/requests",
@@ -66,7 +66,8 @@ pub(crate) async fn recent(
     Ok(Json(json!({"ok": true, "count": requests.len(), "requests": requests})))
 }
 
-/// Tells the last 50 errors of the server, the latest first, and what it refused for want of room.
+/// Lists the last 50 errors of the server, the latest first, with requests refused for lack of
+/// capacity.
 #[utoipa::path(
     get,
     path = "/errors",
@@ -79,7 +80,7 @@ pub(crate) async fn errors(State(state): State<ServerState>) -> Json<Value> {
     Json(json!({"ok": true, "count": errors.len(), "errors": errors}))
 }
 
-/// Tells counts since the start, and rates and times of the answers that are remembered. `ok` is a
+/// Returns counts since the start, and rates and times of the recorded answers. `ok` is a
 /// count, as it is in mlx-jaccl-cluster.
 #[utoipa::path(
     get,
@@ -103,12 +104,12 @@ pub(crate) async fn stats(State(state): State<ServerState>) -> Json<Value> {
     let share = |part: u64, of: u64| rounded(part as f64 / of.max(1) as f64, 4);
     let recent = state.journal().recent();
     let count = recent.len().max(1) as f64;
-    let sorted = |of: fn(&RequestRecord) -> f64| {
+    let sorted = |of: fn(&AnswerRecord) -> f64| {
         let mut values: Vec<f64> = recent.iter().map(|it| of(&it.record)).collect();
         values.sort_by(f64::total_cmp);
         values
     };
-    let rates = sorted(RequestRecord::tokens_per_second);
+    let rates = sorted(AnswerRecord::tokens_per_second);
     let times = sorted(|it| Duration::as_secs_f64(&it.total_time));
     let growth = sorted(|it| gib(it.memory_bytes.1) - gib(it.memory_bytes.0));
     let hits = recent.iter().filter(|it| 0 < it.record.cached_tokens).count() as u64;

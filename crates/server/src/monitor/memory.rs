@@ -45,7 +45,7 @@ pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<
     }
 }
 
-/// Tells the memory of the ranks.
+/// Returns the memory of the ranks.
 #[utoipa::path(
     get,
     path = "/memory",
@@ -178,7 +178,7 @@ pub(crate) struct Wanted {
     n: Option<usize>,
 }
 
-/// Tells the memory of the ranks once a second of late.
+/// Returns recent samples of the memory of the ranks, one per second.
 #[utoipa::path(
     get,
     path = "/memory/live",

@@ -83,7 +83,7 @@ pub(crate) async fn dashboard() -> Response {
     response
 }
 
-/// Tells how many requests wait, and how many are answered.
+/// Returns the number of requests that wait, and of those being answered.
 #[utoipa::path(
     get,
     path = "/queue",
@@ -102,7 +102,7 @@ pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
     }))
 }
 
-/// Tells of the default model: its context, ranks and memory.
+/// Describes the default model: its context, ranks and memory.
 #[utoipa::path(
     get,
     path = "/model/info",

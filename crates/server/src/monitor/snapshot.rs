@@ -32,7 +32,7 @@ const STREAM_INTERVAL: Duration = Duration::from_secs(2);
 const STALE_AFTER: Duration = Duration::from_secs(5);
 const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// Tells rates of the last minute, the last 40 answers, memory and ranks.
+/// Returns rates of the last minute, the last 40 answers, memory and ranks.
 #[utoipa::path(
     get,
     path = "/metrics/snapshot",
@@ -43,7 +43,7 @@ pub(crate) async fn snapshot(State(state): State<ServerState>) -> Json<Value> {
     Json(taken(&state))
 }
 
-/// Tells the same every two seconds.
+/// Streams the same every two seconds.
 #[utoipa::path(
     get,
     path = "/metrics/stream",

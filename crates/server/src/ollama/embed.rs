@@ -15,9 +15,9 @@ use jackalope_serving::state::Serving;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::lifetime::{self, KeepAlive};
+use super::keep_alive::KeepAlive;
+use super::lifetime;
 use super::names::open;
-use super::schema::{OllamaEmbedBody, OllamaEmbeddingsBody};
 use crate::state::ServerState;
 use crate::wire::Strings;
 
@@ -27,12 +27,12 @@ use crate::wire::Strings;
 pub(super) struct EmbedRequest {
     /// A string or strings.
     input: Option<Strings>,
-    /// A text beyond the context is cut, which is the default, or refused.
+    /// Truncate texts that are longer than the context, instead of refusing them. Default: `true`.
     truncate: Option<bool>,
-    /// The first so many numbers, brought to length 1 again.
+    /// Number of leading elements of each vector to return, scaled to length 1 again.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
-    /// How long the model stays.
+    /// How long the model stays loaded.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -42,8 +42,28 @@ pub(super) struct EmbedRequest {
 pub(super) struct EmbeddingsRequest {
     /// A text.
     prompt: Option<String>,
-    /// How long the model stays.
+    /// How long the model stays loaded.
     keep_alive: Option<KeepAlive>,
+}
+
+/// The body of `/api/embed`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct OllamaEmbedBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    embed: EmbedRequest,
+}
+
+/// The body of `/api/embeddings`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct OllamaEmbeddingsBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    embeddings: EmbeddingsRequest,
 }
 
 /// The answer of `POST /api/embed`.
@@ -64,7 +84,7 @@ pub(crate) struct EmbeddedOne {
     embedding: Vec<f32>,
 }
 
-/// Turns texts into vectors of length 1.
+/// Computes the embeddings of texts, of length 1.
 #[utoipa::path(
     post,
     path = "/api/embed",
@@ -104,7 +124,7 @@ pub(crate) async fn embed(
     }))
 }
 
-/// Turns a text into a vector, for older clients.
+/// Computes the embedding of a text, for older clients.
 #[utoipa::path(
     post,
     path = "/api/embeddings",

@@ -8,7 +8,9 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
+use jackalope_serving::generate::{
+    AnswerSummary, AnswerWriter, CallDelta, Delta, Finish, ScoredToken,
+};
 use jackalope_serving::ids::{new_id, rfc3339};
 use jackalope_serving::state::Serving;
 use jackalope_text::Tokenizer;
@@ -81,7 +83,11 @@ impl LineFormat {
     }
 
     /// One line, or the whole answer; the last line has the token counts and times.
-    fn line<'a>(&'a self, delta: &'a Delta, end: Option<(&'static str, &Summary)>) -> Line<'a> {
+    fn line<'a>(
+        &'a self,
+        delta: &'a Delta,
+        end: Option<(&'static str, &AnswerSummary)>,
+    ) -> Line<'a> {
         let calls = delta.calls.iter().enumerate();
         let calls = calls.map(|(idx, call)| WireCall::new(self.num_calls + idx, call)).collect();
         let logprobs = (self.has_logprobs && !delta.scored.is_empty())
@@ -219,7 +225,7 @@ struct Metrics {
 }
 
 impl Metrics {
-    fn of(summary: &Summary) -> Metrics {
+    fn of(summary: &AnswerSummary) -> Metrics {
         Metrics {
             total_duration: nanoseconds(summary.total_time),
             load_duration: nanoseconds(summary.queue_time),
@@ -265,7 +271,7 @@ impl WireLogprob {
     }
 }
 
-impl Format for LineFormat {
+impl AnswerWriter for LineFormat {
     fn stream_type(&self) -> &'static str {
         LINES_TYPE
     }
@@ -284,7 +290,7 @@ impl Format for LineFormat {
         self.finish = self.finish.or(delta.finish);
     }
 
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         let end = (reason(self.finish), summary);
         push_line(buffer, &self.line(&Delta::default(), Some(end)));
     }
@@ -293,7 +299,7 @@ impl Format for LineFormat {
         push_line(buffer, &error::to_json(err));
     }
 
-    fn whole(&self, mut choices: Vec<Delta>, summary: &Summary) -> Response {
+    fn whole(&self, mut choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let choice = choices.pop().unwrap_or_default();
         let end = (reason(choice.finish), summary);
         Json(self.line(&choice, Some(end))).into_response()

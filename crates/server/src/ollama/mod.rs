@@ -10,6 +10,7 @@ pub(crate) mod embed;
 pub(crate) mod error;
 mod format;
 pub(crate) mod generate;
+mod keep_alive;
 mod lifetime;
 pub(crate) mod models;
 mod names;

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::names::{full_name, known};
 use super::puller::RemoveError;
 use super::request::Named;
-use crate::openapi::OllamaError;
+use crate::openapi::answers::OllamaError;
 use crate::openapi::answers::{OllamaModels, OllamaShown, OllamaVersion};
 use crate::state::ServerState;
 use jackalope_serving::body::read_unlabelled_json_body;

@@ -1,4 +1,4 @@
-//! `options`: sampling parameters in this API's terms.
+//! Converts `options`, the sampling parameters in this API's terms.
 
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
@@ -6,11 +6,9 @@ use jackalope_serving::generate::{
 };
 use jackalope_serving::state::Serving;
 use jackalope_text::grammar::Constraint;
-use serde::Deserialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 
-use super::request::{Shared, Think};
+use super::request::{Options, Shared, Think};
 use crate::wire::{Seed, Strings};
 
 /// Internal names of fields, and the API's own.
@@ -27,49 +25,6 @@ pub(super) const NAMES: [(&str, &str); 11] = [
     ("seed", "options.seed"),
     ("stop", "options.stop"),
 ];
-
-/// `options`. What the runner of Ollama wants to know (`num_ctx`, `num_gpu` and the like) is fixed
-/// when a model is loaded here; it is passed over.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(expecting = "an object")]
-#[schema(as = OllamaOptions)]
-pub(super) struct Options {
-    /// Most tokens drawn; 0 and less: no bound.
-    num_predict: Option<i64>,
-    /// How freely tokens are drawn.
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f64>,
-    /// Only the so many likeliest tokens.
-    top_k: Option<i64>,
-    /// Only the likeliest tokens that have so much probability together.
-    #[schema(exclusive_minimum = 0, maximum = 1)]
-    top_p: Option<f64>,
-    /// Only tokens with at least so much of the likeliest one's probability.
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f64>,
-    /// Above 1, tokens that were said already become less likely.
-    #[schema(exclusive_minimum = 0, maximum = 10)]
-    repeat_penalty: Option<f64>,
-    /// How far back a token counts as repeated; -1: all, 0: off.
-    #[schema(minimum = -1)]
-    repeat_last_n: Option<i64>,
-    /// Subtracted from tokens that the answer has already.
-    #[schema(minimum = -2, maximum = 2)]
-    presence_penalty: Option<f64>,
-    /// Subtracted for each time that the answer has the token already.
-    #[schema(minimum = -2, maximum = 2)]
-    frequency_penalty: Option<f64>,
-    /// The same seed gives the same text; -1: one is drawn.
-    seed: Option<Seed>,
-    /// Strings that end the answer.
-    stop: Option<Strings>,
-    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
-    typical_p: Option<f64>,
-    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
-    tfs_z: Option<f64>,
-    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
-    mirostat: Option<i64>,
-}
 
 /// Converts the parameters of a request apart from its prompt.
 pub(super) fn request(

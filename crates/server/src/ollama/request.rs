@@ -7,8 +7,8 @@ use serde::de::{self, Deserializer, Visitor};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::lifetime::KeepAlive;
-use super::options::Options;
+use super::keep_alive::KeepAlive;
+use crate::wire::{Seed, Strings};
 
 /// The body of `POST /api/chat`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -61,11 +61,54 @@ pub(super) struct Shared {
     pub(super) keep_alive: Option<KeepAlive>,
     /// Whether the model thinks, or how much.
     pub(super) think: Option<Think>,
-    /// Tells the log-probability of each token.
+    /// Return the log-probability of each token. Default: `false`.
     pub(super) logprobs: Option<bool>,
-    /// Tells those of so many of the likeliest tokens too; needs `logprobs`.
+    /// Number of most likely tokens whose log-probabilities are also returned; requires `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     pub(super) top_logprobs: Option<u32>,
+}
+
+/// `options`. What the runner of Ollama wants to know (`num_ctx`, `num_gpu` and the like) is fixed
+/// when a model is loaded here; it is passed over.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
+#[schema(as = OllamaOptions)]
+pub(super) struct Options {
+    /// Maximum number of tokens to generate; 0 or less: no limit.
+    pub(super) num_predict: Option<i64>,
+    /// Sampling temperature; 0 always picks the most likely token.
+    #[schema(minimum = 0, maximum = 2)]
+    pub(super) temperature: Option<f64>,
+    /// Sample from the k most likely tokens.
+    pub(super) top_k: Option<i64>,
+    /// Sample from the most likely tokens whose probabilities add up to this value.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
+    pub(super) top_p: Option<f64>,
+    /// Minimum probability of a token, relative to the most likely token.
+    #[schema(minimum = 0, maximum = 1)]
+    pub(super) min_p: Option<f64>,
+    /// Penalty for repeated tokens; above 1 makes them less likely.
+    #[schema(exclusive_minimum = 0, maximum = 10)]
+    pub(super) repeat_penalty: Option<f64>,
+    /// Number of recent tokens that count as repeated; -1: all, 0: none.
+    #[schema(minimum = -1)]
+    pub(super) repeat_last_n: Option<i64>,
+    /// Penalty subtracted from the logits of tokens that the answer already contains. Default: 0.
+    #[schema(minimum = -2, maximum = 2)]
+    pub(super) presence_penalty: Option<f64>,
+    /// Penalty subtracted for each time that the answer already contains the token. Default: 0.
+    #[schema(minimum = -2, maximum = 2)]
+    pub(super) frequency_penalty: Option<f64>,
+    /// Seed of the sampling; -1: a random one.
+    pub(super) seed: Option<Seed>,
+    /// Strings that end the answer.
+    pub(super) stop: Option<Strings>,
+    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
+    pub(super) typical_p: Option<f64>,
+    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
+    pub(super) tfs_z: Option<f64>,
+    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
+    pub(super) mirostat: Option<i64>,
 }
 
 /// Who speaks.

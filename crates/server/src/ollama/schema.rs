@@ -5,8 +5,7 @@ use utoipa::openapi::schema::{OneOfBuilder, Type};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::embed::{EmbedRequest, EmbeddingsRequest};
-use super::lifetime::KeepAlive;
+use super::keep_alive::KeepAlive;
 use super::request::{ChatRequest, PromptRequest, Shared, Think};
 use crate::wire::string;
 
@@ -28,26 +27,6 @@ pub(super) struct OllamaGenerateBody {
     generate: PromptRequest,
     #[serde(flatten)]
     shared: Shared,
-}
-
-/// The body of `/api/embed`.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct OllamaEmbedBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
-    model: Option<String>,
-    #[serde(flatten)]
-    embed: EmbedRequest,
-}
-
-/// The body of `/api/embeddings`.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct OllamaEmbeddingsBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
-    model: Option<String>,
-    #[serde(flatten)]
-    embeddings: EmbeddingsRequest,
 }
 
 impl PartialSchema for Think {

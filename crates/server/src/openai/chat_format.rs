@@ -6,7 +6,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::TokenId;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, Job, Summary};
+use jackalope_serving::generate::{AnswerSummary, AnswerWriter, CallDelta, Delta, Finish, Job};
 use jackalope_serving::ids::{new_id, new_uuid, unix_seconds};
 use jackalope_serving::sse::{self, push_event};
 use jackalope_serving::state::Serving;
@@ -125,7 +125,7 @@ impl ChatFormat {
     fn push_chunk(
         &self,
         choices: &[ChunkChoice<'_>],
-        summary: Option<&Summary>,
+        summary: Option<&AnswerSummary>,
         buffer: &mut Vec<u8>,
     ) {
         let chunk = Chunk {
@@ -313,7 +313,7 @@ struct WholeMessage<'a> {
     calls: WireCalls<'a>,
 }
 
-impl Format for ChatFormat {
+impl AnswerWriter for ChatFormat {
     fn answer_id(&self) -> Option<&str> {
         Some(&self.id)
     }
@@ -353,7 +353,7 @@ impl Format for ChatFormat {
         }
     }
 
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         if self.options.include_usage {
             self.push_chunk(&[], Some(summary), buffer);
         }
@@ -364,7 +364,7 @@ impl Format for ChatFormat {
         push_error(err, buffer);
     }
 
-    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
+    fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let choice = |(index, delta)| self.whole_choice(index, delta);
         let whole = ChatCompletion {
             id: &self.id,

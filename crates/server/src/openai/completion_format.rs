@@ -6,7 +6,9 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use jackalope_protocol::{Logprob, TokenId};
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{Delta, Finish, Format, Job, PromptJob, ScoredToken, Summary};
+use jackalope_serving::generate::{
+    AnswerSummary, AnswerWriter, Delta, Finish, Job, PromptJob, ScoredToken,
+};
 use jackalope_serving::ids::{new_id, unix_seconds};
 use jackalope_serving::sse::{self, push_event};
 use jackalope_serving::state::Serving;
@@ -146,7 +148,7 @@ impl CompletionFormat {
     fn push_chunk(
         &self,
         choices: Vec<Choice<'_>>,
-        summary: Option<&Summary>,
+        summary: Option<&AnswerSummary>,
         buffer: &mut Vec<u8>,
     ) {
         let chunk = Completion {
@@ -220,7 +222,7 @@ struct Choice<'a> {
     prompt_token_ids: Option<&'a [TokenId]>,
 }
 
-impl Format for CompletionFormat {
+impl AnswerWriter for CompletionFormat {
     fn answer_id(&self) -> Option<&str> {
         Some(&self.id)
     }
@@ -250,7 +252,7 @@ impl Format for CompletionFormat {
         self.push_chunk(vec![choice], None, buffer);
     }
 
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         if self.options.include_usage {
             self.push_chunk(Vec::new(), Some(summary), buffer);
         }
@@ -261,7 +263,7 @@ impl Format for CompletionFormat {
         push_error(err, buffer);
     }
 
-    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response {
+    fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let mut told = Vec::new();
         for (prompt_idx, prompt) in self.prompts.iter().enumerate() {
             for (choice_idx, delta) in self.kept(prompt_idx, &choices) {

@@ -23,7 +23,7 @@ use crate::state::ServerState;
 /// Number of tokens to generate if the request does not say, as defined by OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Goes on from one or several prompts, whole or as a stream of chunks that ends with `[DONE]`.
+/// Continues one or several prompts, whole or as a stream of chunks that ends with `[DONE]`.
 #[utoipa::path(
     post,
     path = "/v1/completions",

@@ -6,10 +6,10 @@ use axum::extract::State;
 use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::Prompts;
-use super::schema::EmbeddingBody;
 use crate::state::ServerState;
 use jackalope_serving::body::{JsonBody, read_json_body};
 use jackalope_serving::embed::{self, Embedding};
@@ -24,7 +24,8 @@ pub(super) struct EmbeddingRequest {
     input: Option<Prompts>,
     /// `float`, or `base64` of little-endian 32-bit floats.
     encoding_format: Option<EncodingFormat>,
-    /// The first so many numbers, brought to length 1 again; at most the model's width.
+    /// Number of leading elements of each vector to return, scaled to length 1 again. Default: the
+    /// width of the model, which is also the maximum.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
     /// `mean` (default) over all tokens' final states, or `last`: the last token's. The mean serves
@@ -33,6 +34,26 @@ pub(super) struct EmbeddingRequest {
     pooling: Option<PoolingName>,
     /// `false`: the vectors keep their length; else they have the length 1.
     normalize: Option<bool>,
+}
+
+/// The body of a request for embeddings.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct EmbeddingBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    embedding: EmbeddingRequest,
+    #[serde(flatten)]
+    ignored: IgnoredByEmbeddings,
+}
+
+/// Fields that change nothing.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+struct IgnoredByEmbeddings {
+    /// Identifies the end user; ignored.
+    user: Option<Value>,
 }
 
 /// How numbers are written.
@@ -84,7 +105,7 @@ struct EmbeddingUsage {
     total_tokens: usize,
 }
 
-/// Turns texts into vectors.
+/// Computes the embeddings of texts.
 #[utoipa::path(
     post,
     path = "/v1/embeddings",

@@ -11,14 +11,14 @@ use utoipa::ToSchema;
 
 use crate::state::ServerState;
 
-/// The models that can be asked for.
+/// The models that requests may name.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
     data: Vec<ModelCard>,
 }
 
-/// What is told of a model.
+/// A model in the list.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelCard {
     id: String,

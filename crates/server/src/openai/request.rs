@@ -23,63 +23,68 @@ use crate::wire::{Listed, Seed, Strings, TextOr};
 /// Fields that both endpoints have.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Common {
-    /// Most tokens drawn; a chat may also say `max_completion_tokens`.
+    /// Maximum number of tokens to generate. Default: what the context has room for; 16 for
+    /// `/v1/completions`.
     pub(crate) max_tokens: Option<u32>,
-    /// Most tokens drawn, the thought included.
+    /// Maximum number of tokens to generate, reasoning included.
     pub(crate) max_completion_tokens: Option<u32>,
-    /// How freely tokens are drawn, 0 for the likeliest. What is absent here and below is as the
-    /// checkpoint's `generation_config.json` says, else 1.
+    /// Sampling temperature; 0 always picks the most likely token. Defaults of this and the
+    /// following parameters: `generation_config.json` of the checkpoint, else 1.
     #[schema(minimum = 0, maximum = 2)]
     pub(crate) temperature: Option<f64>,
-    /// Only the likeliest tokens that have so much probability together; filters act at temperature
-    /// 1, as in mlx-lm.
+    /// Sample from the most likely tokens whose probabilities add up to this value. Applied at
+    /// temperature 1, as in mlx-lm.
     #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(crate) top_p: Option<f64>,
-    /// Only the so many likeliest tokens; 0 and -1: all.
+    /// Sample from the k most likely tokens; 0 or -1 disables.
     pub(crate) top_k: Option<i64>,
-    /// Only tokens with at least so much of the likeliest one's probability.
+    /// Minimum probability of a token, relative to the most likely token.
     #[schema(minimum = 0, maximum = 1)]
     pub(crate) min_p: Option<f64>,
-    /// Above 1, tokens of the prompt and the answer become less likely.
+    /// Penalty for tokens that the prompt or the answer already contains; above 1 makes them less
+    /// likely.
     #[schema(exclusive_minimum = 0, maximum = 10)]
     pub(crate) repetition_penalty: Option<f64>,
-    /// Subtracted from tokens that the answer has already.
+    /// Penalty subtracted from the logits of tokens that the answer already contains. Default: 0.
     #[schema(minimum = -2, maximum = 2)]
     pub(crate) presence_penalty: Option<f64>,
-    /// Subtracted for each time that the answer has the token already.
+    /// Penalty subtracted for each time that the answer already contains the token. Default: 0.
     #[schema(minimum = -2, maximum = 2)]
     pub(crate) frequency_penalty: Option<f64>,
-    /// What is added to the logit of a token, by its id; -100 bans it.
+    /// Values added to the logits of tokens, by token id; -100 bans a token.
     pub(crate) logit_bias: Option<BTreeMap<String, f64>>,
-    /// The same seed gives the same text, whatever else runs.
+    /// Seed of the sampling. The same seed gives the same text, independent of other requests.
     pub(crate) seed: Option<Seed>,
-    /// Choices; choice `i` draws with a seed of its own.
+    /// Number of choices to generate; each has its own seed. Default: 1.
     #[schema(minimum = 1)]
     pub(crate) n: Option<u32>,
-    /// Strings that end the answer, across token borders.
+    /// Strings that end the answer, also across token boundaries.
     pub(crate) stop: Option<Strings>,
     /// Tokens that end the answer.
     pub(crate) stop_token_ids: Option<Vec<TokenId>>,
-    /// The answer does not end by itself.
+    /// Do not end the answer at the model's end-of-sequence tokens. Default: `false`.
     pub(crate) ignore_eos: Option<bool>,
-    /// Server-sent events, with comments while a prompt computes, and `[DONE]` at the end.
+    /// Stream the answer as server-sent events, with comments while the prompt is computed and
+    /// `[DONE]` at the end. Default: `false`.
     pub(crate) stream: Option<bool>,
-    /// Of a stream only.
+    /// Options of a stream; only with `stream`.
     pub(crate) stream_options: Option<StreamOptions>,
-    /// Adds `token_ids` and `prompt_token_ids` to each choice.
+    /// Add `token_ids` and `prompt_token_ids` to each choice. Default: `false`.
     pub(crate) return_token_ids: Option<bool>,
-    /// The stop string is told as the end of the text.
+    /// Include the stop string at the end of the text. Default: `false`.
     pub(crate) include_stop_str_in_output: Option<bool>,
-    /// `false`: special tokens are told as they are written, but for the one that ends the answer.
+    /// Leave special tokens out of the text. With `false`, all but the token that ends the answer
+    /// are included. Default: `true`.
     pub(crate) skip_special_tokens: Option<bool>,
-    /// Only the last so many tokens of the prompt are taken; -1: as many as fit.
+    /// Number of tokens of the prompt to keep, from its end; -1 keeps as many as fit. Default: refuse
+    /// a prompt that is too long.
     #[schema(minimum = -1)]
     pub(crate) truncate_prompt_tokens: Option<i64>,
-    /// Lower is handled earlier, as in vLLM; never better than the key's own.
+    /// Priority; lower values are scheduled earlier, as in vLLM. At best the priority of the key.
     pub(crate) priority: Option<i32>,
-    /// The answer starts from computed prefixes of requests of the same key and the same salt only.
+    /// Share cached prefixes only with requests that have the same key and the same salt.
     pub(crate) cache_salt: Option<String>,
-    /// Seconds that the client waits for the whole answer; `--request-timeout` bounds it.
+    /// Maximum time for the whole answer, in seconds; limited by `--request-timeout`.
     #[schema(exclusive_minimum = 0, maximum = 86400)]
     pub(crate) timeout: Option<f64>,
 }
@@ -147,27 +152,32 @@ pub(crate) struct ChatRequest {
     pub(crate) tools: Option<Vec<Tool>>,
     /// `none`, `auto`, `required` or a named function; what is forced is enforced by a grammar.
     pub(crate) tool_choice: Option<Value>,
-    /// `false`: the first call ends the answer.
+    /// Allow several tool calls in one answer. With `false`, the first call ends the answer. Default:
+    /// `true`.
     pub(crate) parallel_tool_calls: Option<bool>,
-    /// Handed to the template.
+    /// Passed to the chat template.
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
-    /// Handed to the template.
+    /// Passed to the chat template.
     pub(crate) enable_thinking: Option<bool>,
-    /// Handed to the template.
+    /// Passed to the chat template.
     pub(crate) reasoning_effort: Option<String>,
-    /// Tokens after which the thought is closed.
+    /// Maximum number of reasoning tokens; the reasoning is then closed.
     pub(crate) thinking_token_budget: Option<u32>,
-    /// A name of the conversation, told back; made if absent, unless the answer is streamed.
+    /// Id of the conversation, returned in the answer. Default: a new id, unless the answer is
+    /// streamed.
     pub(crate) conversation_id: Option<String>,
-    /// Handed to the template; not `true` together with `continue_final_message`.
+    /// Add the generation prompt of the chat template. Must not be `true` together with
+    /// `continue_final_message`.
     pub(crate) add_generation_prompt: Option<bool>,
-    /// The answer goes on from the last message, the assistant's; only what is new is told.
+    /// Continue the last message, which must be the assistant's; only the continuation is returned.
+    /// Default: `false`.
     pub(crate) continue_final_message: Option<bool>,
-    /// Passed over; the header `X-Jackalope-Note` says so.
+    /// Ignored; the header `X-Jackalope-Note` reports it.
     pub(crate) verbosity: Option<String>,
-    /// Tells the log-probability of each token, of the model's own distribution.
+    /// Return the log-probability of each token in the model's unmodified distribution. Default:
+    /// `false`.
     pub(crate) logprobs: Option<bool>,
-    /// Tells those of so many of the likeliest tokens too; needs `logprobs`.
+    /// Number of most likely tokens whose log-probabilities are also returned; requires `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) top_logprobs: Option<u32>,
 }
@@ -175,19 +185,20 @@ pub(crate) struct ChatRequest {
 /// Fields of `POST /v1/completions` alone.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CompletionRequest {
-    /// What is gone on from: a string, strings, token ids, or lists of token ids.
+    /// Prompts to continue: a string, strings, token ids, or lists of token ids.
     pub(crate) prompt: Option<Prompts>,
-    /// What comes after the answer, for models with fill-in-the-middle tokens; not with `echo`.
+    /// Text that follows the answer, for models with fill-in-the-middle tokens; not with `echo`.
     pub(crate) suffix: Option<String>,
-    /// The prompt is told before the answer, with log-probabilities if they are asked for.
+    /// Return the prompt before the answer, with log-probabilities if requested. Default: `false`.
     pub(crate) echo: Option<bool>,
-    /// Draws so many and tells the `n` likeliest; not with `stream`.
+    /// Number of candidates to generate, of which the `n` most likely are returned; not with
+    /// `stream`. Default: `n`.
     pub(crate) best_of: Option<u32>,
-    /// Tells log-probabilities of each token and so many of the likeliest, of the model's own
-    /// distribution.
+    /// Return the log-probability of each token, and of this number of most likely tokens, in the
+    /// model's unmodified distribution.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) logprobs: Option<u32>,
-    /// `false` leaves out the token that begins every text.
+    /// Add the token that begins every text. Default: `true`.
     pub(crate) add_special_tokens: Option<bool>,
 }
 
@@ -198,25 +209,25 @@ pub(crate) struct CompletionRequest {
 pub(crate) struct Unsupported {
     /// Use `guided_grammar`, in Lark's notation.
     pub(crate) grammar: Option<Value>,
-    /// Answers are text: only `["text"]` is taken.
+    /// Only `["text"]` is accepted.
     pub(crate) modalities: Option<Value>,
     /// Answers are text.
     pub(crate) audio: Option<Value>,
-    /// An answer that is expected.
+    /// Predicted answers are not supported.
     pub(crate) prediction: Option<Value>,
-    /// This server searches nothing.
+    /// This server has no web search.
     pub(crate) web_search_options: Option<Value>,
     /// The model's own template is used.
     pub(crate) chat_template: Option<Value>,
-    /// Put them into a message.
+    /// Put the documents into a message.
     pub(crate) documents: Option<Value>,
-    /// Tokens are drawn.
+    /// This server does not do beam search.
     pub(crate) use_beam_search: Option<Value>,
-    /// Only 1 is taken.
+    /// Only 1 is accepted.
     pub(crate) length_penalty: Option<Value>,
     /// Use `echo` and `logprobs` of `/v1/completions`.
     pub(crate) prompt_logprobs: Option<Value>,
-    /// No code of clients is run.
+    /// The server does not run code of clients.
     pub(crate) logits_processors: Option<Value>,
     /// Unless it is 1; use `repetition_penalty`.
     pub(crate) repeat_penalty: Option<Value>,
@@ -244,7 +255,7 @@ pub(crate) struct Unsupported {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct StreamOptions {
-    /// One more event tells what the answer took.
+    /// End the stream with an event that has the token counts. Default: `false`.
     pub(crate) include_usage: Option<bool>,
 }
 

@@ -7,11 +7,8 @@ use utoipa::openapi::schema::{OneOfBuilder, Type};
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::embeddings::EmbeddingRequest;
 use super::request::{ChatRequest, Common, CompletionRequest, Content, Part, Prompts, Unsupported};
-use super::responses::ResponseRequest;
 use super::structure::Structure;
-use super::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::wire::{list, string};
 
 /// The body of a chat: it is read for one part of its fields after the other.
@@ -49,17 +46,17 @@ struct Legacy {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 struct Ignored {
-    /// Who asks.
+    /// Identifies the end user; ignored.
     user: Option<Value>,
-    /// What the client notes.
+    /// Notes of the client; ignored.
     metadata: Option<Value>,
-    /// Nothing is kept.
+    /// Answers are not stored.
     store: Option<Value>,
-    /// There is only one.
+    /// There is only one service tier.
     service_tier: Option<Value>,
-    /// Who asks.
+    /// Identifies the end user; ignored.
     safety_identifier: Option<Value>,
-    /// Prompts are found again by themselves.
+    /// Prefixes of prompts are cached automatically.
     prompt_cache_key: Option<Value>,
 }
 
@@ -79,104 +76,6 @@ pub(super) struct CompletionBody {
     ignored: Ignored,
     #[serde(flatten)]
     unsupported: Unsupported,
-}
-
-/// The body of a request for a response.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct ResponseBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
-    model: Option<String>,
-    #[serde(flatten)]
-    response: ResponseRequest,
-    #[serde(flatten)]
-    ignored: IgnoredByResponses,
-    #[serde(flatten)]
-    common: Common,
-    #[serde(flatten)]
-    structure: Structure,
-    #[serde(flatten)]
-    unsupported: Unsupported,
-}
-
-/// Fields of other endpoints that change nothing here.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-struct IgnoredByResponses {
-    /// Use `max_output_tokens`.
-    max_tokens: Option<Value>,
-    /// Use `max_output_tokens`.
-    max_completion_tokens: Option<Value>,
-    /// There is one answer.
-    n: Option<Value>,
-    /// The last event tells what the answer took.
-    stream_options: Option<Value>,
-    /// There is only one.
-    service_tier: Option<Value>,
-    /// Who asks.
-    safety_identifier: Option<Value>,
-    /// Prompts are found again by themselves.
-    prompt_cache_key: Option<Value>,
-}
-
-/// The body of a request for embeddings.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct EmbeddingBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
-    model: Option<String>,
-    #[serde(flatten)]
-    embedding: EmbeddingRequest,
-    #[serde(flatten)]
-    ignored: IgnoredByEmbeddings,
-}
-
-/// Fields that change nothing.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-struct IgnoredByEmbeddings {
-    /// Who asks.
-    user: Option<Value>,
-}
-
-/// The body of a request for tokens: a text, or the fields of a conversation.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct TokenizeBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
-    model: Option<String>,
-    #[serde(flatten)]
-    tokenize: TokenizeRequest,
-    #[serde(flatten)]
-    ignored: IgnoredByTokenize,
-    #[serde(flatten)]
-    chat: ChatRequest,
-}
-
-/// Fields of a chat that add no token to its prompt.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-struct IgnoredByTokenize {
-    /// Nothing is answered.
-    logprobs: Option<Value>,
-    /// Nothing is answered.
-    top_logprobs: Option<Value>,
-    /// Nothing is answered.
-    parallel_tool_calls: Option<Value>,
-    /// Nothing is answered.
-    thinking_token_budget: Option<Value>,
-    /// Nothing is answered.
-    conversation_id: Option<Value>,
-}
-
-/// The body of a request for text.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct DetokenizeBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
-    model: Option<String>,
-    #[serde(flatten)]
-    detokenize: DetokenizeRequest,
 }
 
 fn token() -> ObjectBuilder {

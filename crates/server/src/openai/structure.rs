@@ -15,26 +15,26 @@ const NAME_CHARS_MAX: usize = 64;
 
 /// The fields that bound tokens.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub(super) struct Structure {
-    /// `text`, `json_object` or `json_schema`: enforced while drawing. There is one structure per
-    /// answer.
+pub(crate) struct Structure {
+    /// Structure of the answer: `text`, `json_object` or `json_schema`; enforced by constrained
+    /// decoding. An answer has at most one structure.
     response_format: Option<Value>,
-    /// vLLM's name for a schema, which is enforced.
+    /// JSON schema of the answer, in vLLM's form; enforced.
     guided_json: Option<Value>,
-    /// A regular expression that the whole answer fits.
+    /// Regular expression that the whole answer matches.
     guided_regex: Option<Value>,
-    /// The answer is one of these strings.
+    /// Strings, one of which is the answer.
     guided_choice: Option<Value>,
-    /// A grammar in Lark's notation.
+    /// Grammar of the answer, in Lark's notation.
     guided_grammar: Option<Value>,
-    /// One of `json`, `regex`, `choice`, `grammar` and `json_object`: vLLM's newer name for the
-    /// same.
+    /// Structure of the answer in vLLM's newer form: one of `json`, `regex`, `choice`, `grammar` and
+    /// `json_object`.
     structured_outputs: Option<Value>,
-    /// The answer does not end before so many tokens.
+    /// Minimum number of tokens to generate. Default: 0.
     min_tokens: Option<u32>,
-    /// Only these tokens are drawn.
+    /// Ids of the only tokens that may be sampled.
     allowed_token_ids: Option<Vec<TokenId>>,
-    /// None of these words is written.
+    /// Words that are never generated.
     bad_words: Option<Vec<String>>,
 }
 

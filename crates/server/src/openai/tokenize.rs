@@ -10,11 +10,11 @@ use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::encode;
 use jackalope_serving::state::Serving;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::chat;
 use super::request::ChatRequest;
-use super::schema::{DetokenizeBody, TokenizeBody};
 use crate::state::ServerState;
 
 /// Fields of `POST /tokenize`; those of a conversation are a chat's.
@@ -24,11 +24,51 @@ pub(super) struct TokenizeRequest {
     prompt: Option<String>,
     /// `false` leaves out the token that begins every text; of a `prompt` only.
     add_special_tokens: Option<bool>,
-    /// Tells each token as text too.
+    /// Also return each token as text. Default: `false`.
     return_token_strs: Option<bool>,
 }
 
-/// What a text or a conversation is to the model.
+/// The body of a request for tokens: a text, or the fields of a conversation.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct TokenizeBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    tokenize: TokenizeRequest,
+    #[serde(flatten)]
+    ignored: IgnoredByTokenize,
+    #[serde(flatten)]
+    chat: ChatRequest,
+}
+
+/// Fields of a chat that add no token to its prompt.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+struct IgnoredByTokenize {
+    /// Has no effect on the tokens of the prompt.
+    logprobs: Option<Value>,
+    /// Has no effect on the tokens of the prompt.
+    top_logprobs: Option<Value>,
+    /// Has no effect on the tokens of the prompt.
+    parallel_tool_calls: Option<Value>,
+    /// Has no effect on the tokens of the prompt.
+    thinking_token_budget: Option<Value>,
+    /// Has no effect on the tokens of the prompt.
+    conversation_id: Option<Value>,
+}
+
+/// The body of a request for text.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(super) struct DetokenizeBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    detokenize: DetokenizeRequest,
+}
+
+/// The tokens of a text or a conversation.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Tokenized {
     count: usize,
@@ -44,13 +84,13 @@ pub(super) struct DetokenizeRequest {
     tokens: Option<Vec<TokenId>>,
 }
 
-/// What tokens say.
+/// The text of tokens.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Detokenized {
     prompt: String,
 }
 
-/// Tells the tokens of a prompt, or of a conversation with all that the template adds.
+/// Returns the tokens of a prompt, or of a conversation with everything that the template adds.
 #[utoipa::path(
     post,
     path = "/tokenize",
@@ -94,7 +134,7 @@ fn tokenized(body: JsonBody, serving: &Serving) -> Result<Tokenized, ApiError> {
     })
 }
 
-/// Tells the text of tokens, special ones included.
+/// Returns the text of tokens, special ones included.
 #[utoipa::path(
     post,
     path = "/detokenize",

@@ -7,7 +7,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::{RefOr, Schema};
 
-use super::schema::{ChatBody, CompletionBody, ResponseBody};
+use super::responses::request::ResponseBody;
+use super::schema::{ChatBody, CompletionBody};
 use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 

@@ -1,6 +1,6 @@
 //! Token counts and timings of an answer, in the forms of the API.
 
-use jackalope_serving::generate::Summary;
+use jackalope_serving::generate::AnswerSummary;
 use jackalope_serving::numbers::rounded;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -26,8 +26,8 @@ struct CompletionTokensDetails {
 }
 
 impl Usage {
-    pub(super) fn of(summary: &Summary) -> Usage {
-        let Summary { prompt_tokens, completion_tokens, .. } = *summary;
+    pub(super) fn of(summary: &AnswerSummary) -> Usage {
+        let AnswerSummary { prompt_tokens, completion_tokens, .. } = *summary;
         Usage {
             prompt_tokens,
             completion_tokens,
@@ -49,7 +49,7 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    pub(super) fn of(summary: &Summary) -> Timing {
+    pub(super) fn of(summary: &AnswerSummary) -> Timing {
         Timing {
             seconds: rounded(summary.total_time.as_secs_f64(), 3),
             tokens_per_sec: rounded(summary.total_rate(), 3),
@@ -70,7 +70,7 @@ pub(crate) struct Performance {
 }
 
 impl Performance {
-    pub(super) fn of(summary: &Summary) -> Performance {
+    pub(super) fn of(summary: &AnswerSummary) -> Performance {
         Performance {
             prompt_eval_tokens_per_second: rounded(summary.prefill_rate(), 2),
             eval_tokens_per_second: rounded(summary.decode_rate(), 2),

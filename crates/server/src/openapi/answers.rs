@@ -481,3 +481,10 @@ pub(crate) struct CancelledRequest {
     cancelled: bool,
     model: String,
 }
+
+/// An error as clients of Ollama read it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
+pub(crate) struct OllamaError {
+    error: String,
+}

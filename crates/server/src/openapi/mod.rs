@@ -26,8 +26,6 @@ use crate::anthropic::error::ANTHROPIC_VERSION;
 use crate::dialect::Dialect;
 use jackalope_serving::error::ApiError;
 
-pub use page::tables;
-
 /// The errors that every operation may return.
 const REFUSALS: [(&str, &str); 15] = [
     ("400", "The request is impossible; the message names the field."),
@@ -138,13 +136,18 @@ const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
     components(schemas(
         OpenAiError,
         AnthropicError,
-        OllamaError,
+        answers::OllamaError,
         crate::anthropic::request::Block,
         crate::openai::request::Part
     )),
     modifiers(&Common)
 )]
 struct Document;
+
+/// Writes one table of all endpoints and one of each endpoint's parameters, as Markdown.
+pub fn tables() -> String {
+    page::tables(&document())
+}
 
 /// Builds the OpenAPI document of all endpoints.
 pub fn document() -> OpenApi {
@@ -289,13 +292,6 @@ struct AnthropicError {
 struct AnthropicErrorBody {
     r#type: String,
     message: String,
-}
-
-/// An error as clients of Ollama read it.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
-pub(crate) struct OllamaError {
-    error: String,
 }
 
 /// Describes this API.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Map, Value};
+use utoipa::openapi::OpenApi;
 
 /// Maximum depth of nested schema references; a greater depth is a bug.
 const DEPTH_MAX: usize = 16;
@@ -14,8 +15,8 @@ const ACCEPTED: &str = "yes";
 const REFUSED: &str = "refused";
 
 /// Writes one table of all endpoints and one of each endpoint's parameters, as Markdown.
-pub fn tables() -> String {
-    let document = serde_json::to_value(super::document()).expect("a description is JSON");
+pub(super) fn tables(document: &OpenApi) -> String {
+    let document = serde_json::to_value(document).expect("a description is JSON");
     let mut page = String::from("| Endpoint | Answers |\n|---|---|\n");
     let operations = operations(&document);
     for (name, operation) in &operations {

@@ -1,8 +1,7 @@
 //! Descriptions of paths whose handlers are described under another path. The code here is only
 //! used by the description.
 
-use super::OllamaError;
-use super::answers::{CancelledRequest, ClearedCache, RecentRequests};
+use super::answers::{CancelledRequest, ClearedCache, OllamaError, RecentRequests};
 use crate::monitor::history::Filter;
 
 /// Refuses to publish models.
@@ -26,7 +25,7 @@ fn push() {}
 #[expect(dead_code, reason = "it is only described")]
 fn blobs() {}
 
-/// Tells the last answers, the latest first.
+/// Lists the last answers, the latest first.
 #[utoipa::path(
     get,
     path = "/requests/recent",

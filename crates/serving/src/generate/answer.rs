@@ -1,4 +1,4 @@
-//! Sends an answer to the client, whole or as a stream. Endpoints differ only in their [`Format`].
+//! Sends an answer to the client, whole or as a stream. Endpoints differ only in their [`AnswerWriter`].
 //!
 //! ```text
 //!            first delta, or ServerLimits::keep_alive has passed
@@ -22,11 +22,11 @@ use super::answering::{Answering, Step};
 use super::choice_text::Delta;
 use super::job::Job;
 use crate::error::ApiError;
-use crate::journal::{Opening, Recorder};
+use crate::journal::{AnswerStart, Recorder};
 use crate::limits::ServerLimits;
 use crate::models::Lease;
 use crate::notes;
-use crate::outcome::Summary;
+use crate::outcome::AnswerSummary;
 use crate::sse;
 use crate::state::Serving;
 
@@ -34,7 +34,7 @@ use crate::state::Serving;
 const FRAME_BYTES: usize = 16 << 10;
 
 /// Writes the answers of one endpoint. Choices are identified by their `index`.
-pub trait Format: Send + 'static {
+pub trait AnswerWriter: Send + 'static {
     /// Content type of a stream.
     fn stream_type(&self) -> &'static str {
         sse::STREAM_TYPE
@@ -60,7 +60,7 @@ pub trait Format: Send + 'static {
     fn push_events(&mut self, choice_idx: usize, delta: Delta, buffer: &mut Vec<u8>);
 
     /// Appends the end of a stream, once every choice has ended.
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>);
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>);
 
     /// Receives each delta of a choice if the answer is sent whole.
     fn observe(&mut self, _choice_idx: usize, _delta: &Delta) {}
@@ -74,7 +74,7 @@ pub trait Format: Send + 'static {
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>);
 
     /// Builds the whole answer; `choices[i]` is everything generated for the choice with index `i`.
-    fn whole(&self, choices: Vec<Delta>, summary: &Summary) -> Response;
+    fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response;
 }
 
 /// The properties of a job that [`Answer`] needs.
@@ -108,7 +108,7 @@ impl AnswerPlan {
 
 /// An answer in progress. Dropping it cancels the choices that have not ended.
 #[derive(Debug)]
-pub struct Answer<F: Format> {
+pub struct Answer<F: AnswerWriter> {
     answering: Answering,
     format: F,
     plan: AnswerPlan,
@@ -125,13 +125,13 @@ pub struct Answer<F: Format> {
     _place: OwnedSemaphorePermit,
 }
 
-impl<F: Format> Drop for Answer<F> {
+impl<F: AnswerWriter> Drop for Answer<F> {
     fn drop(&mut self) {
         self.recorder.sum_up(self.summary());
     }
 }
 
-impl<F: Format> Answer<F> {
+impl<F: AnswerWriter> Answer<F> {
     /// Submits a job to the engine.
     pub fn start(
         job: Job,
@@ -143,7 +143,7 @@ impl<F: Format> Answer<F> {
         let plan = AnswerPlan::of(&job);
         let timeout = limits.request_timeout.into_iter().chain(job.timeout).min();
         let answering = Answering::start(job, serving.engine(), serving.text(), timeout)?;
-        let opening = Opening {
+        let opening = AnswerStart {
             answer_id: format.answer_id().map(str::to_owned),
             engine_ids: answering.engine_ids(),
             is_stream: plan.is_stream,
@@ -294,11 +294,11 @@ impl<F: Format> Answer<F> {
         }
     }
 
-    fn summary(&self) -> Summary {
+    fn summary(&self) -> AnswerSummary {
         let times = &self.times;
         let started = times.started.unwrap_or(times.last);
         let first_token = times.first_token.unwrap_or(times.last);
-        Summary {
+        AnswerSummary {
             prompt_tokens: self.plan.prompt_tokens,
             cached_tokens: self.cached_tokens,
             completion_tokens: self.answering.completion_tokens(),

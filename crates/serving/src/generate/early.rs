@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{self, Sender};
 use tokio::time::{sleep, timeout};
 
 use crate::body::JsonBody;
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::sse;
 use crate::state::{Serving, ServingState};
@@ -55,7 +55,7 @@ impl EarlyStream {
         if let Ok(serving) = timeout(state.limits().keep_alive, &mut opening).await {
             return answer(body, serving?).await;
         }
-        let caller = Caller::current();
+        let caller = ApiCaller::current();
         let (frames, received) = mpsc::channel(FRAMES_WAITING_MAX);
         let bridge =
             BridgedStream { early: self, state: state.clone(), caller: caller.clone(), frames };
@@ -72,7 +72,7 @@ impl EarlyStream {
 struct BridgedStream {
     early: EarlyStream,
     state: ServingState,
-    caller: Caller,
+    caller: ApiCaller,
     frames: Sender<Bytes>,
 }
 

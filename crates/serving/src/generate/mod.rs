@@ -9,7 +9,7 @@
 //!                       tokens → text, stop strings, reasoning, tool calls, log-probabilities
 //! ```
 //!
-//! A protocol converts its bodies to a [`GenerateRequest`], and writes deltas in its [`Format`].
+//! A protocol converts its bodies to a [`GenerateRequest`], and writes deltas in its [`AnswerWriter`].
 //! This module knows tokens, text and choices, but not how any protocol writes them. Dropping an
 //! [`Answer`] cancels everything that has not ended.
 
@@ -30,7 +30,7 @@ mod sampling;
 mod token_constraints;
 mod tool_names;
 
-pub use answer::{Answer, Format};
+pub use answer::{Answer, AnswerWriter};
 pub use checks::{check_count, check_range};
 pub use choice_text::{CallDelta, CallHead, Delta, ScoredToken};
 pub use constraints::StructuredOutput;
@@ -44,4 +44,4 @@ pub use request::{GenerateRequest, Prompt};
 pub use sampling::{SamplingParams, chat_logprobs, check_top_logprobs};
 pub use tool_names::{AllowedTools, check_tool_names};
 
-pub use crate::outcome::{Finish, Summary};
+pub use crate::outcome::{AnswerSummary, Finish};

@@ -9,7 +9,7 @@ use super::constraints::TokenConstraints;
 use super::job::{Job, PromptJob};
 use super::output::{AnswerRules, OutputParams, TextRules};
 use super::sampling::{CheckedSampling, SamplingParams, readable};
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::state::Serving;
 
@@ -74,7 +74,7 @@ impl CheckedParams {
         serving: &Serving,
     ) -> Result<CheckedParams, ApiError> {
         let RequestParams { sampling, output, scheduling, .. } = request;
-        let caller = Caller::current();
+        let caller = ApiCaller::current();
         let CheckedSampling { options, num_choices, forbidden_runs } = sampling.check(serving)?;
         Ok(CheckedParams {
             options: RequestOptions {

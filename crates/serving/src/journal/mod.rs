@@ -12,8 +12,8 @@ mod spans;
 mod store;
 mod totals;
 
-pub use open_request::{OpenRequest, Opening};
-pub use record::{Ending, RequestRecord};
+pub use open_request::{AnswerInProgress, AnswerStart};
+pub use record::{AnswerRecord, Ending};
 pub use recorder::Recorder;
 pub use request_log::{RequestLog, RequestLogError};
 pub use spans::{SpanExporter, SpanExporterError};

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use jackalope_engine::{EngineHandle, RequestId};
 
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::engine_answer::answered;
 use crate::error::ApiError;
 
 /// The properties of an answer that are known when it begins.
 #[derive(Clone, Debug)]
-pub struct Opening {
+pub struct AnswerStart {
     /// The id that the answer itself carries.
     pub answer_id: Option<String>,
     /// The engine's ids of the answer's choices.
@@ -26,17 +26,17 @@ pub struct Opening {
 
 /// An answer in progress.
 #[derive(Debug)]
-pub struct OpenRequest {
-    pub caller: Caller,
+pub struct AnswerInProgress {
+    pub caller: ApiCaller,
     pub model: String,
-    pub opening: Opening,
+    pub opening: AnswerStart,
     pub began: Instant,
     /// Number of tokens sampled so far.
     pub completion_tokens: AtomicU32,
     pub(super) engine: EngineHandle,
 }
 
-impl OpenRequest {
+impl AnswerInProgress {
     /// Returns whether this is the id of the request or of its answer.
     pub fn is_called(&self, name: &str) -> bool {
         *self.caller.request_id == *name || self.opening.answer_id.as_deref() == Some(name)

@@ -40,7 +40,7 @@ impl Ending {
 
 /// The record of an answer that has ended.
 #[derive(Clone, Debug)]
-pub struct RequestRecord {
+pub struct AnswerRecord {
     pub request_id: String,
     /// The id that the answer itself carries.
     pub answer_id: Option<String>,
@@ -74,7 +74,7 @@ pub struct RequestRecord {
     pub memory_bytes: (u64, u64),
 }
 
-impl RequestRecord {
+impl AnswerRecord {
     /// Time from the request to the first token.
     pub fn time_to_first_token(&self) -> Duration {
         self.queue_time + self.prefill_time

@@ -6,21 +6,21 @@ use std::time::Instant;
 
 use jackalope_engine::EngineHandle;
 
-use super::open_request::{Finishes, OpenRequest, Opening};
-use super::record::{Ending, RequestRecord};
+use super::open_request::{AnswerInProgress, AnswerStart, Finishes};
+use super::record::{AnswerRecord, Ending};
 use super::store::Journal;
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
 
 use crate::ids::unix_time;
 use crate::model::Model;
-use crate::outcome::{Finish, Summary};
+use crate::outcome::{AnswerSummary, Finish};
 
 /// Writes an answer's record when it is dropped.
 #[derive(Debug)]
 pub struct Recorder {
     journal: Arc<Journal>,
-    open: Arc<OpenRequest>,
+    open: Arc<AnswerInProgress>,
     open_id: u64,
     memory_before: u64,
     ending: Ending,
@@ -28,14 +28,14 @@ pub struct Recorder {
     finishes: Finishes,
     /// Whether a choice was cancelled by its id.
     is_cancelled: bool,
-    summary: Summary,
+    summary: AnswerSummary,
 }
 
 impl Recorder {
     /// Starts to follow an answer of this model for the current caller.
-    pub fn begin(journal: &Arc<Journal>, model: &Model, opening: Opening) -> Recorder {
-        let open = Arc::new(OpenRequest {
-            caller: Caller::current(),
+    pub fn begin(journal: &Arc<Journal>, model: &Model, opening: AnswerStart) -> Recorder {
+        let open = Arc::new(AnswerInProgress {
+            caller: ApiCaller::current(),
             model: model.id.clone(),
             opening,
             began: Instant::now(),
@@ -54,7 +54,7 @@ impl Recorder {
             finish_reason: None,
             finishes: Finishes::default(),
             is_cancelled: false,
-            summary: Summary::default(),
+            summary: AnswerSummary::default(),
         }
     }
 
@@ -94,14 +94,14 @@ impl Recorder {
     }
 
     /// Sets the token counts and times of the answer.
-    pub fn sum_up(&mut self, summary: Summary) {
+    pub fn sum_up(&mut self, summary: AnswerSummary) {
         self.summary = summary;
     }
 
-    fn record(&self) -> RequestRecord {
-        let OpenRequest { caller, model, opening, .. } = &*self.open;
+    fn record(&self) -> AnswerRecord {
+        let AnswerInProgress { caller, model, opening, .. } = &*self.open;
         let summary = &self.summary;
-        RequestRecord {
+        AnswerRecord {
             request_id: caller.request_id.to_string(),
             answer_id: opening.answer_id.clone(),
             engine_ids: opening.engine_ids.clone(),

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use thiserror::Error;
 use tracing::warn;
 
-use super::record::RequestRecord;
+use super::record::AnswerRecord;
 
 /// Size in bytes at which the file is rotated.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -35,7 +35,7 @@ pub struct RequestLogError {
 /// Handle of the thread that writes. Dropping it waits until all queued records are written.
 #[derive(Debug)]
 pub struct RequestLog {
-    records: Option<SyncSender<Arc<RequestRecord>>>,
+    records: Option<SyncSender<Arc<AnswerRecord>>>,
     num_dropped: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,7 +61,7 @@ impl RequestLog {
         Ok(RequestLog { records: Some(records), num_dropped, thread })
     }
 
-    pub(super) fn push(&self, record: &Arc<RequestRecord>) {
+    pub(super) fn push(&self, record: &Arc<AnswerRecord>) {
         let is_taken =
             self.records.as_ref().is_some_and(|it| it.try_send(Arc::clone(record)).is_ok());
         if !is_taken {
@@ -83,7 +83,7 @@ impl Drop for RequestLog {
     }
 }
 
-fn write_all(mut pages: Pages, waiting: &Receiver<Arc<RequestRecord>>, dropped: &AtomicU64) {
+fn write_all(mut pages: Pages, waiting: &Receiver<Arc<AnswerRecord>>, dropped: &AtomicU64) {
     let mut is_told = false;
     for record in waiting {
         let line = format!("{}\n", record.to_json());

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tracing::warn;
 
-use super::record::{Ending, RequestRecord};
+use super::record::{AnswerRecord, Ending};
 use crate::ids::random_u64;
 
 /// Maximum number of spans that wait to be sent.
@@ -51,7 +51,7 @@ pub enum SpanExporterError {
 
 /// Handle of the thread that sends the spans.
 pub struct SpanExporter {
-    records: SyncSender<Arc<RequestRecord>>,
+    records: SyncSender<Arc<AnswerRecord>>,
     num_dropped: Arc<AtomicU64>,
 }
 
@@ -85,7 +85,7 @@ impl SpanExporter {
         Ok(SpanExporter { records, num_dropped })
     }
 
-    pub fn push(&self, record: &Arc<RequestRecord>) {
+    pub fn push(&self, record: &Arc<AnswerRecord>) {
         if self.records.try_send(Arc::clone(record)).is_err() {
             self.num_dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -96,7 +96,7 @@ impl SpanExporter {
     }
 }
 
-fn send_all(url: &str, waiting: &Receiver<Arc<RequestRecord>>, dropped: &AtomicU64) {
+fn send_all(url: &str, waiting: &Receiver<Arc<AnswerRecord>>, dropped: &AtomicU64) {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().timeout_global(Some(SEND_TIMEOUT)).build().into();
     let mut is_told = false;
@@ -113,7 +113,7 @@ fn send_all(url: &str, waiting: &Receiver<Arc<RequestRecord>>, dropped: &AtomicU
 }
 
 /// Waits for a span, then briefly for more; none once the sender has been dropped.
-fn next_batch(waiting: &Receiver<Arc<RequestRecord>>) -> Option<Vec<Arc<RequestRecord>>> {
+fn next_batch(waiting: &Receiver<Arc<AnswerRecord>>) -> Option<Vec<Arc<AnswerRecord>>> {
     let mut batch = vec![waiting.recv().ok()?];
     let deadline = Instant::now() + BATCH_TIME;
     while batch.len() < BATCH_MAX {
@@ -146,7 +146,7 @@ fn count(key: &str, value: u64) -> Value {
 }
 
 /// The span of an answer, with attributes named by OpenTelemetry's conventions for generative AI.
-fn span(record: &RequestRecord) -> Value {
+fn span(record: &AnswerRecord) -> Value {
     let ended = Duration::from_secs_f64(record.ended_unix.max(0.0));
     let began = ended.saturating_sub(record.total_time);
     let nanos = |at: Duration| at.as_nanos().to_string();

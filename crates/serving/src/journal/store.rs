@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::open_request::{Finishes, OpenRequest};
-use super::record::RequestRecord;
+use super::open_request::{AnswerInProgress, Finishes};
+use super::record::AnswerRecord;
 use super::request_log::RequestLog;
 use super::spans::SpanExporter;
 use super::totals::{HttpTotals, KeyTotals, ModelTotals};
-use crate::caller::Caller;
+use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::ids::unix_time;
 use crate::numbers::rounded;
@@ -61,7 +61,7 @@ impl ErrorRecord {
 #[derive(Clone, Debug)]
 pub struct Recent {
     pub ended: Instant,
-    pub record: Arc<RequestRecord>,
+    pub record: Arc<AnswerRecord>,
 }
 
 /// Method, route and status; HTTP requests with the same values are counted together.
@@ -83,7 +83,7 @@ struct Pages {
     recent: VecDeque<Recent>,
     errors: VecDeque<ErrorRecord>,
     num_errors: u64,
-    open: BTreeMap<u64, Arc<OpenRequest>>,
+    open: BTreeMap<u64, Arc<AnswerInProgress>>,
     models: BTreeMap<String, ModelTotals>,
     keys: BTreeMap<String, KeyTotals>,
     http: BTreeMap<HttpClass, HttpTotals>,
@@ -120,13 +120,13 @@ impl Journal {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn open(&self, request: Arc<OpenRequest>) -> u64 {
+    pub(super) fn open(&self, request: Arc<AnswerInProgress>) -> u64 {
         let id = self.next_open_id.fetch_add(1, Ordering::Relaxed);
         self.pages().open.insert(id, request);
         id
     }
 
-    pub(super) fn close(&self, open_id: u64, record: RequestRecord, finishes: &Finishes) {
+    pub(super) fn close(&self, open_id: u64, record: AnswerRecord, finishes: &Finishes) {
         let record = Arc::new(record);
         if let Some(log) = &self.log {
             log.push(&record);
@@ -148,7 +148,7 @@ impl Journal {
 
     /// Records an error of the server, or a request refused for lack of capacity. Errors of clients
     /// are not recorded.
-    pub fn note_error(&self, caller: &Caller, err: &ApiError) {
+    pub fn note_error(&self, caller: &ApiCaller, err: &ApiError) {
         let (status, code) = (err.status(), err.code());
         if let ApiError::KeyLimit { .. } = err
             && let Some(key) = caller.key_name()
@@ -194,7 +194,7 @@ impl Journal {
     }
 
     /// Requests in progress, the oldest first.
-    pub fn open_requests(&self) -> Vec<Arc<OpenRequest>> {
+    pub fn open_requests(&self) -> Vec<Arc<AnswerInProgress>> {
         self.pages().open.values().map(Arc::clone).collect()
     }
 

@@ -4,7 +4,7 @@
 use jackalope_engine::Buckets;
 
 use super::open_request::Finishes;
-use super::record::{Ending, RequestRecord};
+use super::record::{AnswerRecord, Ending};
 
 /// Bucket bounds of vLLM's `request_params_n`.
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
@@ -45,7 +45,7 @@ impl Default for ModelTotals {
 }
 
 impl ModelTotals {
-    pub(super) fn add(&mut self, record: &RequestRecord, finishes: &Finishes) {
+    pub(super) fn add(&mut self, record: &AnswerRecord, finishes: &Finishes) {
         self.endings[record.ending.idx()] += 1;
         self.finishes.absorb(finishes);
         self.prompt_tokens += u64::from(record.prompt_tokens);

@@ -23,7 +23,9 @@ use super::kept::{KeptResponse, KeptResponses};
 use super::output::{Kind, OutputItem, Terms};
 use crate::openai::error;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{CallDelta, Delta, Finish, Format, ScoredToken, Summary};
+use jackalope_serving::generate::{
+    AnswerSummary, AnswerWriter, CallDelta, Delta, Finish, ScoredToken,
+};
 use jackalope_serving::ids::{new_id, unix_seconds};
 use jackalope_serving::sse::push_named;
 
@@ -246,7 +248,12 @@ impl ResponseFormat {
     }
 
     /// The response object in its current state.
-    fn to_json(&self, status: &'static str, summary: Option<&Summary>, error: &Value) -> Value {
+    fn to_json(
+        &self,
+        status: &'static str,
+        summary: Option<&AnswerSummary>,
+        error: &Value,
+    ) -> Value {
         let cut_off = json!({"reason": "max_output_tokens"});
         let output: Vec<Value> = (0..self.output.len())
             .filter(|_| status != "in_progress")
@@ -272,7 +279,7 @@ impl ResponseFormat {
     }
 
     /// The status and the object of the finished response.
-    fn ended(&self, summary: &Summary) -> (&'static str, Value) {
+    fn ended(&self, summary: &AnswerSummary) -> (&'static str, Value) {
         let status = match self.finish {
             Some(Finish::Length) => "incomplete",
             Some(Finish::Cancelled) => "cancelled",
@@ -293,8 +300,8 @@ impl ResponseFormat {
     }
 }
 
-fn usage(summary: &Summary) -> Value {
-    let Summary { prompt_tokens, completion_tokens, .. } = *summary;
+fn usage(summary: &AnswerSummary) -> Value {
+    let AnswerSummary { prompt_tokens, completion_tokens, .. } = *summary;
     json!({
         "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": summary.cached_tokens, "cache_write_tokens": 0},
@@ -304,7 +311,7 @@ fn usage(summary: &Summary) -> Value {
     })
 }
 
-impl Format for ResponseFormat {
+impl AnswerWriter for ResponseFormat {
     fn push_start(&mut self, _prompt_tokens: u32, buffer: &mut Vec<u8>) {
         let response = self.to_json("in_progress", None, &Value::Null);
         self.tell("response.created", json!({"response": response}));
@@ -317,7 +324,7 @@ impl Format for ResponseFormat {
         buffer.append(&mut self.events);
     }
 
-    fn push_end(&mut self, summary: &Summary, buffer: &mut Vec<u8>) {
+    fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         let (status, response) = self.ended(summary);
         self.keep(&response);
         let event = match status {
@@ -346,7 +353,7 @@ impl Format for ResponseFormat {
         self.take(delta);
     }
 
-    fn whole(&self, _choices: Vec<Delta>, summary: &Summary) -> Response {
+    fn whole(&self, _choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let (_, response) = self.ended(summary);
         self.keep(&response);
         Json(response).into_response()
@@ -377,7 +384,7 @@ mod tests {
         for delta in [thought("Let me "), thought("think."), said("Hello"), end] {
             format.push_events(0, delta, &mut buffer);
         }
-        format.push_end(&Summary::default(), &mut buffer);
+        format.push_end(&AnswerSummary::default(), &mut buffer);
         let text = String::from_utf8(buffer).unwrap();
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.map(|data| serde_json::from_str(data).unwrap()).collect()

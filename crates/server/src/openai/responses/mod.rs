@@ -12,7 +12,7 @@ mod items;
 pub(crate) mod kept;
 mod output;
 mod replay;
-mod request;
+pub(super) mod request;
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::SamplingOptions;
 use jackalope_serving::body::{JsonBody, name_in_path, read_json_body};
-use jackalope_serving::caller::Caller;
+use jackalope_serving::caller::ApiCaller;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Conversation, EarlyStream, Job, Prompt, Thinking, check_range, check_top_logprobs,
@@ -41,23 +41,20 @@ use format::{Keeping, ResponseFormat};
 use items::Item;
 use kept::{KeptResponse, KeptResponses};
 use output::Terms;
-use request::FunctionTool;
+use request::{FunctionTool, ResponseBody, ResponseRequest};
 use utoipa::IntoParams;
 
 use super::error;
 use super::request::Common;
-use super::schema::ResponseBody;
 use super::structure::{Structure, text_format};
 use super::unsupported::{self, Endpoint};
 use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
 use crate::state::ServerState;
 
-pub(crate) use request::ResponseRequest;
-
 /// Value of `include` that requests log-probabilities.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Answers an input, or what it adds to an earlier response, whole or streamed.
+/// Answers an input, which may continue an earlier response, whole or streamed.
 #[utoipa::path(
     post,
     path = "/v1/responses",
@@ -191,7 +188,7 @@ fn history(
     kept: Arc<KeptResponses>,
     serving: &Serving,
 ) -> Result<Keeping, ApiError> {
-    let owner = Caller::current().tenant();
+    let owner = ApiCaller::current().tenant();
     let mut conversation = match &request.previous_response_id {
         None => Vec::new(),
         Some(id) => {
@@ -283,7 +280,7 @@ type ResponseId = Result<Path<String>, PathRejection>;
 
 fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse>), ApiError> {
     let id = name_in_path(id);
-    match state.kept_responses().find(&id, Caller::current().tenant()) {
+    match state.kept_responses().find(&id, ApiCaller::current().tenant()) {
         Some(found) => Ok((id, found)),
         None => Err(ApiError::UnknownResponse { id }),
     }
@@ -299,7 +296,7 @@ pub(crate) struct ShowQuery {
     starting_after: Option<u64>,
 }
 
-/// Returns a kept response, whole or as the events of its making.
+/// Returns a stored response, whole or as the events of its generation.
 #[utoipa::path(
     get,
     path = "/v1/responses/{id}",
@@ -344,7 +341,7 @@ fn wrong_query(err: &QueryRejection) -> ApiError {
     ApiError::WrongType { param: "query".to_owned(), reason: err.body_text() }
 }
 
-/// Forgets a kept response. Those that go on from it know by themselves what was said.
+/// Deletes a stored response. Responses that continue it stay complete.
 #[utoipa::path(
     delete,
     path = "/v1/responses/{id}",
@@ -357,13 +354,13 @@ pub(crate) async fn delete_response(
     id: ResponseId,
 ) -> Result<Json<Value>, ApiError> {
     let (id, _) = kept(&state, id)?;
-    match state.kept_responses().forget(&id, Caller::current().tenant()) {
+    match state.kept_responses().forget(&id, ApiCaller::current().tenant()) {
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
         false => Err(ApiError::UnknownResponse { id }),
     }
 }
 
-/// Which input items are told, and in which order.
+/// Which input items are listed, and in which order.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ItemsQuery {
@@ -380,7 +377,7 @@ pub(crate) struct ItemsQuery {
 const ITEMS_DEFAULT: u32 = 20;
 const ITEMS_MAX: u32 = 100;
 
-/// Lists what a kept response answers: the items of its own request, and those before them.
+/// Lists the input items of a stored response: those of its own request, and those before them.
 #[utoipa::path(
     get,
     path = "/v1/responses/{id}/input_items",

@@ -15,7 +15,8 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::items::Item;
-use crate::openai::request::{Content, Part, Role};
+use crate::openai::request::{Common, Content, Part, Role, Unsupported};
+use crate::openai::structure::Structure;
 use crate::wire::{Listed, TextOr, list, string};
 
 /// Fields of `POST /v1/responses` alone.
@@ -27,30 +28,31 @@ pub(crate) struct ResponseRequest {
     pub(super) input: Option<Input>,
     /// A system message before everything else; not carried over to later responses.
     pub(super) instructions: Option<String>,
-    /// Goes on from a kept response: the answer is that to the whole conversation.
+    /// Id of a stored response to continue; the answer is to the whole conversation.
     pub(super) previous_response_id: Option<String>,
-    /// `false`: the response is not kept.
+    /// Store the response, so that it can be continued. Default: `true`.
     pub(super) store: Option<bool>,
-    /// Most tokens drawn, the thought included.
+    /// Maximum number of tokens to generate, reasoning included.
     #[schema(minimum = 1)]
     pub(super) max_output_tokens: Option<u32>,
     /// Functions in the flat form; the provider's own tools are refused by name.
     pub(super) tools: Option<Vec<FunctionTool>>,
     /// `none`, `auto`, `required` or a named function; what is forced is enforced by a grammar.
     pub(super) tool_choice: Option<Value>,
-    /// `false`: the first call ends the answer.
+    /// Allow several tool calls in one answer. With `false`, the first call ends the answer. Default:
+    /// `true`.
     pub(super) parallel_tool_calls: Option<bool>,
-    /// How the text is written.
+    /// Format of the text.
     pub(super) text: Option<TextOptions>,
-    /// How the model thinks.
+    /// Options of the reasoning.
     pub(super) reasoning: Option<ReasoningOptions>,
-    /// Told back.
+    /// Returned in the answer.
     pub(super) metadata: Option<BTreeMap<String, String>>,
-    /// Told back.
+    /// Returned in the answer.
     pub(super) user: Option<String>,
     /// `message.output_text.logprobs` tells log-probabilities; the rest is passed over with a note.
     pub(super) include: Option<Vec<String>>,
-    /// Log-probabilities of the text, and of so many of the likeliest tokens.
+    /// Number of most likely tokens whose log-probabilities are returned with those of the text.
     #[schema(minimum = 0, maximum = 20)]
     pub(super) top_logprobs: Option<u32>,
     /// Only `disabled`; `auto` is refused.
@@ -61,14 +63,52 @@ pub(crate) struct ResponseRequest {
     pub(super) conversation: Option<Value>,
     /// Send `instructions` and `input`.
     pub(super) prompt: Option<Value>,
-    /// Passed over with a note.
+    /// Ignored; the header `X-Jackalope-Note` reports it.
     pub(super) max_tool_calls: Option<u32>,
-    /// Handed to the template.
+    /// Passed to the chat template.
     pub(super) enable_thinking: Option<bool>,
-    /// Tokens after which the thought is closed.
+    /// Maximum number of reasoning tokens; the reasoning is then closed.
     pub(super) thinking_token_budget: Option<u32>,
-    /// Handed to the template.
+    /// Passed to the chat template.
     pub(super) chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// The body of a request for a response.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+pub(crate) struct ResponseBody {
+    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    model: Option<String>,
+    #[serde(flatten)]
+    response: ResponseRequest,
+    #[serde(flatten)]
+    ignored: IgnoredByResponses,
+    #[serde(flatten)]
+    common: Common,
+    #[serde(flatten)]
+    structure: Structure,
+    #[serde(flatten)]
+    unsupported: Unsupported,
+}
+
+/// Fields of other endpoints that change nothing here.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is only described")]
+struct IgnoredByResponses {
+    /// Use `max_output_tokens`.
+    max_tokens: Option<Value>,
+    /// Use `max_output_tokens`.
+    max_completion_tokens: Option<Value>,
+    /// There is always one answer.
+    n: Option<Value>,
+    /// The last event always has the token counts.
+    stream_options: Option<Value>,
+    /// There is only one service tier.
+    service_tier: Option<Value>,
+    /// Identifies the end user; ignored.
+    safety_identifier: Option<Value>,
+    /// Prefixes of prompts are cached automatically.
+    prompt_cache_key: Option<Value>,
 }
 
 /// `text`.
@@ -77,7 +117,7 @@ pub(crate) struct ResponseRequest {
 pub(super) struct TextOptions {
     /// `text`, `json_object` or `json_schema`: enforced.
     pub(super) format: Option<TextFormat>,
-    /// Passed over with a note.
+    /// Ignored; the header `X-Jackalope-Note` reports it.
     pub(super) verbosity: Option<String>,
 }
 
@@ -95,9 +135,9 @@ pub(super) struct TextFormat {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct ReasoningOptions {
-    /// Handed to the template.
+    /// Passed to the chat template.
     pub(super) effort: Option<String>,
-    /// If set, the thought is told as its own summary (`reasoning_summary_text`), else as
+    /// If set, the reasoning is returned as its own summary (`reasoning_summary_text`), else as
     /// `reasoning_text`.
     pub(super) summary: Option<String>,
 }
