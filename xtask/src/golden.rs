@@ -1,5 +1,6 @@
 //! `cargo xtask golden`: regenerates the results of a pinned version of mlx-lm for the tiny
-//! checkpoints with which models are tested.
+//! checkpoints with which models are tested, and the tensors that it gives to families that are only
+//! described.
 
 use std::path::{Path, PathBuf};
 
@@ -14,24 +15,30 @@ const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
 /// MLX for machines without a GPU, which is a separate wheel on Linux only.
 const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
 
-const SCRIPT: &str = "crates/models/tests/golden/make.py";
+/// Each script, and the file that it writes.
+const SCRIPTS: &[(&str, &str)] = &[
+    ("crates/models/tests/golden/make.py", OUTPUT),
+    ("crates/spec/tests/data/make.py", "crates/spec/tests/data/tensors.json"),
+];
 const OUTPUT: &str = "crates/models/tests/data/golden.json";
 
-/// Installs the pinned packages in an environment under `target/`, and runs the script.
+/// Installs the pinned packages in an environment under `target/`, and runs the scripts.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if !args.is_empty() {
         bail!("usage: cargo xtask golden");
     }
     let python = environment(&process::target_dir().join("venv"))?;
     let root = process::workspace_dir();
-    println!("writing {OUTPUT}");
-    let status = process::command(&python.to_string_lossy())
-        .arg(root.join(SCRIPT))
-        .arg(root.join(OUTPUT))
-        .status()
-        .with_context(|| format!("starting {}", python.display()))?;
-    if !status.success() {
-        bail!("{SCRIPT} failed");
+    for (script, output) in SCRIPTS {
+        println!("writing {output}");
+        let status = process::command(&python.to_string_lossy())
+            .arg(root.join(script))
+            .arg(root.join(output))
+            .status()
+            .with_context(|| format!("starting {}", python.display()))?;
+        if !status.success() {
+            bail!("{script} failed");
+        }
     }
     Ok(())
 }

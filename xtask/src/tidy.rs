@@ -21,10 +21,11 @@ const FILE_LINES_MAX: usize = 800;
 /// For each crate, the crates of this workspace that it may use: the arrows of ARCHITECTURE.md.
 const DIRECTIONS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
+    ("spec", &["protocol"]),
     ("engine", &["protocol"]),
     ("text", &["protocol"]),
-    ("placement", &["protocol"]),
-    ("store", &["protocol"]),
+    ("placement", &["protocol", "spec"]),
+    ("store", &["protocol", "spec"]),
     ("fleet", &["protocol"]),
     ("inspect", &["fleet", "protocol"]),
     ("testing", &[]),
@@ -48,7 +49,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("kernels", &[]),
     ("transport", &["protocol"]),
     ("mlx", &["transport"]),
-    ("models", &["kernels", "mlx", "protocol", "transport"]),
+    ("models", &["kernels", "mlx", "protocol", "spec", "transport"]),
     ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport"]),
 ];
 

@@ -129,7 +129,7 @@ fn identity(dir: &Path, environment: &Environment) -> Option<String> {
 
 async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()> {
     let Located { dir, name, .. } = find(&args.model, &environment.stores())?;
-    let Check { summary, mut problems, unsupported } = Check::of_dir(&dir);
+    let Check { summary, mut problems, unsupported, .. } = Check::of_dir(&dir);
     let mut unknown = None;
     if args.hash {
         let files = expectations(&dir)?;

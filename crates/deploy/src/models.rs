@@ -3,6 +3,7 @@
 mod member;
 mod sources;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -51,9 +52,24 @@ pub fn locate(model: &Path, context: &LocalContext) -> anyhow::Result<Located> {
 /// As in [`locate`], and if this version cannot load the model.
 pub fn locate_loadable(model: &Path, context: &LocalContext) -> anyhow::Result<Located> {
     let located = locate(model, context)?;
-    match Check::unsupported(&located.dir) {
+    let reason = Check::unsupported(&located.dir);
+    refuse(located, reason)
+}
+
+/// Like [`locate`], for a model of which only the memory matters.
+///
+/// # Errors
+/// As in [`locate`], and if this version does not know the model's tensors.
+pub fn locate_described(model: &Path, context: &LocalContext) -> anyhow::Result<Located> {
+    let located = locate(model, context)?;
+    let reason = Check::undescribed(&located.dir);
+    refuse(located, reason)
+}
+
+fn refuse(located: Located, reason: Option<impl Display>) -> anyhow::Result<Located> {
+    match reason {
         None => Ok(located),
-        Some(unsupported) => bail!("{}: {unsupported}\nhint: {UNSUPPORTED_HINT}", located.name),
+        Some(reason) => bail!("{}: {reason}\nhint: {UNSUPPORTED_HINT}", located.name),
     }
 }
 

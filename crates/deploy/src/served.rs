@@ -83,14 +83,14 @@ pub fn details(dir: &Path) -> Option<ModelDetails> {
 }
 
 fn weight_bits(facts: &ModelFacts) -> u32 {
-    let plain = u32::try_from(8 * facts.element_bytes).unwrap_or(u32::MAX);
+    let plain = u32::try_from(8 * facts.element_bytes()).unwrap_or(u32::MAX);
     facts.quantization.map_or(plain, |quantization| quantization.bits)
 }
 
 /// Estimates the number of parameters from the size, as if all weights were stored like most of
 /// them: quantised ones have a scale and a bias for each group.
 fn num_parameters(facts: &ModelFacts) -> u64 {
-    let element_bits = 8.0 * facts.element_bytes as f64;
+    let element_bits = 8.0 * facts.element_bytes() as f64;
     let bits = facts.quantization.map_or(element_bits, |quantization| {
         f64::from(quantization.bits) + 2.0 * element_bits / f64::from(quantization.group_size)
     });

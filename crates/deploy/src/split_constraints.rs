@@ -88,7 +88,7 @@ impl SplitConstraints {
         if flag == "--share" {
             return Ok(Some(Split::Tensor(numbers.clone())));
         }
-        let num_layers = ModelFacts::read(model_dir)?.layers.len();
+        let num_layers = ModelFacts::read(model_dir)?.num_layers();
         ensure!(
             stages(numbers, num_layers).is_some(),
             "`--layers` adds up to {} layers, the model has {num_layers}\n\

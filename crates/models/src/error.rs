@@ -1,15 +1,12 @@
 //! Errors of loading a checkpoint.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use jackalope_spec::{CheckReport, SpecError};
 use thiserror::Error;
 
 use crate::checkpoint::OtherContent;
-
-/// Maximum number of leftover tensors named in a message; the others are counted.
-const LEFTOVERS_SHOWN: usize = 8;
 
 /// Error of a checkpoint that cannot be loaded, or of a machine that cannot load it.
 #[derive(Debug, Error)]
@@ -40,7 +37,7 @@ pub enum LoadError {
         /// Path of the directory.
         dir: PathBuf,
     },
-    /// `config.json` is not JSON, lacks a field, or holds a value of another type.
+    /// `config.json` is not JSON.
     #[error("{path}: {reason}", path = path.display())]
     Config {
         /// Path of the file.
@@ -48,46 +45,25 @@ pub enum LoadError {
         /// Message of the parser.
         reason: String,
     },
-    /// A field of `config.json` has an invalid value.
-    #[error("{path}: `{field}` is {found}, expected {expected}", path = path.display())]
-    ConfigValue {
+    /// `config.json` describes no model that this version computes.
+    #[error("{path}: {source}", path = path.display())]
+    Spec {
         /// Path of the file.
         path: PathBuf,
-        /// Name of the field.
-        field: &'static str,
-        /// Value of the field.
-        found: String,
-        /// Description of valid values.
-        expected: String,
+        /// Reason.
+        source: SpecError,
     },
-    /// The architecture is not supported.
+    /// The weight files do not hold the tensors that the model needs.
     #[error(
-        "unsupported architecture: `{found}`\n\
-         hint: supported are {supported}",
-        supported = List(supported)
+        "{dir}: {report}\n\
+         hint: a weight file may be missing, or config.json belongs to another checkpoint",
+        dir = dir.display()
     )]
-    UnsupportedArchitecture {
-        /// `model_type` of the checkpoint.
-        found: String,
-        /// Supported architectures.
-        supported: &'static [&'static str],
-    },
-    /// A variant of a supported architecture is not supported.
-    #[error(
-        "{path}: unsupported {what}: `{found}`\n\
-         hint: supported are {supported}",
-        path = path.display(),
-        supported = List(supported)
-    )]
-    Unsupported {
-        /// Path of the file that requires it.
-        path: PathBuf,
-        /// Kind of setting: `rope type`, `activation`, `quantisation`.
-        what: &'static str,
-        /// Value of the setting.
-        found: String,
-        /// Supported values.
-        supported: &'static [&'static str],
+    Tensors {
+        /// Directory of the checkpoint.
+        dir: PathBuf,
+        /// What is missing, unexpected or different.
+        report: CheckReport,
     },
     /// The header of a weight file is not that of a safetensors file.
     #[error(
@@ -129,77 +105,6 @@ pub enum LoadError {
         first: PathBuf,
         /// Path of the other file.
         second: PathBuf,
-    },
-    /// The checkpoint lacks a tensor that the architecture needs.
-    #[error(
-        "tensor {tensor} {expected} is missing in {dir}\n\
-         hint: a weight file may be missing, or config.json belongs to another checkpoint",
-        dir = dir.display()
-    )]
-    MissingTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// Expected shape.
-        expected: Dims,
-        /// Directory of the checkpoint.
-        dir: PathBuf,
-    },
-    /// The checkpoint has tensors that the architecture does not use.
-    #[error(
-        "{dir} holds {count} tensors that `{architecture}` does not use: {names}\n\
-         hint: config.json may belong to another checkpoint, or the architecture differs in a way \
-         that is not supported",
-        dir = dir.display(),
-        count = tensors.len(),
-        names = Leftovers(tensors)
-    )]
-    LeftoverTensors {
-        /// Directory of the checkpoint.
-        dir: PathBuf,
-        /// `model_type` of the checkpoint.
-        architecture: String,
-        /// Names of the tensors.
-        tensors: Vec<String>,
-    },
-    /// A tensor has an unexpected shape.
-    #[error(
-        "{path}: tensor {tensor} has shape {found}, expected {expected}\n\
-         hint: config.json may belong to another checkpoint",
-        path = path.display()
-    )]
-    Shape {
-        /// Path of the file.
-        path: PathBuf,
-        /// Name of the tensor.
-        tensor: String,
-        /// Shape of the tensor.
-        found: Dims,
-        /// Shape that `config.json` implies.
-        expected: Dims,
-    },
-    /// A tensor has an unexpected element type.
-    #[error("{path}: tensor {tensor} holds {found}, expected {expected}", path = path.display())]
-    ElementType {
-        /// Path of the file.
-        path: PathBuf,
-        /// Name of the tensor.
-        tensor: String,
-        /// Element type of the tensor.
-        found: String,
-        /// Element types that can be loaded.
-        expected: &'static str,
-    },
-    /// Quantised tensors fit no known format, or contradict `config.json`.
-    #[error("{path}: {module} is quantised as {found}, expected {expected}", path = path.display())]
-    Quantization {
-        /// Path of the file.
-        path: PathBuf,
-        /// Name of the quantised layer.
-        module: String,
-        /// Format of the tensors, or the numbers that match no format.
-        found: String,
-        /// Expected format.
-        expected: String,
     },
     /// The split does not fit the number of ranks.
     #[error(
@@ -252,37 +157,6 @@ impl LoadError {
             LoadError::Device(_) => true,
             LoadError::Read { source, .. } => source.kind() == io::ErrorKind::ConnectionAborted,
             _ => false,
-        }
-    }
-}
-
-/// A shape, formatted for a message.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Dims(pub Vec<usize>);
-
-impl fmt::Display for Dims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.0)
-    }
-}
-
-struct List<'a>(&'a [&'static str]);
-
-impl fmt::Display for List<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join(", "))
-    }
-}
-
-struct Leftovers<'a>(&'a [String]);
-
-impl fmt::Display for Leftovers<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = &self.0[..self.0.len().min(LEFTOVERS_SHOWN)];
-        f.write_str(&shown.join(", "))?;
-        match self.0.len() - shown.len() {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
         }
     }
 }

@@ -19,5 +19,5 @@ pub(crate) use linear::{Bias, Linear};
 pub(crate) use mlp::Mlp;
 pub(crate) use norm::RmsNorm;
 pub(crate) use residual::Residual;
-pub(crate) use rope::{Rope, RopeConfig, RotationTable};
+pub(crate) use rope::{Rope, Ropes, RotationTable};
 pub(crate) use stack::Stack;

@@ -1,7 +1,7 @@
-//! Computation of the models: checkpoints, weights, layers, caches, one file per architecture.
+//! Computation of the models: checkpoints, weights, layers, caches.
 //!
-//! A model file contains only the mathematics of its architecture. The layers decide how weights
-//! are divided among the ranks, how they are quantised, and whether our CPU kernels or MLX's own
+//! What a model consists of is read from its description (`jackalope_spec`). The layers decide how
+//! weights are divided among the ranks, how they are quantised, and whether our CPU kernels or MLX's own
 //! operations compute them. All collectives are inside layers: the sum after a row-parallel
 //! product, and the gathering of the logits; in a pipeline, also the activations that the layers of
 //! one rank send to those of the next.
@@ -27,7 +27,7 @@ pub use jackalope_protocol::split::Split;
 
 pub use cache::SequenceCache;
 pub use embed::Pool;
-pub use error::{Dims, LoadError};
+pub use error::LoadError;
 pub use model::{Batch, Model, ModelFacts};
 pub use parallel::{Compute, GroupCell, Parallel};
 pub use step::Span;

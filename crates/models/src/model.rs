@@ -103,7 +103,7 @@ impl Model {
             last_step: std::rc::Rc::default(),
         };
         let kv_bytes_per_token = cache_shape.bytes_per_token() as u64;
-        let facts = facts(checkpoint.model_type(), &dimensions, &counters, kv_bytes_per_token);
+        let facts = facts(&checkpoint.spec.model_type, &dimensions, &counters, kv_bytes_per_token);
         let has_last_layer = parallel.has_last_layer();
         Ok(Model { network, facts, cache_shape, has_last_layer })
     }

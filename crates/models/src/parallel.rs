@@ -9,6 +9,7 @@ use std::sync::Arc;
 use jackalope_kernels::{InstructionSet, InstructionSetError, Threads};
 use jackalope_mlx as mlx;
 use jackalope_protocol::KernelTimings;
+use jackalope_spec::{ModelLayout, RankShard};
 
 use crate::error::LoadError;
 use crate::split::{Shares, Split, stages};
@@ -192,6 +193,17 @@ impl Parallel {
             Some(stages) => Ok(stages[*rank].clone()),
             None => Err(LoadError::Stages { layers: layers.clone(), num_layers }),
         }
+    }
+
+    /// Returns what this rank holds of a model.
+    ///
+    /// # Errors
+    /// Fails if the pipeline is for another number of layers.
+    pub(crate) fn shard(&self, layout: &ModelLayout) -> Result<RankShard, LoadError> {
+        if self.stage.is_some() {
+            return Ok(layout.stage_shard(self.layers(layout.layers.len())?));
+        }
+        Ok(layout.tensor_shards(&self.shares).swap_remove(self.rank))
     }
 
     /// Whether this rank has the first layer, where tokens are embedded.

@@ -1,23 +1,23 @@
-//! Loads a checkpoint's files into arrays: each rank reads its own byte ranges, and every tensor of
-//! the checkpoint must be used.
+//! Loads a checkpoint's files into arrays: each rank reads its own byte ranges, exactly those that
+//! the description gives it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::ops::Range;
 
+use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
+use jackalope_spec::{ElementType, QuantizationMode};
 
-use crate::checkpoint::{Checkpoint, ElementType, Pieces, QuantFormat, TensorEntry};
-use crate::error::{Dims, LoadError};
+use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
+use crate::error::LoadError;
 use crate::split::Cut;
 
 /// Progress of loading.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LoadProgress {
-    /// Size in bytes of the tensors processed so far, whether this rank needed all of them or only
-    /// parts.
+    /// Number of bytes that this rank has read.
     pub done_bytes: u64,
-    /// Size in bytes of all tensors.
+    /// Number of bytes that this rank reads in all.
     pub total_bytes: u64,
 }
 
@@ -49,9 +49,7 @@ pub(crate) enum Part<'a> {
 pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
-    taken: RefCell<BTreeSet<String>>,
     counters: Cell<LoadCounters>,
-    done_bytes: Cell<u64>,
     total_bytes: u64,
     progress: RefCell<&'a mut dyn FnMut(LoadProgress)>,
     /// Weights that have not been moved into huge pages yet.
@@ -63,36 +61,27 @@ pub(crate) struct Loader<'a> {
 const SETTLE_BYTES: usize = 256 << 20;
 
 impl<'a> Loader<'a> {
-    /// Starts loading. `norm` names a tensor that is never quantised; the whole model is computed
-    /// in its type.
+    /// Starts loading `total_bytes` of a checkpoint.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
-        norm: &str,
+        total_bytes: u64,
         progress: &'a mut dyn FnMut(LoadProgress),
-    ) -> Result<Loader<'a>, LoadError> {
-        let dtype = match checkpoint.tensors.find(norm) {
-            Some(entry) => float_dtype(norm, entry)?,
-            None => {
-                let (tensor, dir) = (norm.to_owned(), checkpoint.dir().to_path_buf());
-                return Err(LoadError::MissingTensor { tensor, expected: Dims(vec![]), dir });
-            }
-        };
-        Ok(Loader {
+    ) -> Loader<'a> {
+        let dtype = float_dtype(&checkpoint.layout.element_type);
+        Loader {
             checkpoint,
             dtype,
-            taken: RefCell::default(),
             counters: Cell::new(LoadCounters {
                 dtype,
                 bytes_read: 0,
                 replicated_bytes: 0,
                 weights_bytes: 0,
             }),
-            done_bytes: Cell::new(0),
-            total_bytes: checkpoint.tensors.num_bytes(),
+            total_bytes,
             progress: RefCell::new(progress),
             settling: RefCell::default(),
             settling_bytes: Cell::new(0),
-        })
+        }
     }
 
     /// Returns the root of the checkpoint's tensor names.
@@ -100,36 +89,20 @@ impl<'a> Loader<'a> {
         Weights { loader: self, path: String::new() }
     }
 
-    /// Whether a layer used this tensor.
-    pub(crate) fn has_taken(&self, name: &str) -> bool {
-        self.taken.borrow().contains(name)
-    }
-
     /// Ends loading and returns the counters.
     ///
-    /// # Errors
-    /// Fails if a tensor was not used and `is_unneeded` returns false for it.
-    pub(crate) fn finish(
-        &self,
-        is_unneeded: impl Fn(&str) -> bool,
-    ) -> Result<LoadCounters, LoadError> {
-        let taken = self.taken.borrow();
-        let tensors: Vec<String> = self
-            .checkpoint
-            .tensors
-            .names()
-            .filter(|name| !taken.contains(*name) && !is_unneeded(name))
-            .map(str::to_owned)
-            .collect();
-        if !tensors.is_empty() {
-            let dir = self.checkpoint.dir().to_path_buf();
-            let architecture = self.checkpoint.model_type().to_owned();
-            return Err(LoadError::LeftoverTensors { dir, architecture, tensors });
-        }
+    /// # Panics
+    /// Panics if the layers have not read exactly what the description gives this rank.
+    pub(crate) fn finish(&self) -> LoadCounters {
         self.settle();
-        let total_bytes = self.total_bytes;
-        (self.progress.borrow_mut())(LoadProgress { done_bytes: total_bytes, total_bytes });
-        Ok(self.counters.get())
+        let counters = self.counters.get();
+        assert_eq!(
+            counters.bytes_read, self.total_bytes,
+            "the layers read what the description says"
+        );
+        let (done_bytes, total_bytes) = (counters.bytes_read, self.total_bytes);
+        (self.progress.borrow_mut())(LoadProgress { done_bytes, total_bytes });
+        counters
     }
 
     /// Creates an array for weights.
@@ -151,22 +124,21 @@ impl<'a> Loader<'a> {
         self.settling_bytes.set(0);
     }
 
-    fn count(&self, entry: &TensorEntry, array: &Array, read: u64, part: Part<'_>) {
+    fn count(&self, array: &Array, part: Part<'_>) {
         let is_replicated = match part {
             Part::Whole => true,
             Part::Rows(cut) | Part::Columns(cut) => cut.is_shared,
         };
-        let mut counters = self.counters.get();
+        let (mut counters, read) = (self.counters.get(), array.nbytes() as u64);
         counters.bytes_read += read;
         counters.replicated_bytes += if is_replicated { read } else { 0 };
-        counters.weights_bytes += array.nbytes() as u64;
+        counters.weights_bytes += read;
         self.counters.set(counters);
-        let done_bytes = self.done_bytes.get() + entry.num_bytes;
-        self.done_bytes.set(done_bytes);
         if SETTLE_BYTES <= self.settling_bytes.get() {
             self.settle();
         }
-        (self.progress.borrow_mut())(LoadProgress { done_bytes, total_bytes: self.total_bytes });
+        let (done_bytes, total_bytes) = (counters.bytes_read, self.total_bytes);
+        (self.progress.borrow_mut())(LoadProgress { done_bytes, total_bytes });
     }
 }
 
@@ -190,27 +162,16 @@ impl<'a> Weights<'a> {
         self.loader.dtype
     }
 
-    /// Returns the quantisation of the layer at this path; `None` if it is not quantised.
-    pub(crate) fn quantization(&self, input: usize) -> Result<Option<QuantFormat>, LoadError> {
-        self.loader.checkpoint.quantization(&self.path, input)
-    }
-
-    /// Counts every tensor below this path as used: another rank loads these tensors and checks
-    /// them.
-    pub(crate) fn leave_to_others(&self) {
-        let loader = self.loader;
-        let prefix = format!("{}.", self.path);
-        let mut done_bytes = loader.done_bytes.get();
-        for (name, entry) in loader.checkpoint.tensors.below(&prefix) {
-            loader.taken.borrow_mut().insert(name.to_owned());
-            done_bytes += entry.num_bytes;
-        }
-        loader.done_bytes.set(done_bytes);
-    }
-
-    /// Whether the checkpoint has this tensor.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.loader.checkpoint.tensors.find(&self.at(name).path).is_some()
+    /// Returns the quantisation of the matrix at this path; `None` if it is not quantised.
+    pub(crate) fn format(&self) -> Option<QuantFormat> {
+        let format = self.loader.checkpoint.layout.format(&self.path)?;
+        let mode = match format.mode {
+            QuantizationMode::Affine => QuantMode::Affine,
+            QuantizationMode::Mxfp4 => QuantMode::Mxfp4,
+            QuantizationMode::Nvfp4 => QuantMode::Nvfp4,
+            QuantizationMode::Mxfp8 => QuantMode::Mxfp8,
+        };
+        Some(QuantFormat { mode, bits: format.bits, group_size: format.group_size })
     }
 
     /// Loads a tensor of floats, converted to the type of the model.
@@ -220,8 +181,8 @@ impl<'a> Weights<'a> {
         shape: &[usize],
         part: Part<'_>,
     ) -> Result<Array, LoadError> {
-        let (name, entry) = self.take(name, shape)?;
-        let stored = float_dtype(&name, entry)?;
+        let entry = self.entry(name, shape);
+        let stored = float_dtype(&entry.header.element_type);
         let array = self.read(entry, stored, part)?;
         if stored == self.loader.dtype {
             return Ok(array);
@@ -237,42 +198,26 @@ impl<'a> Weights<'a> {
         name: &str,
         shape: &[usize],
         part: Part<'_>,
-        expected: Dtype,
+        dtype: Dtype,
     ) -> Result<Array, LoadError> {
-        let (tensor, entry) = self.take(name, shape)?;
-        match (entry.element_type, expected) {
-            (ElementType::U32, Dtype::U32) | (ElementType::U8, Dtype::U8) => {
-                self.read(entry, expected, part)
-            }
-            _ => Err(LoadError::ElementType {
-                path: entry.path().to_path_buf(),
-                tensor,
-                found: entry.element_type.name(),
-                expected: if expected == Dtype::U8 { "U8" } else { "U32" },
-            }),
-        }
+        self.read(self.entry(name, shape), dtype, part)
     }
 
-    /// Finds a tensor, checks its shape, and records that it was used.
-    fn take(&self, name: &str, shape: &[usize]) -> Result<(String, &'a TensorEntry), LoadError> {
+    /// Returns a tensor, which opening the checkpoint has found to be of this shape.
+    ///
+    /// # Panics
+    /// Panics if the description lists no such tensor.
+    fn entry(&self, name: &str, shape: &[usize]) -> &'a TensorEntry {
         let tensor = self.at(name).path;
-        let expected = Dims(shape.to_vec());
-        let checkpoint = self.loader.checkpoint;
-        let Some(entry) = checkpoint.tensors.find(&tensor) else {
-            let dir = checkpoint.dir().to_path_buf();
-            return Err(LoadError::MissingTensor { tensor, expected, dir });
-        };
-        if entry.shape != shape {
-            let (path, found) = (entry.path().to_path_buf(), Dims(entry.shape.clone()));
-            return Err(LoadError::Shape { path, tensor, found, expected });
-        }
-        self.loader.taken.borrow_mut().insert(tensor.clone());
-        Ok((tensor, entry))
+        let entry = self.loader.checkpoint.tensors.find(&tensor);
+        let entry = entry.unwrap_or_else(|| panic!("the description lacks {tensor}"));
+        assert_eq!(entry.header.shape, shape, "the description has another shape of {tensor}");
+        entry
     }
 
     /// Copies a part of a tensor from its file directly into MLX's memory.
     fn read(&self, entry: &TensorEntry, dtype: Dtype, part: Part<'_>) -> Result<Array, LoadError> {
-        let mut shape = entry.shape.clone();
+        let mut shape = entry.header.shape.clone();
         let width_bytes = shape.last().copied().unwrap_or(1) * dtype.size_bytes();
         let mut result = Ok(());
         let array = match part {
@@ -298,7 +243,7 @@ impl<'a> Weights<'a> {
             }
         };
         result?;
-        self.loader.count(entry, &array, array.nbytes() as u64, part);
+        self.loader.count(&array, part);
         Ok(array)
     }
 }
@@ -318,17 +263,13 @@ fn read_columns(
     entry.file.read(Pieces { offset, piece_bytes: part_bytes, stride_bytes }, target)
 }
 
-fn float_dtype(tensor: &str, entry: &TensorEntry) -> Result<Dtype, LoadError> {
-    match entry.element_type {
-        ElementType::F32 => Ok(Dtype::F32),
-        ElementType::F16 => Ok(Dtype::F16),
-        ElementType::Bf16 => Ok(Dtype::Bf16),
-        ElementType::U32 | ElementType::U8 | ElementType::Other(_) => Err(LoadError::ElementType {
-            path: entry.path().to_path_buf(),
-            tensor: tensor.to_owned(),
-            found: entry.element_type.name(),
-            expected: "F32, F16 or BF16",
-        }),
+/// Returns the type of a tensor that opening the checkpoint has found to hold floats.
+fn float_dtype(element_type: &ElementType) -> Dtype {
+    match element_type {
+        ElementType::F32 => Dtype::F32,
+        ElementType::F16 => Dtype::F16,
+        ElementType::Bf16 => Dtype::Bf16,
+        other => panic!("the description expects floats, found {other:?}"),
     }
 }
 

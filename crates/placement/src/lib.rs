@@ -2,7 +2,7 @@
 //! [`ModelFacts::read`]: it queries no machine and reads no tensor.
 //!
 //! Ranks hold a part of every layer (tensor parallel) or whole layers (pipeline parallel), cut as
-//! [`jackalope_protocol::split`] cuts them when the model is loaded.
+//! `jackalope_spec` cuts them when the model is loaded.
 //!
 //! ```text
 //!   checkpoint ─▶ model ─▶ dealing (bytes of each rank) ─▶ search (splits that fit)
@@ -26,7 +26,8 @@ use thiserror::Error;
 
 pub use checkpoint::CheckpointError;
 pub use dealing::{RankNeed, needs};
-pub use model::{KvShape, LayerBytes, ModelFacts, PartCut, PartKind, Quantization, WeightPart};
+pub use jackalope_spec::TensorRole;
+pub use model::ModelFacts;
 pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
 
 use jackalope_protocol::machine::NodeFacts;
@@ -411,7 +412,7 @@ fn refuse(
             nodes: Vec::new(),
             missing_bytes: 0,
             context_tokens_max: None,
-            too_few_layers: (!offers.is_empty()).then_some(model.layers.len()),
+            too_few_layers: (!offers.is_empty()).then_some(model.num_layers()),
         };
     };
     let caps = caps(offers, &best.offer_idxs);

@@ -5,8 +5,8 @@ use std::ops::Range;
 use jackalope_protocol::split::Split;
 
 use super::SplitKind;
-use super::dealing::{RankNeed, need, needs, stage};
-use super::model::{KvShape, ModelFacts};
+use super::dealing::{RankNeed, need, needs};
+use super::model::ModelFacts;
 
 /// Steps into which the largest share is divided, coarse first: small numbers are easiest to read,
 /// and equal machines should get equal shares whatever else runs on them.
@@ -43,7 +43,7 @@ pub(super) fn best(
 /// Returns the stages with which the fullest machine has the most memory left, relative to what it
 /// may use.
 fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<Attempt> {
-    let (num_ranks, num_layers) = (caps.len(), model.layers.len());
+    let (num_ranks, num_layers) = (caps.len(), model.num_layers());
     if num_layers < num_ranks || num_ranks == 0 {
         return None;
     }
@@ -53,7 +53,7 @@ fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<
     let mut tables: Vec<Vec<(f64, usize)>> = Vec::new();
     for (stage_idx, cap) in caps.iter().rev().enumerate() {
         let fill = |layers: Range<usize>| {
-            let need = need(model, &stage(model, &layers), context_tokens);
+            let need = need(model, &model.layout.stage_shard(layers), context_tokens);
             need.total() as f64 / (*cap).max(1) as f64
         };
         let row = (0..=num_layers).map(|end| {
@@ -134,11 +134,7 @@ fn missing_bytes(needs: &[RankNeed], caps: &[u64]) -> u64 {
 /// next to nothing of the parts that are cut.
 fn rooms(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Vec<u64> {
     let alone = needs(model, &Split::Tensor(vec![1]), context_tokens)[0];
-    let cut_kv = match model.kv {
-        KvShape::PerHead { .. } => alone.kv_bytes / 4 * 5,
-        KvShape::Whole { .. } => 0,
-    };
-    let cut = alone.weights_bytes - model.replicated_bytes() + cut_kv;
+    let cut = alone.weights_bytes - model.replicated_bytes() + alone.kv_bytes / 4 * 5;
     let fixed = alone.total().saturating_sub(cut);
     caps.iter().map(|cap| cap.saturating_sub(fixed)).collect()
 }

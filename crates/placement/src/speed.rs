@@ -7,7 +7,7 @@ use jackalope_protocol::Device;
 use jackalope_protocol::split::Split;
 
 use super::NodeOffer;
-use super::dealing::Deal;
+use super::dealing::shards;
 use super::model::ModelFacts;
 
 /// Fraction of the memory bandwidth that decoding reaches (BENCHMARKS.md: 61 to 71 %).
@@ -159,12 +159,11 @@ pub(super) fn predict(
     links: &Links,
     context_tokens: u32,
 ) -> Option<Speed> {
-    let deal = Deal::new(model, split);
-    let ranks = nodes.iter().enumerate().map(|(rank, node)| {
+    let shards = shards(model, split);
+    let ranks = nodes.iter().zip(&shards).map(|(node, shard)| {
         let bytes_per_s = node.memory_bytes_per_s? as f64;
-        let part = deal.part(rank);
-        let kv_bytes = part.kv_bytes_per_token as f64 * f64::from(context_tokens) / 2.0;
-        let read_bytes = part.read_bytes as f64;
+        let kv_bytes = shard.cache_bytes_per_token as f64 * f64::from(context_tokens) / 2.0;
+        let read_bytes = shard.active_bytes as f64;
         let macs_per_byte = match node.device {
             Device::Gpu => GPU_MACS_PER_BYTE,
             Device::Cpu | Device::Auto => CPU_MACS_PER_BYTE,
@@ -218,7 +217,7 @@ fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing,
 /// Ranks compute a decoded token one after the other, but chunks of a prompt at the same time, so
 /// that the slowest rank determines the speed.
 fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
-    let row_bytes = model.hidden_size as f64 * model.element_bytes as f64;
+    let row_bytes = model.hidden_size as f64 * model.element_bytes() as f64;
     let last = ranks.len() - 1;
     let hops = (0..last).map(|rank| links.between(rank, rank + 1));
     let hop_us =
@@ -237,13 +236,13 @@ fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computin
 /// Counts the collectives of a step: the embedding's all-reduce, two for each layer, the gathering
 /// of logits, and the one that shares the sampled token.
 fn num_collectives(model: &ModelFacts) -> f64 {
-    (2 * model.num_layers + 3) as f64
+    (2 * model.num_layers() + 3) as f64
 }
 
 /// Returns the bits per weight, including its share of scales and biases.
 fn bits_per_weight(model: &ModelFacts) -> f64 {
     match model.quantization {
         Some(format) => f64::from(format.bits) + 32.0 / f64::from(format.group_size.max(1)),
-        None => 8.0 * model.element_bytes as f64,
+        None => 8.0 * model.element_bytes() as f64,
     }
 }

@@ -1,8 +1,13 @@
 //! Placements as properties, the table of published sizes, and the checkpoint in this repository.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use jackalope_protocol::split::HeadCounts;
+use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT};
+use jackalope_spec::{
+    CacheKind, Division, ElementType, LayerLayout, ModelLayout, StatedFormat, TensorRole,
+    WeightPart,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -20,38 +25,47 @@ fn dense(
     // Including a scale and a bias of two bytes each for 64 weights.
     let half_bits = if bits < 16 { 2 * bits + 1 } else { 2 * bits };
     let bytes = |rows: usize, columns: usize| (rows * columns) as u64 * u64::from(half_bits) / 16;
-    let part = |kind, cut, bytes| WeightPart { kind, cut, bytes };
-    let num = layers as u64;
-    let full_inner = PartCut::Inner { full: inner, unit: if bits < 16 { 64 } else { 32 } };
-    let layer_bytes = 2 * bytes(heads * head_dim, hidden)
-        + 2 * bytes(kv_heads * head_dim, hidden)
-        + 3 * bytes(inner, hidden)
-        + 4 * hidden as u64;
+    let part = |role, division, bytes| WeightPart { role, division, bytes };
+    let counts = HeadCounts::new(heads, kv_heads, head_dim, group);
+    let units = Division::Units { full: inner, unit: if bits < 16 { 64 } else { 32 } };
+    let rows = Division::Units { full: vocab, unit: VOCAB_UNIT };
+    let layer = LayerLayout {
+        parts: vec![
+            part(TensorRole::Mixer, Division::Heads(counts), 2 * bytes(heads * head_dim, hidden)),
+            part(
+                TensorRole::Mixer,
+                Division::KvHeads(counts),
+                2 * bytes(kv_heads * head_dim, hidden),
+            ),
+            part(TensorRole::Mlp, units, 3 * bytes(inner, hidden)),
+            part(TensorRole::Norm, Division::Whole, 4 * hidden as u64),
+        ],
+        cache: CacheKind::Positions { elements_per_kv_head: 2 * head_dim },
+        active_experts: 1.0,
+        heads: counts,
+        inner_units: BTreeMap::new(),
+    };
+    let outside = vec![
+        part(TensorRole::Embedding, rows, bytes(vocab, hidden)),
+        part(TensorRole::Head, rows, bytes(vocab, hidden)),
+        part(TensorRole::Norm, Division::Whole, 2 * hidden as u64),
+    ];
+    let layers = vec![layer; layers];
     ModelFacts {
         architecture: "llama".to_owned(),
-        num_layers: layers,
+        is_computed: true,
         hidden_size: hidden,
-        heads: Some(HeadCounts::new(heads, kv_heads, head_dim, group)),
-        head_dim,
-        intermediate_size: inner,
+        queries_size: heads * head_dim,
+        inner_size: inner,
         vocab_size: vocab,
         context_tokens: 131_072,
-        quantization: (bits < 16).then_some(Quantization { bits, group_size: 64 }),
-        element_bytes: 2,
-        kv: KvShape::PerHead { num_layers: layers },
-        parts: vec![
-            part(PartKind::Embedding, PartCut::Vocab, bytes(vocab, hidden)),
-            part(PartKind::Head, PartCut::Vocab, bytes(vocab, hidden)),
-            part(PartKind::Attention, PartCut::Queries, 2 * num * bytes(heads * head_dim, hidden)),
-            part(PartKind::Attention, PartCut::Keys, 2 * num * bytes(kv_heads * head_dim, hidden)),
-            part(PartKind::Mlp, full_inner, 3 * num * bytes(inner, hidden)),
-            part(PartKind::Other, PartCut::Whole, (2 * num + 1) * 2 * hidden as u64),
-        ],
-        layers: vec![LayerBytes { all: layer_bytes, experts: 0 }; layers],
-        active_experts: 1.0,
-        is_tied: false,
-        is_exact: true,
+        quantization: (bits < 16).then_some(StatedFormat { bits, group_size: 64 }),
+        layout: ModelLayout::of_parts(ElementType::Bf16, false, outside, layers),
     }
+}
+
+fn heads(model: &ModelFacts) -> HeadCounts {
+    model.layout.layers[0].heads
 }
 
 fn llama_70b() -> ModelFacts {
@@ -131,9 +145,12 @@ fn the_published_table_of_largest_models_holds() {
         let sized = |bytes: u64| {
             let mut model = llama_70b();
             let all = model.weights_bytes();
-            for part in &mut model.parts {
+            let ModelLayout { mut outside, mut layers, .. } = model.layout;
+            let inside = layers.iter_mut().flat_map(|layer| &mut layer.parts);
+            for part in inside.chain(&mut outside) {
                 part.bytes = (u128::from(part.bytes) * u128::from(bytes) / u128::from(all)) as u64;
             }
+            model.layout = ModelLayout::of_parts(ElementType::Bf16, false, outside, layers);
             model
         };
         let free = [total_gib * GIB / 2 * part / of; 2];
@@ -232,8 +249,8 @@ fn more_machines_than_layers_make_no_pipeline() {
 #[test]
 fn stages_of_the_shipped_checkpoint_hold_what_they_load() {
     let model = shipped();
-    assert_eq!(model.layers.len(), 4);
-    let table = model.bytes_of(PartKind::Embedding);
+    assert_eq!(model.num_layers(), 4);
+    let table = model.bytes_of(TensorRole::Embedding);
     let norm = 256 * 2;
     let layer = (model.weights_bytes() - table - norm) / 4;
     let needs = dealing::needs(&model, &Split::Pipeline(vec![1, 2, 1]), 256);
@@ -263,14 +280,14 @@ fn the_shipped_checkpoint_is_counted_to_the_byte() {
     let model = shipped();
     // `total_size` of its model.safetensors.index.json.
     assert_eq!(model.weights_bytes(), 1_627_136);
-    assert!(model.is_exact && model.is_tied);
-    assert_eq!(model.heads.unwrap(), HeadCounts { heads: 8, kv_heads: 4, heads_unit: 2 });
-    assert_eq!(model.quantization, Some(Quantization { bits: 4, group_size: 64 }));
+    assert!(model.layout.is_tied);
+    assert_eq!(heads(&model), HeadCounts { heads: 8, kv_heads: 4, heads_unit: 2 });
+    assert_eq!(model.quantization, Some(StatedFormat { bits: 4, group_size: 64 }));
     assert_eq!(model.context_tokens, 2048);
     // Four layers, four heads of 32, keys and values of two bytes.
     assert_eq!(model.kv_bytes_per_token(), 4 * 4 * 32 * 2 * 2);
     // 4.5 bits for each of 2048 × 256 embeddings.
-    assert_eq!(model.bytes_of(PartKind::Embedding), 2048 * 256 * 9 / 16);
+    assert_eq!(model.bytes_of(TensorRole::Embedding), 2048 * 256 * 9 / 16);
     // Norms: two of 256 and two of 32 in each layer, one of 256 at the end, two bytes each.
     assert_eq!(model.replicated_bytes(), (4 * (2 * 256 + 2 * 32) + 256) * 2);
 }
@@ -301,14 +318,14 @@ fn models() -> impl Strategy<Value = ModelFacts> {
 /// rank needs anyway.
 fn largest_units(model: &ModelFacts, tokens: u32) -> u64 {
     let kv = u64::from(tokens.next_multiple_of(256)) * model.kv_bytes_per_token() / 4 * 5;
-    let heads = model.heads.unwrap();
+    let heads = heads(model);
     let head_units =
         (heads.heads / heads.heads_unit.max(heads.heads / heads.kv_heads)).max(1) as u64;
-    let attention = model.bytes_of(PartKind::Attention);
-    let inner = model.intermediate_size.div_ceil(64) as u64;
+    let attention = model.bytes_of(TensorRole::Mixer);
+    let inner = model.inner_size.div_ceil(64) as u64;
     (attention + kv) / head_units
-        + model.bytes_of(PartKind::Mlp) / inner
-        + (model.bytes_of(PartKind::Head) * 2) / 1000
+        + model.bytes_of(TensorRole::Mlp) / inner
+        + (model.bytes_of(TensorRole::Head) * 2) / 1000
         + 3
 }
 
@@ -321,11 +338,12 @@ proptest! {
         let held: u64 = needs.iter().map(|need| need.weights_bytes).sum();
         let num_ranks = shares.len() as u64;
         let once = model.weights_bytes() + (num_ranks - 1) * model.replicated_bytes();
-        if shares.len() <= model.heads.unwrap().kv_heads {
+        if shares.len() <= heads(&model).kv_heads {
             prop_assert_eq!(held, once);
         } else {
             // If there are more ranks than key-value heads, several ranks hold the same ones.
-            let keys = model.parts.iter().find(|part| part.cut == PartCut::Keys).unwrap().bytes;
+            let is_keys = |part: &&WeightPart| matches!(part.division, Division::KvHeads(_));
+            let keys = model.layout.parts().find(is_keys).unwrap().bytes;
             prop_assert!((once..=once + num_ranks * keys).contains(&held));
         }
         let kv: u64 = needs.iter().map(|need| need.kv_bytes).sum();
@@ -364,7 +382,7 @@ proptest! {
             Err(refusal) => {
                 prop_assert!(0 < refusal.missing_bytes);
                 let slack = num_ranks * largest_units(&model, tokens);
-                let shared = if model.heads.unwrap().kv_heads < free.len() { cut } else { 0 };
+                let shared = if heads(&model).kv_heads < free.len() { cut } else { 0 };
                 prop_assert!(room < cut + slack + shared, "{room} of room for {cut}, slack {slack}");
                 // No small shares fit either.
                 let sum_max = search::GRID_SUM_MAX[free.len()];
@@ -395,7 +413,7 @@ proptest! {
             fill.fold(0.0, f64::max)
         };
         let found = search::best(&model, SplitKind::Pipeline, &caps, tokens);
-        let num_layers = u32::try_from(model.num_layers).unwrap();
+        let num_layers = u32::try_from(model.num_layers()).unwrap();
         let mut ways = Vec::new();
         for a in 1..=num_layers {
             match caps.len() {

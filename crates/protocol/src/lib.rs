@@ -29,7 +29,6 @@ pub mod gate;
 pub mod grant;
 mod identity;
 mod ids;
-mod loadable;
 pub mod log;
 pub mod machine;
 mod mask;
@@ -52,7 +51,6 @@ pub use file_path::{FilePath, FilePathError};
 pub use frame::FrameError;
 pub use identity::{Identity, NAME_BYTES_MAX, PublicKey};
 pub use ids::{CacheId, TokenId};
-pub use loadable::{ARCHITECTURES, QUANT_METHODS};
 pub use mask::Mask;
 pub use memory::{MachineMemory, MemoryPressure, PressureLimits};
 pub use messages::{

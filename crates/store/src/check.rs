@@ -1,5 +1,6 @@
-//! Checks whether a model's directory is complete: every file that serving needs exists, and every
-//! weight file has the length that its header states.
+//! Checks whether a model's directory is complete: every file that serving needs exists, every weight
+//! file has the length that its header states, and together they hold the tensors that the model's
+//! description lists. Also whether this version can load the model.
 
 mod weights;
 
@@ -8,11 +9,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use jackalope_spec::{ModelSpec, SpecError, TensorProblem};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::files;
-use super::loadable::Unsupported;
 
 /// Maximum size of `config.json`; a larger file is rejected.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -43,14 +44,16 @@ pub struct Quantization {
 }
 
 /// Result of checking a directory.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Check {
     /// Properties of the model.
     pub summary: Summary,
     /// What is wrong with it; empty if it is complete.
     pub problems: Vec<Problem>,
     /// What this version cannot load about it, even if it is complete.
-    pub unsupported: Option<Unsupported>,
+    pub unsupported: Option<SpecError>,
+    /// Description of the model, if this version knows its architecture.
+    pub spec: Option<ModelSpec>,
 }
 
 /// A problem in a model's directory.
@@ -91,6 +94,8 @@ pub enum Problem {
         /// The tensor.
         tensor: String,
     },
+    /// The weight files together do not hold what the model needs.
+    Tensor(TensorProblem),
     /// A file's content is not what was fetched.
     Content {
         /// Its name.
@@ -113,15 +118,21 @@ impl Check {
         if !dir.join("tokenizer.json").is_file() {
             check.problems.push(Problem::Missing { name: "tokenizer.json".to_owned() });
         }
-        check.problems.extend(weights::problems(dir));
+        let problems = weights::problems(dir, check.spec.as_ref());
+        check.problems.extend(problems);
         check
     }
 
-    /// Returns what this version cannot load about the model in `dir`; `None` if `config.json`
+    /// Returns the reason why this version cannot load the model in `dir`; `None` if `config.json`
     /// cannot be read, which other checks report.
-    pub fn unsupported(dir: &Path) -> Option<Unsupported> {
-        let config = read_json(&dir.join("config.json"), CONFIG_BYTES_MAX).ok().flatten()?;
-        Unsupported::of_config(&config)
+    pub fn unsupported(dir: &Path) -> Option<SpecError> {
+        ModelSpec::computed_from(&config(dir)?).err()
+    }
+
+    /// Returns the reason why this version does not know the tensors of the model in `dir`; `None`
+    /// if `config.json` cannot be read.
+    pub fn undescribed(dir: &Path) -> Option<SpecError> {
+        ModelSpec::from_config(&config(dir)?).err()
     }
 
     /// Returns true if there are no problems.
@@ -135,15 +146,24 @@ impl Check {
             Ok(Some(config)) => {
                 self.summary.architecture = config["model_type"].as_str().map(str::to_owned);
                 self.summary.quantization = quantization(&config);
-                self.unsupported = Unsupported::of_config(&config);
-                if self.summary.architecture.is_none() {
-                    self.problems.push(malformed("it names no model_type".to_owned()));
+                match ModelSpec::from_config(&config) {
+                    Ok(spec) => {
+                        self.unsupported = spec.require_computed().err();
+                        self.spec = Some(spec);
+                    }
+                    Err(err) if err.is_unsupported() => self.unsupported = Some(err),
+                    Err(err) => self.problems.push(malformed(err.to_string())),
                 }
             }
             Ok(None) => self.problems.push(Problem::Missing { name: "config.json".to_owned() }),
             Err(detail) => self.problems.push(malformed(detail)),
         }
     }
+}
+
+/// Reads the configuration of the model in `dir`.
+fn config(dir: &Path) -> Option<Value> {
+    read_json(&dir.join("config.json"), CONFIG_BYTES_MAX).ok().flatten()
 }
 
 /// Reads the quantisation in MLX's form, or else in that of transformers.
@@ -203,6 +223,7 @@ impl fmt::Display for Problem {
             Problem::MissingTensor { name, tensor } => {
                 write!(f, "{name} does not hold {tensor}, which the index promises")
             }
+            Problem::Tensor(problem) => write!(f, "{problem}"),
             Problem::Content { name } => write!(f, "{name} is not what was fetched"),
         }
     }
@@ -221,12 +242,33 @@ mod tests {
     fn a_whole_model_has_no_problems_and_says_what_it_is() {
         let dir = Scratch::new();
         let model = dir.model("m");
-        dir.write("m/config.json", br#"{"model_type": "qwen3", "quantization": {"bits": 4}}"#);
+        dir.write("m/config.json", br#"{"model_type": "made_up", "quantization": {"bits": 4}}"#);
         let check = Check::of_dir(&model);
         assert_eq!(check.problems, []);
-        assert_eq!(check.summary.architecture.as_deref(), Some("qwen3"));
+        assert_eq!(check.summary.architecture.as_deref(), Some("made_up"));
         assert_eq!(check.summary.quantization.unwrap().to_string(), "4 bits");
         assert_eq!(check.summary.num_files, 3);
+    }
+
+    #[test]
+    fn weights_without_the_tensors_of_the_description_are_not_whole() {
+        let dir = Scratch::new();
+        let model = dir.model("m");
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 16,
+            "num_attention_heads": 2, "intermediate_size": 16, "rms_norm_eps": 1e-5,
+        });
+        dir.write("m/config.json", config.to_string().as_bytes());
+        let check = Check::of_dir(&model);
+        assert_eq!(check.unsupported, None);
+        let found: Vec<String> = check.problems.iter().map(Problem::to_string).collect();
+        assert_eq!(found[0], "tensor model.embed_tokens.weight [16, 8] is missing");
+        assert_eq!(found[found.len() - 1], "1 tensors that `llama` does not use: a");
+        dir.write("m/config.json", br#"{"model_type": "llama"}"#);
+        assert!(problems(&model)[0].starts_with("config.json: missing field"));
+        dir.write("m/config.json", br#"{"model_type": "hyena"}"#);
+        let unsupported = Check::of_dir(&model).unsupported.unwrap().to_string();
+        assert!(unsupported.contains("`hyena`; supported are llama"), "{unsupported}");
     }
 
     #[test]

@@ -3,8 +3,7 @@
 //! or want models; nothing of ranks or requests.
 //!
 //! ```text
-//!   name (what was typed) ─▶ store ─▶ a directory ─▶ check     is it complete?
-//!                              │                  ─▶ loadable  can this version load it?
+//!   name (what was typed) ─▶ store ─▶ a directory ─▶ check     is it complete, can this version load it?
 //!                              │                  ─▶ manifest  which files and hashes?
 //!                              └─▶ hub (the layout of Hugging Face's cache)
 //!                                   └─▶ blob (content addressed by its hash)
@@ -22,7 +21,6 @@ pub mod exchange;
 pub mod files;
 pub mod hashes;
 pub mod hub;
-pub mod loadable;
 pub mod manifest;
 pub mod name;
 mod parallel;
@@ -37,7 +35,6 @@ pub use blob::{BlobHasher, BlobId};
 pub use check::{Check, Problem, Quantization, Summary};
 pub use hashes::{HashCache, Hashing};
 pub use hub::{HubCache, HubRepo};
-pub use loadable::Unsupported;
 pub use manifest::{Difference, FileEntry, Manifest, ManifestError, Record};
 pub use name::{ModelRef, NameError, RepoId, Revision};
 pub use remove::{Removal, RemoveError};

@@ -24,6 +24,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_spec::ModelSpec;
 
 use choice::choose;
 use destination::Job;
@@ -35,7 +36,7 @@ pub use destination::Destination;
 pub use hub::{HubAccess, HubToken};
 
 use crate::progress::{ByteCount, Progress};
-use crate::{BlobId, Check, HashCache, RepoId, Revision, Unsupported, content};
+use crate::{BlobId, Check, HashCache, RepoId, Revision, content};
 
 /// Number of files fetched concurrently: enough to fill a fast connection, few enough not to be
 /// throttled.
@@ -243,10 +244,10 @@ impl Pull {
     /// wanted.
     fn check_loadable(&self, config: &Path) -> anyhow::Result<()> {
         let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
-        // A malformed configuration is reported once all files have arrived.
-        let found = serde_json::from_slice(&content).ok();
-        match found.and_then(|config| Unsupported::of_config(&config)) {
-            Some(unsupported) if !self.config.takes_unsupported => bail!(
+        // Invalid JSON is reported once all files have arrived.
+        let Ok(config) = serde_json::from_slice(&content) else { return Ok(()) };
+        match ModelSpec::computed_from(&config) {
+            Err(unsupported) if !self.config.takes_unsupported => bail!(
                 "{}: {unsupported}; no weights were fetched\nhint: choose another model, or pass \
                  `--unsupported` to fetch it for a later version",
                 self.repo

@@ -35,9 +35,10 @@ impl Scratch {
         path
     }
 
-    /// Writes a model with one tensor to the folder `path` and returns that folder's path.
+    /// Writes a model of an unknown architecture, with one tensor, to the folder `path` and returns
+    /// that folder's path.
     pub fn model(&self, path: &str) -> PathBuf {
-        self.write(&format!("{path}/config.json"), br#"{"model_type": "qwen3"}"#);
+        self.write(&format!("{path}/config.json"), br#"{"model_type": "made_up"}"#);
         self.write(&format!("{path}/tokenizer.json"), b"{}");
         self.write(&format!("{path}/model.safetensors"), &weights("a", 8));
         self.0.join(path)

@@ -1,7 +1,7 @@
 //! Formats a placement, or its refusal, for people and machines.
 
 use jackalope_placement::{
-    ModelFacts, NodeOffer, PartKind, Placement, PlacementOption, Refusal, Speed, SplitKind,
+    ModelFacts, NodeOffer, Placement, PlacementOption, Refusal, Speed, SplitKind, TensorRole,
 };
 use jackalope_protocol::split::Split;
 use serde_json::{Value, json};
@@ -52,14 +52,13 @@ fn cells<const N: usize>(words: [&str; N]) -> Vec<String> {
 fn describe(model: &ModelFacts) -> String {
     let format = match model.quantization {
         Some(format) => format!("{} bits in groups of {}", format.bits, format.group_size),
-        None => format!("{} bits", 8 * model.element_bytes),
+        None => format!("{} bits", 8 * model.element_bytes()),
     };
-    let estimate =
-        if model.is_exact { "" } else { "; not all of its tensors are known: an estimate" };
+    let note = if model.is_computed { "" } else { "; this version does not compute it yet" };
     let weights = bytes(model.weights_bytes());
     let kv = bytes(model.kv_bytes_per_token());
     let name = &model.architecture;
-    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{estimate}")
+    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{note}")
 }
 
 fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
@@ -104,16 +103,16 @@ fn table(rows: &[Vec<String>]) -> String {
 
 fn model_json(model: &ModelFacts) -> Value {
     json!({
-        "architecture": model.architecture, "is_exact": model.is_exact,
+        "architecture": model.architecture, "is_computed": model.is_computed,
         "bits": model.quantization.map(|it| it.bits),
         "group_size": model.quantization.map(|it| it.group_size),
-        "num_layers": model.num_layers, "context_tokens": model.context_tokens,
+        "num_layers": model.num_layers(), "context_tokens": model.context_tokens,
         "weights_bytes": model.weights_bytes(), "replicated_bytes": model.replicated_bytes(),
-        "embedding_bytes": model.bytes_of(PartKind::Embedding),
-        "head_bytes": model.bytes_of(PartKind::Head),
-        "attention_bytes": model.bytes_of(PartKind::Attention),
-        "mlp_bytes": model.bytes_of(PartKind::Mlp),
-        "experts_bytes": model.bytes_of(PartKind::Experts),
+        "embedding_bytes": model.bytes_of(TensorRole::Embedding),
+        "head_bytes": model.bytes_of(TensorRole::Head),
+        "attention_bytes": model.bytes_of(TensorRole::Mixer),
+        "mlp_bytes": model.bytes_of(TensorRole::Mlp),
+        "experts_bytes": model.bytes_of(TensorRole::Experts),
         "kv_bytes_per_token": model.kv_bytes_per_token(),
     })
 }

@@ -430,7 +430,7 @@ fn removing_asks_once_and_says_what_comes_free() {
 #[test]
 fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
     let machine = Machine::with_config(|config| config["model_type"] = "deepseek_v3".into());
-    let causes = ["architecture \"deepseek_v3\"", "no weights were fetched", "--unsupported"];
+    let causes = ["architecture: `deepseek_v3`", "no weights were fetched", "--unsupported"];
     machine.refuses(&["pull", REPO], &causes);
     assert_eq!(machine.hub.ranges(WEIGHTS), []);
     let pulled = machine.json(&["pull", REPO, "--unsupported", "--json"]);

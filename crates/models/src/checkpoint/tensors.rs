@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use safetensors::Dtype;
+use jackalope_spec::{ElementType, TensorHeader, TensorHeaders};
 use safetensors::tensor::Metadata;
 
 use super::files::{Files, Pieces};
@@ -12,56 +12,6 @@ use crate::error::LoadError;
 
 /// Maximum length of a header, as in the reference implementation.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-
-/// An element type that models are stored in.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum ElementType {
-    /// Single precision.
-    F32,
-    /// Half precision.
-    F16,
-    /// Brain floats.
-    Bf16,
-    /// Packed codes.
-    U32,
-    /// Scales of the floating-point quantisations.
-    U8,
-    /// A type that no supported architecture uses.
-    Other(Dtype),
-}
-
-impl ElementType {
-    /// Whether weights of this type are floats, in which a model can be computed.
-    pub fn is_float(self) -> bool {
-        matches!(self, ElementType::F32 | ElementType::F16 | ElementType::Bf16)
-    }
-
-    /// Returns the name in a safetensors header.
-    pub fn name(self) -> String {
-        match self {
-            ElementType::F32 => Dtype::F32,
-            ElementType::F16 => Dtype::F16,
-            ElementType::Bf16 => Dtype::BF16,
-            ElementType::U32 => Dtype::U32,
-            ElementType::U8 => Dtype::U8,
-            ElementType::Other(dtype) => dtype,
-        }
-        .to_string()
-    }
-}
-
-impl From<Dtype> for ElementType {
-    fn from(dtype: Dtype) -> ElementType {
-        match dtype {
-            Dtype::F32 => ElementType::F32,
-            Dtype::F16 => ElementType::F16,
-            Dtype::BF16 => ElementType::Bf16,
-            Dtype::U32 => ElementType::U32,
-            Dtype::U8 => ElementType::U8,
-            other => ElementType::Other(other),
-        }
-    }
-}
 
 /// A weight file.
 #[derive(Debug)]
@@ -91,10 +41,8 @@ pub struct TensorEntry {
     pub(crate) file: Arc<TensorFile>,
     /// Offset of its bytes in the file.
     pub(crate) offset: u64,
-    /// Element type.
-    pub element_type: ElementType,
-    /// Dimensions.
-    pub shape: Vec<usize>,
+    /// Element type and dimensions.
+    pub header: TensorHeader,
     /// Length in the file, in bytes.
     pub num_bytes: u64,
 }
@@ -113,16 +61,6 @@ pub struct TensorIndex {
 }
 
 impl TensorIndex {
-    /// Returns the tensors whose names begin with `prefix`.
-    pub(crate) fn below<'a>(
-        &'a self,
-        prefix: &'a str,
-    ) -> impl Iterator<Item = (&'a str, &'a TensorEntry)> {
-        let from = self.entries.range(prefix.to_owned()..);
-        from.take_while(move |(name, _)| name.starts_with(prefix))
-            .map(|(name, entry)| (name.as_str(), entry))
-    }
-
     /// Reads the headers of all `model*.safetensors`. An index file is not read: the headers are
     /// complete, and old index files are sometimes wrong.
     pub(super) fn open(files: &Arc<dyn Files>) -> Result<TensorIndex, LoadError> {
@@ -147,14 +85,10 @@ impl TensorIndex {
         self.entries.get(name)
     }
 
-    /// Returns all names, in order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.entries.keys().map(String::as_str)
-    }
-
-    /// Returns the size of all tensors together, in bytes.
-    pub fn num_bytes(&self) -> u64 {
-        self.entries.values().map(|entry| entry.num_bytes).sum()
+    /// Returns the element types and dimensions of all tensors.
+    pub fn headers(&self) -> TensorHeaders {
+        let entries = self.entries.iter();
+        entries.map(|(name, entry)| (name.clone(), entry.header.clone())).collect()
     }
 }
 
@@ -210,8 +144,10 @@ fn read_header(
         let entry = TensorEntry {
             file: Arc::clone(file),
             offset: data_offset + start as u64,
-            element_type: info.dtype.into(),
-            shape: info.shape.clone(),
+            header: TensorHeader {
+                element_type: ElementType::from_name(&info.dtype.to_string()),
+                shape: info.shape.clone(),
+            },
             num_bytes: (end - start) as u64,
         };
         (name, entry)

@@ -14,7 +14,6 @@ use super::norm::{NormKernel, RmsNorm};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
 use crate::cache::{LayerPages, Page};
-use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
@@ -31,23 +30,10 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// Divides heads such that `o_proj`, which takes them as input, is cut between quantisation
-    /// groups.
-    pub(crate) fn new(
-        checkpoint: &Checkpoint,
-        (heads, kv_heads, head_dim): (usize, usize, usize),
-        o_proj: &Weights<'_>,
-        parallel: &Parallel,
-    ) -> Result<Heads, LoadError> {
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let expected = format!("a divisor of num_attention_heads, {heads}");
-            return Err(checkpoint.bad_value("num_key_value_heads", kv_heads, &expected));
-        }
-        let format = o_proj.quantization(heads * head_dim)?;
-        let group_size = format.map_or(1, |format| format.group_size as usize);
-        let counts = HeadCounts::new(heads, kv_heads, head_dim, group_size);
+    /// Divides heads of `head_dim` elements among the ranks.
+    pub(crate) fn new(counts: HeadCounts, head_dim: usize, parallel: &Parallel) -> Heads {
         let cut = cut_heads(counts, parallel.shares()).swap_remove(parallel.rank());
-        Ok(Heads { head_dim, cut, unit: counts.heads_unit })
+        Heads { head_dim, cut, unit: counts.heads_unit }
     }
 
     /// Loads `o_proj`, whose input are the heads' results.
@@ -111,6 +97,11 @@ impl Attention {
     ) -> Attention {
         let scale = (parts.heads.head_dim as f64).powf(-0.5) as f32;
         Attention { parts, layer_idx, scale, dtype, parallel: parallel.clone() }
+    }
+
+    /// Returns this rank's heads.
+    pub(crate) fn heads(&self) -> &Heads {
+        &self.parts.heads
     }
 
     /// Returns `residual + attention(norm(residual))`.

@@ -60,7 +60,7 @@ impl Matrix {
     /// Reads `weight`, and `scales` and `biases` if there are any.
     pub(super) fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<Matrix, LoadError> {
         let (output, input) = cut.full();
-        let format = w.quantization(input)?;
+        let format = w.format();
         let stored = match format {
             None => {
                 let part = match cut {

@@ -2,6 +2,7 @@
 
 use jackalope_kernels::{self as kernels, Floats};
 use jackalope_mlx::Dtype;
+use jackalope_spec::{Dimension, LayerLayout, MlpSpec};
 
 use super::kernel::float;
 use super::linear::{Bias, Linear, LinearKernel, RowInput};
@@ -9,7 +10,7 @@ use super::norm::RmsNorm;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
-use crate::split::{Cut, cut_dimension, inner_unit};
+use crate::split::{Cut, cut_dimension};
 use crate::weights::Weights;
 
 /// Computes `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
@@ -27,13 +28,14 @@ pub(crate) struct Mlp {
 impl Mlp {
     pub(crate) fn load(
         w: &Weights<'_>,
-        (hidden, inner): (usize, usize),
-        bias: Bias,
+        hidden: usize,
+        spec: &MlpSpec,
+        layout: &LayerLayout,
         parallel: &Parallel,
     ) -> Result<Mlp, LoadError> {
-        let format = w.at("down_proj").quantization(inner)?;
-        let unit = inner_unit(inner, format.map(|format| format.group_size as usize));
-        let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
+        let bias = Bias::when(spec.has_bias);
+        let unit = layout.inner_units[&Dimension::Inner];
+        let inner = cut_dimension(spec.inner, unit, parallel.shares()).swap_remove(parallel.rank());
         Ok(Mlp {
             gate_proj: Linear::column(&w.at("gate_proj"), hidden, &inner, bias, parallel)?,
             up_proj: Linear::column(&w.at("up_proj"), hidden, &inner, bias, parallel)?,

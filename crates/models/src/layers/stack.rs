@@ -8,7 +8,6 @@ use super::kernel::dim;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::Parallel;
-use crate::weights::Weights;
 
 /// Consecutive layers. In a pipeline the stream is received from the rank with the layers before
 /// these, and sent to the rank with the layers after them.
@@ -24,22 +23,17 @@ pub(crate) struct Stack<L> {
 }
 
 impl<L> Stack<L> {
-    /// Loads the layers of this rank, out of the `num_layers` layers at `w`. `load` gets a layer's
-    /// tensors and its index.
+    /// Loads the layers of this rank, out of `num_layers`. `load` gets a layer's index.
     pub(crate) fn load(
-        w: &Weights<'_>,
-        (num_layers, hidden): (usize, usize),
+        num_layers: usize,
+        hidden: usize,
+        dtype: Dtype,
         parallel: &Parallel,
-        load: impl Fn(&Weights<'_>, usize) -> Result<L, LoadError>,
+        load: impl Fn(usize) -> Result<L, LoadError>,
     ) -> Result<Stack<L>, LoadError> {
         let range = parallel.layers(num_layers)?;
-        for elsewhere in (0..num_layers).filter(|idx| !range.contains(idx)) {
-            w.at(elsewhere).leave_to_others();
-        }
-        let layers = range.clone().map(|idx| load(&w.at(idx), idx));
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let (dtype, parallel) = (w.dtype(), parallel.clone());
-        Ok(Stack { layers, range, num_layers, hidden, dtype, parallel })
+        let layers = range.clone().map(load).collect::<Result<Vec<_>, _>>()?;
+        Ok(Stack { layers, range, num_layers, hidden, dtype, parallel: parallel.clone() })
     }
 
     /// Returns the last layer's output for every row, `[tokens, hidden]`; if another rank has that

@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use jackalope_models::{LoadProgress, Model};
+use jackalope_models::checkpoint::Checkpoint as StoredCheckpoint;
+use jackalope_models::{LoadProgress, Model, Split};
 use serde_json::{Value, json};
 
 use crate::ranks::Way;
@@ -273,14 +274,47 @@ fn leftovers_of_old_exporters_are_ignored() {
 }
 
 #[test]
-fn progress_rises_to_the_whole() {
+fn progress_rises_to_what_this_rank_reads() {
     let checkpoint = case("qwen3-mixed-f32").write();
-    let mut seen: Vec<LoadProgress> = Vec::new();
-    let mut note = |progress| seen.push(progress);
-    Model::load(checkpoint.dir(), &Way::Kernels.single(), &mut note).unwrap();
-    assert!(10 < seen.len());
-    assert!(seen.windows(2).all(|pair| pair[0].done_bytes <= pair[1].done_bytes));
-    let last = seen.last().unwrap();
-    assert_eq!(last.done_bytes, last.total_bytes);
-    assert!(seen.iter().all(|progress| progress.total_bytes == last.total_bytes));
+    for (rank, split) in [(0, Split::Tensor(vec![1])), (1, Split::Tensor(vec![3, 1]))] {
+        let mut seen: Vec<LoadProgress> = Vec::new();
+        let mut note = |progress| seen.push(progress);
+        let parallel = Way::Kernels.alone(rank, &split);
+        let model = Model::load(checkpoint.dir(), &parallel, &mut note).unwrap();
+        assert!(10 < seen.len());
+        assert!(seen.windows(2).all(|pair| pair[0].done_bytes <= pair[1].done_bytes));
+        let last = seen.last().unwrap();
+        assert_eq!(last.done_bytes, last.total_bytes);
+        assert_eq!(last.total_bytes, model.facts().bytes_read);
+        assert!(seen.iter().all(|progress| progress.total_bytes == last.total_bytes));
+    }
+}
+
+/// What whoever plans counts with, before anything is loaded.
+#[test]
+fn each_rank_of_any_split_holds_and_caches_what_the_description_says() {
+    let splits = [
+        Split::Tensor(vec![1]),
+        Split::Tensor(vec![3, 1]),
+        Split::Tensor(vec![1, 1, 1]),
+        Split::Tensor(vec![5, 2, 1]),
+        Split::Pipeline(vec![1, 1]),
+    ];
+    for case in Golden::read().cases {
+        let written = case.write();
+        let checkpoint = StoredCheckpoint::open(written.dir()).unwrap();
+        for split in &splits {
+            let Some(shards) = checkpoint.layout.shards(split) else { continue };
+            for (rank, shard) in shards.iter().enumerate() {
+                let parallel = Way::Kernels.alone(rank, split);
+                let model = Model::from_checkpoint(&checkpoint, &parallel, &mut |_| {}).unwrap();
+                let facts = model.facts();
+                let loaded =
+                    [facts.weights_bytes, facts.replicated_bytes, facts.kv_bytes_per_token];
+                let described =
+                    [shard.weights_bytes, shard.replicated_bytes, shard.cache_bytes_per_token];
+                assert_eq!(loaded, described, "{} {split:?} rank {rank}", case.name);
+            }
+        }
+    }
 }

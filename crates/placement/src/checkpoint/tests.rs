@@ -1,5 +1,6 @@
 //! Checkpoints of several families, made of headers and zeros, and damaged files.
 
+use jackalope_spec::TensorRole;
 use serde_json::{Map, json};
 
 use super::*;
@@ -46,11 +47,12 @@ impl Drop for Dir {
 
 /// An unquantised Qwen2 with one layer; the biases of q, k and v are cut together with their rows.
 #[test]
-fn a_dense_model_is_exact() {
+fn a_checkpoint_is_counted_by_its_description() {
     let config = json!({
         "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 96,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
-        "max_position_embeddings": 4096, "tie_word_embeddings": false,
+        "max_position_embeddings": 4096, "tie_word_embeddings": false, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
     });
     let tensors: &[(&str, &[usize], &str)] = &[
         ("lm_head.weight", &[96, 64], "BF16"),
@@ -59,86 +61,30 @@ fn a_dense_model_is_exact() {
         ("model.layers.0.mlp.down_proj.weight", &[64, 128], "BF16"),
         ("model.layers.0.mlp.gate_proj.weight", &[128, 64], "BF16"),
         ("model.layers.0.mlp.up_proj.weight", &[128, 64], "BF16"),
+        ("model.layers.0.post_attention_layernorm.weight", &[64], "BF16"),
         ("model.layers.0.self_attn.k_proj.bias", &[32], "BF16"),
         ("model.layers.0.self_attn.k_proj.weight", &[32, 64], "BF16"),
-        ("model.layers.0.self_attn.o_proj.bias", &[64], "BF16"),
         ("model.layers.0.self_attn.o_proj.weight", &[64, 64], "BF16"),
+        ("model.layers.0.self_attn.q_proj.bias", &[64], "BF16"),
         ("model.layers.0.self_attn.q_proj.weight", &[64, 64], "BF16"),
         ("model.layers.0.self_attn.rotary_emb.inv_freq", &[8], "F32"),
+        ("model.layers.0.self_attn.v_proj.bias", &[32], "BF16"),
+        ("model.layers.0.self_attn.v_proj.weight", &[32, 64], "BF16"),
         ("model.norm.weight", &[64], "BF16"),
     ];
     let model = Dir::new("dense").write(&config, tensors).facts();
-    assert!(model.is_exact && !model.is_tied);
-    assert_eq!((model.head_dim, model.element_bytes, model.quantization), (16, 2, None));
-    assert_eq!(model.bytes_of(PartKind::Embedding), 96 * 64 * 2);
-    assert_eq!(model.bytes_of(PartKind::Attention), (64 * 64 * 2 + 32 * 64 + 32) * 2);
-    assert_eq!(model.bytes_of(PartKind::Mlp), 3 * 128 * 64 * 2);
-    assert_eq!(model.replicated_bytes(), 3 * 64 * 2, "two norms and the bias of a sum");
+    assert!(!model.layout.is_tied);
+    assert_eq!((model.element_bytes(), model.quantization), (2, None));
+    assert_eq!((model.queries_size, model.inner_size), (64, 128));
+    assert_eq!(model.bytes_of(TensorRole::Embedding), 96 * 64 * 2);
+    let biases = 64 + 2 * 32;
+    assert_eq!(model.bytes_of(TensorRole::Mixer), (2 * 64 * 64 + 2 * 32 * 64 + biases) * 2);
+    assert_eq!(model.bytes_of(TensorRole::Mlp), 3 * 128 * 64 * 2);
+    assert_eq!(model.replicated_bytes(), 3 * 64 * 2, "three norms");
     assert_eq!(model.kv_bytes_per_token(), 2 * 2 * 16 * 2);
-    let inner = PartCut::Inner { full: 128, unit: 32 };
-    assert!(model.parts.iter().any(|part| part.cut == inner));
-}
-
-/// Latent attention and routed experts, which no rank computes yet.
-#[test]
-fn an_unknown_model_is_counted_and_marked_as_an_estimate() {
-    let config = json!({
-        "model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 96,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128,
-        "kv_lora_rank": 32, "qk_rope_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2,
-        "quantization": {"bits": 4, "group_size": 32},
-    });
-    let tensors: &[(&str, &[usize], &str)] = &[
-        ("lm_head.weight", &[96, 8], "U32"),
-        ("model.embed_tokens.weight", &[96, 8], "U32"),
-        ("model.layers.1.mlp.gate.weight", &[8, 64], "BF16"),
-        ("model.layers.1.mlp.switch_mlp.up_proj.weight", &[8, 32, 8], "U32"),
-        ("model.layers.1.self_attn.kv_a_layernorm.weight", &[32], "BF16"),
-        ("model.layers.1.self_attn.kv_a_proj_with_mqa.weight", &[48, 8], "U32"),
-        ("model.norm.weight", &[64], "BF16"),
-    ];
-    let model = Dir::new("experts").write(&config, tensors).facts();
-    assert!(!model.is_exact);
-    assert_eq!(model.active_experts, 0.25);
-    assert_eq!(model.bytes_of(PartKind::Experts), 8 * 32 * 8 * 4);
-    assert_eq!(model.kv, KvShape::Whole { bytes_per_token: 2 * 48 * 2 });
-    let all: usize = 2 * 96 * 8 * 4 + 8 * 64 * 2 + 8 * 32 * 8 * 4 + 32 * 2 + 48 * 8 * 4 + 64 * 2;
-    assert_eq!(model.weights_bytes(), all as u64);
-}
-
-#[test]
-fn the_text_part_of_a_model_that_sees_is_found() {
-    let config = json!({
-        "model_type": "sees", "text_config": {
-            "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
-        },
-    });
-    let tensors: &[(&str, &[usize], &str)] = &[
-        ("language_model.model.layers.3.mlp.strange.weight", &[64, 64], "F32"),
-        ("language_model.model.norm.weight", &[64], "F32"),
-        ("vision_tower.blocks.0.weight", &[64, 64], "F32"),
-    ];
-    let model = Dir::new("sees").write(&config, tensors).facts();
-    assert!(!model.is_exact);
-    assert_eq!((model.num_layers, model.element_bytes), (4, 4));
-    assert_eq!(model.kv, KvShape::PerHead { num_layers: 2 });
-    assert_eq!(model.context_tokens, CONTEXT_TOKENS_UNKNOWN);
-}
-
-#[test]
-fn numbers_that_no_model_has_are_not_believed() {
-    let huge = u64::MAX;
-    let config = json!({
-        "model_type": "huge", "hidden_size": huge, "num_hidden_layers": huge, "vocab_size": -1,
-        "num_attention_heads": 7, "num_key_value_heads": 3, "head_dim": huge,
-        "intermediate_size": huge, "max_position_embeddings": huge,
-        "quantization": {"bits": huge, "group_size": 0},
-    });
-    let tensors: &[(&str, &[usize], &str)] =
-        &[("model.layers.99999999999.self_attn.q_proj.weight", &[4, 4], "F32")];
-    let model = Dir::new("huge").write(&config, tensors).facts();
-    assert_eq!((model.num_layers, model.heads, model.kv_bytes_per_token()), (0, None, 0));
+    let without = Dir::new("incomplete").write(&config, &tensors[1..]);
+    let err = ModelFacts::read(&without.0).unwrap_err().to_string();
+    assert!(err.contains("lm_head.weight [96, 64] is missing"), "{err}");
 }
 
 #[test]
@@ -155,6 +101,7 @@ fn damaged_files_are_named() {
     assert!(told().contains("a header of 18446744073709551615 bytes"), "{}", told());
     std::fs::remove_file(&weights).unwrap();
     assert!(told().contains("no model*.safetensors\nhint:"), "{}", told());
+    std::fs::write(&weights, whole).unwrap();
     std::fs::write(dir.0.join("config.json"), "{}").unwrap();
-    assert!(told().ends_with("config.json: no model_type"), "{}", told());
+    assert!(told().contains("config.json: missing field `model_type`"), "{}", told());
 }

@@ -1,5 +1,5 @@
-//! Checks the weight files: whether those in the index exist, and whether their lengths match their
-//! headers.
+//! Checks the weight files: whether those in the index exist, whether their lengths match their
+//! headers, and whether they hold the tensors that the model needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::Path;
 
 use jackalope_protocol::FilePath;
+use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders};
 use serde_json::{Map, Value};
 
 use super::{Problem, read_json};
@@ -20,8 +21,9 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
 /// Returns the problems of the weights in `dir`.
-pub(super) fn problems(dir: &Path) -> Vec<Problem> {
+pub(super) fn problems(dir: &Path, spec: Option<&ModelSpec>) -> Vec<Problem> {
     let mut problems = Vec::new();
+    let mut headers = TensorHeaders::new();
     let mut promised = promised(dir, &mut problems);
     for name in present(dir) {
         promised.entry(name).or_default();
@@ -40,11 +42,23 @@ pub(super) fn problems(dir: &Path) -> Vec<Problem> {
                 problems.extend(
                     missing.map(|tensor| Problem::MissingTensor { name: name.clone(), tensor }),
                 );
+                headers.extend(header.iter().map(|(name, entry)| (name.clone(), tensor(entry))));
             }
             Err(problem) => problems.push(problem),
         }
     }
+    if let (Some(spec), true) = (spec, problems.is_empty()) {
+        problems.extend(spec.check(&headers).problems.into_iter().map(Problem::Tensor));
+    }
     problems
+}
+
+/// Reads a tensor's entry in a header.
+fn tensor(entry: &Value) -> TensorHeader {
+    let element_type = ElementType::from_name(entry["dtype"].as_str().unwrap_or_default());
+    let dims = entry["shape"].as_array().into_iter().flatten();
+    let dims = dims.map(|dim| dim.as_u64().and_then(|dim| usize::try_from(dim).ok()).unwrap_or(0));
+    TensorHeader { element_type, shape: dims.collect() }
 }
 
 /// Returns the files that the index names, with their tensors.

@@ -1,0 +1,223 @@
+//! Compares a checkpoint's tensors with those that its model needs.
+
+use std::collections::BTreeSet;
+
+use crate::layout::{ModelLayout, StoredTensor};
+use crate::model::{HeadTable, ModelSpec};
+use crate::quantization::{QuantizationFormat, QuantizationMode};
+use crate::report::{CheckReport, TensorProblem};
+use crate::tensor::{ElementType, TensorHeader, TensorHeaders, TensorSpec};
+
+impl ModelSpec {
+    /// Compares the tensors of a checkpoint with those that the model needs.
+    pub fn check(&self, headers: &TensorHeaders) -> CheckReport {
+        self.layout(headers).err().unwrap_or_default()
+    }
+
+    /// Returns how the model lies in a checkpoint with these tensors.
+    ///
+    /// # Errors
+    /// Fails with every tensor that is missing, unexpected or of another shape or type.
+    pub fn layout(&self, headers: &TensorHeaders) -> Result<ModelLayout, CheckReport> {
+        let mut check = Check { headers, used: BTreeSet::new(), problems: Vec::new() };
+        let is_tied = match self.head_table {
+            HeadTable::Tied => true,
+            HeadTable::Own => false,
+            HeadTable::IfPresent => !headers.contains_key(&self.head.name),
+        };
+        let norm = check.find(&self.norm);
+        let stored: Vec<StoredTensor<'_>> =
+            self.tensors(is_tied).map(|spec| check.tensor(self, spec)).collect();
+        let used = &check.used;
+        // Frequencies that old exporters stored, and the second copy of a tied table, are not
+        // needed.
+        let head = format!("{}.", self.head.module());
+        let is_unneeded = |name: &str| {
+            name.ends_with("rotary_emb.inv_freq") || (is_tied && name.starts_with(&head))
+        };
+        let names = headers.keys().filter(|name| !used.contains(*name) && !is_unneeded(name));
+        let names: Vec<String> = names.cloned().collect();
+        if !names.is_empty() {
+            let model_type = self.model_type.clone();
+            check.problems.push(TensorProblem::Unexpected { model_type, names });
+        }
+        match norm {
+            Some(norm) if check.problems.is_empty() => {
+                Ok(ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored))
+            }
+            _ => Err(CheckReport { problems: check.problems }),
+        }
+    }
+}
+
+impl TensorSpec {
+    /// Returns the name of the module that the tensor belongs to.
+    pub fn module(&self) -> &str {
+        self.name.rsplit_once('.').map_or(&self.name, |(module, _)| module)
+    }
+}
+
+/// Returns the module of a matrix from the name of its weight.
+fn module_of(weight: &str) -> &str {
+    weight.strip_suffix(".weight").unwrap_or(weight)
+}
+
+/// Formats a format for an error.
+fn describe(format: Option<QuantizationFormat>) -> String {
+    format.map_or("nothing".to_owned(), |format| format.to_string())
+}
+
+/// A comparison in progress.
+struct Check<'a> {
+    headers: &'a TensorHeaders,
+    used: BTreeSet<String>,
+    problems: Vec<TensorProblem>,
+}
+
+/// A tensor that must be there.
+struct Expected<'a> {
+    name: String,
+    shape: Vec<usize>,
+    /// Whether its elements may be of a type.
+    is_type: fn(&ElementType) -> bool,
+    /// The types, as an error names them.
+    types: &'a str,
+}
+
+const FLOATS: &str = "F32, F16 or BF16";
+
+impl<'a> Check<'a> {
+    /// Returns the header of a tensor, whatever it holds.
+    fn find(&self, spec: &TensorSpec) -> Option<&'a TensorHeader> {
+        self.headers.get(&spec.name)
+    }
+
+    /// Compares one tensor of the model, with the scales and biases beside it.
+    fn tensor<'s>(&mut self, model: &ModelSpec, spec: &'s TensorSpec) -> StoredTensor<'s> {
+        let mut stored = StoredTensor { spec, format: None, num_bytes: 0 };
+        let has = |name: &str| self.headers.contains_key(name);
+        let each = spec
+            .per_expert
+            .as_ref()
+            .filter(|[before, after]| !has(&spec.name) && has(&format!("{before}0{after}")));
+        let Some([before, after]) = each else {
+            self.piece(model, &mut stored, &spec.name, &spec.shape);
+            return stored;
+        };
+        let mut first = None;
+        for expert in 0..spec.shape[0] {
+            let name = format!("{before}{expert}{after}");
+            let is_there = self.headers.contains_key(&name);
+            self.piece(model, &mut stored, &name, &spec.shape[1..]);
+            let expected = *first.get_or_insert(stored.format);
+            if stored.format != expected {
+                let (found, expected) = (describe(stored.format), describe(expected));
+                let module = module_of(&name).to_owned();
+                self.problems.push(TensorProblem::Quantization { module, found, expected });
+            }
+            if !is_there {
+                // One missing expert says enough, however many config.json names.
+                break;
+            }
+        }
+        stored
+    }
+
+    /// Compares a tensor of the checkpoint, which is all or one expert's part of a tensor of the
+    /// model.
+    fn piece(
+        &mut self,
+        model: &ModelSpec,
+        stored: &mut StoredTensor<'_>,
+        name: &str,
+        shape: &[usize],
+    ) {
+        match self.format(model, stored.spec, name, shape) {
+            Ok(format) => {
+                stored.format = format;
+                stored.num_bytes += self.stored_bytes(name, shape, format);
+            }
+            Err(problem) => {
+                self.claim(name);
+                self.problems.push(problem);
+            }
+        }
+    }
+
+    fn format(
+        &self,
+        model: &ModelSpec,
+        spec: &TensorSpec,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<QuantizationFormat>, TensorProblem> {
+        let (true, Some(&input)) = (spec.is_quantizable, shape.last()) else { return Ok(None) };
+        let module = module_of(name);
+        model.quantization.format(self.headers, module, input)
+    }
+
+    /// Counts all tensors of a module as used, because the module has a problem already.
+    fn claim(&mut self, name: &str) {
+        let module = module_of(name);
+        for part in ["weight", "scales", "biases"] {
+            self.used.insert(format!("{module}.{part}"));
+        }
+    }
+
+    /// Checks the tensors of a matrix or vector, and returns their size.
+    fn stored_bytes(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        format: Option<QuantizationFormat>,
+    ) -> u64 {
+        let named = |name: String, shape: Vec<usize>, is_type, types| Expected {
+            name,
+            shape,
+            is_type,
+            types,
+        };
+        let is_float: fn(&ElementType) -> bool = ElementType::is_float;
+        let Some(format) = format else {
+            return self.expect(named(name.to_owned(), shape.to_vec(), is_float, FLOATS));
+        };
+        let (module, input) = (module_of(name), shape[shape.len() - 1]);
+        let with_last = |last: usize| {
+            let mut dims = shape[..shape.len() - 1].to_vec();
+            dims.push(last);
+            dims
+        };
+        let is_u32: fn(&ElementType) -> bool = |it| *it == ElementType::U32;
+        let is_u8: fn(&ElementType) -> bool = |it| *it == ElementType::U8;
+        let words = with_last(format.words_per_row(input));
+        let groups = with_last(format.groups_per_row(input));
+        let scales = format!("{module}.scales");
+        let weight = self.expect(named(name.to_owned(), words, is_u32, "U32"));
+        if format.mode != QuantizationMode::Affine {
+            return weight + self.expect(named(scales, groups, is_u8, "U8"));
+        }
+        let biases = format!("{module}.biases");
+        weight
+            + self.expect(named(scales, groups.clone(), is_float, FLOATS))
+            + self.expect(named(biases, groups, is_float, FLOATS))
+    }
+
+    /// Checks one tensor, and returns its size; 0 if it is not as expected.
+    fn expect(&mut self, expected: Expected<'static>) -> u64 {
+        let Expected { name, shape, is_type, types } = expected;
+        self.used.insert(name.clone());
+        let problem = match self.headers.get(&name) {
+            None => TensorProblem::Missing { name, shape },
+            Some(header) if header.shape != shape => {
+                TensorProblem::Shape { name, found: header.shape.clone(), expected: shape }
+            }
+            Some(header) if !is_type(&header.element_type) => {
+                let found = header.element_type.name().to_owned();
+                TensorProblem::ElementType { name, found, expected: types }
+            }
+            Some(header) => return header.num_bytes(),
+        };
+        self.problems.push(problem);
+        0
+    }
+}

@@ -1,0 +1,131 @@
+//! The families of models: for each `model_type`, what its fields in `config.json` say of its
+//! layers. One file per family; the table below is the only list of what is supported.
+
+mod blocks;
+mod decoder;
+mod glm4_moe;
+mod llama;
+mod minimax;
+mod mixtral;
+mod olmoe;
+mod qwen2;
+mod qwen2_moe;
+mod qwen3;
+mod qwen3_moe;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::config::parse;
+use crate::error::SpecError;
+use crate::model::{ModelSpec, Support};
+use crate::quantization::QuantizationMap;
+
+use self::decoder::Description;
+
+/// A value of `model_type`.
+struct Family {
+    model_type: &'static str,
+    support: Support,
+    read: fn(&Value) -> Result<Description, SpecError>,
+}
+
+/// Every known `model_type`.
+const FAMILIES: &[Family] = &[
+    computed("llama", llama::read),
+    computed("mistral", llama::read),
+    computed("qwen2", qwen2::read),
+    computed("qwen3", qwen3::read),
+    described("qwen3_moe", qwen3_moe::read),
+    described("qwen2_moe", qwen2_moe::read),
+    described("mixtral", mixtral::read),
+    described("olmoe", olmoe::read),
+    described("glm4_moe", glm4_moe::read),
+    described("solar_open", glm4_moe::read),
+    described("dots1", glm4_moe::read_dots),
+    described("minimax", minimax::read),
+    described("minimax_m2", minimax::read),
+];
+
+const fn computed(
+    model_type: &'static str,
+    read: fn(&Value) -> Result<Description, SpecError>,
+) -> Family {
+    Family { model_type, support: Support::Computed, read }
+}
+
+const fn described(
+    model_type: &'static str,
+    read: fn(&Value) -> Result<Description, SpecError>,
+) -> Family {
+    Family { model_type, support: Support::Described, read }
+}
+
+/// Returns every `model_type` that this version computes.
+pub fn computed_types() -> Vec<&'static str> {
+    types(Support::Computed)
+}
+
+/// Returns every `model_type` whose tensors and memory are known, but which is not computed yet.
+pub fn described_types() -> Vec<&'static str> {
+    types(Support::Described)
+}
+
+fn types(support: Support) -> Vec<&'static str> {
+    let wanted = FAMILIES.iter().filter(|family| family.support == support);
+    wanted.map(|family| family.model_type).collect()
+}
+
+/// The fields that every `config.json` has, whatever the architecture.
+#[derive(Deserialize)]
+struct Header {
+    model_type: String,
+    #[serde(default)]
+    model_file: Option<String>,
+}
+
+/// Creates the error about an architecture that is unknown or not computed.
+fn unsupported(found: &str) -> SpecError {
+    SpecError::Architecture { found: found.to_owned(), supported: computed_types() }
+}
+
+impl ModelSpec {
+    /// Reads a parsed `config.json`.
+    ///
+    /// # Errors
+    /// Fails if the configuration is malformed, or describes a model that this version does not know.
+    pub fn from_config(config: &Value) -> Result<ModelSpec, SpecError> {
+        let Header { model_type, model_file } = parse(config)?;
+        if let Some(found) = model_file {
+            let supported: &[&str] = &["architectures built into jackalope"];
+            let what = "model code in the checkpoint";
+            return Err(SpecError::Setting { what, found, supported });
+        }
+        let Some(family) = FAMILIES.iter().find(|family| family.model_type == model_type) else {
+            return Err(unsupported(&model_type));
+        };
+        let quantization = QuantizationMap::from_config(config)?;
+        Ok((family.read)(config)?.into_model(model_type, family.support, quantization))
+    }
+
+    /// Reads a parsed `config.json` of a model that is to be loaded.
+    ///
+    /// # Errors
+    /// As in [`ModelSpec::from_config`], and if this version cannot compute the layers.
+    pub fn computed_from(config: &Value) -> Result<ModelSpec, SpecError> {
+        let spec = ModelSpec::from_config(config)?;
+        spec.require_computed()?;
+        Ok(spec)
+    }
+
+    /// Refuses a model that is described but not computed yet.
+    ///
+    /// # Errors
+    /// Fails if this version cannot compute the layers.
+    pub fn require_computed(&self) -> Result<(), SpecError> {
+        match self.support {
+            Support::Computed => Ok(()),
+            Support::Described => Err(unsupported(&self.model_type)),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What all decoders have in common: embedding, layers, final norm, head.
+
+use serde::Deserialize;
+
+use super::blocks::{Block, matrix, vector};
+use crate::config::{bad_value, count, dimension};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, HeadTable, LayerSpec, Mixer, ModelSpec, Support};
+use crate::quantization::QuantizationMap;
+use crate::rope::RopeConfig;
+use crate::tensor::{Dimension, TensorCut, TensorRole, TensorSpec};
+
+/// The fields of `config.json` that every family has.
+#[derive(Debug, Deserialize)]
+pub(super) struct DecoderConfig {
+    hidden_size: u32,
+    num_hidden_layers: u32,
+    num_attention_heads: u32,
+    vocab_size: u32,
+    rms_norm_eps: f32,
+    hidden_act: Option<String>,
+    tie_word_embeddings: Option<bool>,
+    #[serde(flatten)]
+    pub(super) rope: RopeConfig,
+}
+
+/// Validated sizes of a decoder.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Width of the residual stream.
+    pub(super) hidden: usize,
+    pub(super) num_layers: usize,
+    /// Number of query heads.
+    pub(super) heads: usize,
+    vocab: usize,
+}
+
+/// A decoder, before its `model_type` and quantisation are known.
+#[derive(Debug)]
+pub(super) struct Description {
+    sizes: Sizes,
+    context_tokens: u32,
+    norm_eps: f32,
+    head_table: HeadTable,
+    layers: Vec<LayerSpec>,
+}
+
+impl DecoderConfig {
+    /// Checks the sizes and the activation.
+    ///
+    /// # Errors
+    /// Fails if a size is out of bounds or the activation is not supported.
+    pub(super) fn sizes(&self) -> Result<Sizes, SpecError> {
+        match self.hidden_act.as_deref() {
+            None | Some("silu" | "swish") => {}
+            Some(other) => {
+                let (what, found) = ("activation", other.to_owned());
+                return Err(SpecError::Setting { what, found, supported: &["silu"] });
+            }
+        }
+        Ok(Sizes {
+            hidden: dimension("hidden_size", self.hidden_size)?,
+            num_layers: count("num_hidden_layers", self.num_hidden_layers)?,
+            heads: dimension("num_attention_heads", self.num_attention_heads)?,
+            vocab: dimension("vocab_size", self.vocab_size)?,
+        })
+    }
+
+    /// Returns the decoder with these layers.
+    pub(super) fn with_layers(&self, sizes: Sizes, layers: Vec<LayerSpec>) -> Description {
+        let head_table = match self.tie_word_embeddings {
+            Some(true) => HeadTable::Tied,
+            Some(false) => HeadTable::Own,
+            None => HeadTable::IfPresent,
+        };
+        let context_tokens = self.rope.context_tokens();
+        Description { sizes, context_tokens, norm_eps: self.rms_norm_eps, head_table, layers }
+    }
+}
+
+impl Sizes {
+    /// Returns the number of key and value heads after checking it.
+    ///
+    /// # Errors
+    /// Fails if it does not divide the number of query heads.
+    pub(super) fn kv_heads(&self, kv_heads: u32) -> Result<usize, SpecError> {
+        let kv_heads = dimension("num_key_value_heads", kv_heads)?;
+        if self.heads.is_multiple_of(kv_heads) {
+            return Ok(kv_heads);
+        }
+        let expected = format!("a divisor of num_attention_heads, {}", self.heads);
+        Err(bad_value("num_key_value_heads", kv_heads, expected))
+    }
+
+    /// Returns the number of key and value heads; as many as query heads if it is not stated.
+    ///
+    /// # Errors
+    /// Fails if it does not divide the number of query heads.
+    pub(super) fn kv_heads_or_all(&self, kv_heads: Option<u32>) -> Result<usize, SpecError> {
+        kv_heads.map_or(Ok(self.heads), |kv_heads| self.kv_heads(kv_heads))
+    }
+
+    /// Returns the width of a head; the hidden size divided among the heads if it is not stated.
+    ///
+    /// # Errors
+    /// Fails if it is out of bounds.
+    pub(super) fn head_dim_or(&self, head_dim: Option<u32>) -> Result<usize, SpecError> {
+        head_dim.map_or(Ok(self.head_dim()), |head_dim| dimension("head_dim", head_dim))
+    }
+
+    /// Returns the width of a head that the configuration does not state.
+    pub(super) fn head_dim(&self) -> usize {
+        self.hidden / self.heads
+    }
+}
+
+impl Description {
+    /// Completes the description.
+    pub(super) fn into_model(
+        self,
+        model_type: String,
+        support: Support,
+        quantization: QuantizationMap,
+    ) -> ModelSpec {
+        let Sizes { hidden, vocab, .. } = self.sizes;
+        let rows = TensorCut::whole_column(Dimension::Vocab, vocab);
+        let table = |name: &str, role| matrix(name, role, vec![vocab, hidden], rows.clone());
+        ModelSpec {
+            model_type,
+            support,
+            hidden_size: hidden,
+            vocab_size: vocab,
+            context_tokens: self.context_tokens,
+            norm_eps: self.norm_eps,
+            embedding: table("model.embed_tokens", TensorRole::Embedding),
+            layers: self.layers,
+            norm: norm("model.norm", hidden),
+            head: table("lm_head", TensorRole::Head),
+            head_table: self.head_table,
+            quantization,
+        }
+    }
+}
+
+/// Returns the norm of vectors of `width` elements, which every rank holds.
+pub(super) fn norm(module: &str, width: usize) -> TensorSpec {
+    vector(&format!("{module}.weight"), TensorRole::Norm, width, TensorCut::Replicated)
+}
+
+/// Returns a layer of an attention block and a feed-forward block, each after a norm.
+pub(super) fn pre_norm_layer(
+    layer_idx: usize,
+    hidden: usize,
+    attention: AttentionSpec,
+    block: Block,
+) -> LayerSpec {
+    let prefix = format!("model.layers.{layer_idx}");
+    let mut tensors = vec![norm(&format!("{prefix}.input_layernorm"), hidden)];
+    tensors.extend(super::blocks::attention(&format!("{prefix}.self_attn"), hidden, &attention));
+    tensors.push(norm(&format!("{prefix}.post_attention_layernorm"), hidden));
+    let Block { feed_forward, tensors: of_block } = block;
+    tensors.extend(of_block);
+    let cache = attention.cache();
+    LayerSpec { prefix, mixer: Mixer::Attention(attention), feed_forward, cache, tensors }
+}

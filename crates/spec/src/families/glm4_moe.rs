@@ -1,0 +1,111 @@
+//! GLM-4.5 and later with experts, Solar Open, and dots.llm1: dense layers first, then experts with
+//! one that every token passes.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{ExpertNames, experts, mlp};
+use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use crate::config::{bad_value, count, dimension, experts_per_token, parse};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, ExpertsSpec, MlpSpec, QkNorm};
+use crate::rope::RopeSpec;
+
+const NAMES: ExpertNames = ExpertNames {
+    score_bias: Some("gate.e_score_correction_bias"),
+    shared: "shared_experts",
+    ..ExpertNames::QWEN
+};
+
+/// Stacked experts have the name that single ones have elsewhere.
+const DOTS_NAMES: ExpertNames = ExpertNames { stacked: "experts", ..NAMES };
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    intermediate_size: u32,
+    num_key_value_heads: u32,
+    head_dim: Option<u32>,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    use_qk_norm: bool,
+    partial_rotary_factor: Option<f64>,
+    moe_intermediate_size: u32,
+    n_routed_experts: u32,
+    n_shared_experts: u32,
+    num_experts_per_tok: u32,
+    first_k_dense_replace: usize,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+/// Reads GLM-4.5 and Solar Open. `rope_scaling` is ignored, as in mlx-lm.
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let head_dim = config.decoder.sizes()?.head_dim_or(config.head_dim)?;
+    let factor = config.partial_rotary_factor.unwrap_or(1.0);
+    if !(0.0 < factor && factor <= 1.0) {
+        return Err(bad_value("partial_rotary_factor", factor, "a number above 0, at most 1"));
+    }
+    let rope = config.decoder.rope.unscaled((head_dim as f64 * factor) as usize)?;
+    let qk_norm = config.use_qk_norm.then_some(QkNorm::PerHead);
+    let attention = attention(&config, qk_norm, config.attention_bias, rope)?;
+    describe(&config, &NAMES, &attention)
+}
+
+/// Reads dots.llm1.
+pub(super) fn read_dots(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let head_dim = config.decoder.sizes()?.head_dim_or(config.head_dim)?;
+    let rope = config.decoder.rope.spec(head_dim, None)?;
+    let attention = attention(&config, Some(QkNorm::PerHead), false, rope)?;
+    describe(&config, &DOTS_NAMES, &attention)
+}
+
+fn attention(
+    config: &Config,
+    qk_norm: Option<QkNorm>,
+    has_qkv_bias: bool,
+    rope: RopeSpec,
+) -> Result<AttentionSpec, SpecError> {
+    let sizes = config.decoder.sizes()?;
+    Ok(AttentionSpec {
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
+        head_dim: sizes.head_dim_or(config.head_dim)?,
+        has_qkv_bias,
+        has_output_bias: false,
+        qk_norm,
+        window: None,
+        rope,
+    })
+}
+
+fn describe(
+    config: &Config,
+    names: &ExpertNames,
+    attention: &AttentionSpec,
+) -> Result<Description, SpecError> {
+    let sizes = config.decoder.sizes()?;
+    let inner = dimension("intermediate_size", config.intermediate_size)?;
+    let dense = MlpSpec { inner, has_bias: false };
+    let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
+    let num_experts = count("n_routed_experts", config.n_routed_experts)?;
+    let sparse = ExpertsSpec {
+        num_experts,
+        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
+        inner,
+        shared_inner: Some(inner * count("n_shared_experts", config.n_shared_experts)?),
+    };
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let module = format!("model.layers.{layer_idx}.mlp");
+        let block = if layer_idx < config.first_k_dense_replace {
+            mlp(&module, sizes.hidden, dense.clone())
+        } else {
+            experts(&module, sizes.hidden, names, sparse.clone())
+        };
+        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+    });
+    let layers = layers.collect();
+    Ok(config.decoder.with_layers(sizes, layers))
+}

@@ -1,0 +1,63 @@
+//! `MiniMax` M2: queries and keys are normalised over all heads together, and rotated in part.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{ExpertNames, experts};
+use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use crate::config::{count, dimension, experts_per_token, parse};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, ExpertsSpec, QkNorm};
+
+const NAMES: ExpertNames = ExpertNames {
+    projections: ["w1", "w3", "w2"],
+    score_bias: Some("e_score_correction_bias"),
+    ..ExpertNames::QWEN
+};
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    intermediate_size: u32,
+    num_key_value_heads: u32,
+    head_dim: Option<u32>,
+    rotary_dim: u32,
+    #[serde(default = "yes")]
+    use_qk_norm: bool,
+    num_local_experts: u32,
+    num_experts_per_tok: u32,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+fn yes() -> bool {
+    true
+}
+
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let sizes = config.decoder.sizes()?;
+    let attention = AttentionSpec {
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
+        head_dim: sizes.head_dim_or(config.head_dim)?,
+        has_qkv_bias: false,
+        has_output_bias: false,
+        qk_norm: config.use_qk_norm.then_some(QkNorm::AllHeads),
+        window: None,
+        rope: config.decoder.rope.unscaled(dimension("rotary_dim", config.rotary_dim)?)?,
+    };
+    let num_experts = count("num_local_experts", config.num_local_experts)?;
+    let spec = ExpertsSpec {
+        num_experts,
+        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
+        inner: dimension("intermediate_size", config.intermediate_size)?,
+        shared_inner: None,
+    };
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let module = format!("model.layers.{layer_idx}.block_sparse_moe");
+        let block = experts(&module, sizes.hidden, &NAMES, spec.clone());
+        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+    });
+    let layers = layers.collect();
+    Ok(config.decoder.with_layers(sizes, layers))
+}

@@ -1,0 +1,56 @@
+//! `OLMoE` (Muennighoff et al. 2024): queries and keys are normalised over all heads together.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{ExpertNames, experts};
+use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use crate::config::{count, dimension, experts_per_token, parse};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, ExpertsSpec, QkNorm};
+
+/// Base of the rotations in checkpoints that do not state one.
+const DEFAULT_ROPE_THETA: f64 = 10_000.0;
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    intermediate_size: u32,
+    num_key_value_heads: Option<u32>,
+    head_dim: Option<u32>,
+    #[serde(default)]
+    attention_bias: bool,
+    num_experts: u32,
+    num_experts_per_tok: u32,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let sizes = config.decoder.sizes()?;
+    let head_dim = sizes.head_dim_or(config.head_dim)?;
+    let attention = AttentionSpec {
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads_or_all(config.num_key_value_heads)?,
+        head_dim,
+        has_qkv_bias: config.attention_bias,
+        has_output_bias: config.attention_bias,
+        qk_norm: Some(QkNorm::AllHeads),
+        window: None,
+        rope: config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?,
+    };
+    let num_experts = count("num_experts", config.num_experts)?;
+    let spec = ExpertsSpec {
+        num_experts,
+        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
+        inner: dimension("intermediate_size", config.intermediate_size)?,
+        shared_inner: None,
+    };
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let module = format!("model.layers.{layer_idx}.mlp");
+        let block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec.clone());
+        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+    });
+    let layers = layers.collect();
+    Ok(config.decoder.with_layers(sizes, layers))
+}

@@ -1,0 +1,59 @@
+//! Qwen1.5 and Qwen2 with experts (Yang et al. 2024), and one expert that every token passes, behind a
+//! gate of its own.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{ExpertNames, experts, matrix};
+use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use crate::config::{count, dimension, experts_per_token, parse};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, ExpertsSpec};
+use crate::tensor::{TensorCut, TensorRole};
+
+/// Base of the rotations in checkpoints that do not state one.
+const DEFAULT_ROPE_THETA: f64 = 1e6;
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    num_key_value_heads: Option<u32>,
+    num_experts: u32,
+    num_experts_per_tok: u32,
+    moe_intermediate_size: u32,
+    shared_expert_intermediate_size: u32,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let sizes = config.decoder.sizes()?;
+    let head_dim = sizes.head_dim();
+    let attention = AttentionSpec {
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads_or_all(config.num_key_value_heads)?,
+        head_dim,
+        has_qkv_bias: true,
+        has_output_bias: false,
+        qk_norm: None,
+        window: None,
+        rope: config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?,
+    };
+    let field = "shared_expert_intermediate_size";
+    let num_experts = count("num_experts", config.num_experts)?;
+    let spec = ExpertsSpec {
+        num_experts,
+        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
+        inner: dimension("moe_intermediate_size", config.moe_intermediate_size)?,
+        shared_inner: Some(dimension(field, config.shared_expert_intermediate_size)?),
+    };
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let module = format!("model.layers.{layer_idx}.mlp");
+        let mut block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec.clone());
+        let (gate, shape) = (format!("{module}.shared_expert_gate"), vec![1, sizes.hidden]);
+        block.tensors.push(matrix(&gate, TensorRole::Router, shape, TensorCut::Replicated));
+        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+    });
+    let layers = layers.collect();
+    Ok(config.decoder.with_layers(sizes, layers))
+}

@@ -1,0 +1,44 @@
+//! Qwen3, dense (Yang et al. 2025): each query and key head is normalised before its rotation.
+//! Sliding windows are ignored, as in mlx-lm; no published checkpoint uses them.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::mlp;
+use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use crate::config::{dimension, parse};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, MlpSpec, QkNorm};
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    intermediate_size: u32,
+    num_key_value_heads: u32,
+    head_dim: u32,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let sizes = config.decoder.sizes()?;
+    let head_dim = dimension("head_dim", config.head_dim)?;
+    let attention = AttentionSpec {
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
+        head_dim,
+        has_qkv_bias: false,
+        has_output_bias: false,
+        qk_norm: Some(QkNorm::PerHead),
+        window: None,
+        rope: config.decoder.rope.spec(head_dim, None)?,
+    };
+    let inner = dimension("intermediate_size", config.intermediate_size)?;
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let spec = MlpSpec { inner, has_bias: false };
+        let block = mlp(&format!("model.layers.{layer_idx}.mlp"), sizes.hidden, spec);
+        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+    });
+    let layers = layers.collect();
+    Ok(config.decoder.with_layers(sizes, layers))
+}

@@ -1,0 +1,66 @@
+//! Qwen3 with experts (Yang et al. 2025): the attention of Qwen3, and experts instead of the dense
+//! block of most layers. `rope_scaling` is ignored, as in mlx-lm.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{ExpertNames, experts, mlp};
+use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use crate::config::{count, dimension, experts_per_token, parse};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, ExpertsSpec, MlpSpec, QkNorm};
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    intermediate_size: u32,
+    num_key_value_heads: u32,
+    head_dim: u32,
+    num_experts: u32,
+    num_experts_per_tok: u32,
+    moe_intermediate_size: u32,
+    decoder_sparse_step: u32,
+    mlp_only_layers: Vec<usize>,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(config)?;
+    let sizes = config.decoder.sizes()?;
+    let head_dim = dimension("head_dim", config.head_dim)?;
+    let attention = AttentionSpec {
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
+        head_dim,
+        has_qkv_bias: false,
+        has_output_bias: false,
+        qk_norm: Some(QkNorm::PerHead),
+        window: None,
+        rope: config.decoder.rope.unscaled(head_dim)?,
+    };
+    let dense = MlpSpec {
+        inner: dimension("intermediate_size", config.intermediate_size)?,
+        has_bias: false,
+    };
+    let num_experts = count("num_experts", config.num_experts)?;
+    let sparse = ExpertsSpec {
+        num_experts,
+        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
+        inner: dimension("moe_intermediate_size", config.moe_intermediate_size)?,
+        shared_inner: None,
+    };
+    let step = count("decoder_sparse_step", config.decoder_sparse_step)?;
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let module = format!("model.layers.{layer_idx}.mlp");
+        let is_sparse =
+            !config.mlp_only_layers.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
+        let block = if is_sparse {
+            experts(&module, sizes.hidden, &ExpertNames::QWEN, sparse.clone())
+        } else {
+            mlp(&module, sizes.hidden, dense.clone())
+        };
+        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+    });
+    let layers = layers.collect();
+    Ok(config.decoder.with_layers(sizes, layers))
+}

@@ -1,0 +1,289 @@
+//! How a model lies in a checkpoint: the size of its parts, and where each may be cut.
+
+use std::collections::BTreeMap;
+
+use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
+
+use crate::model::{CacheKind, FeedForward, Mixer, ModelSpec};
+use crate::quantization::QuantizationFormat;
+use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
+
+/// A tensor of the model, as the checkpoint has it.
+pub(crate) struct StoredTensor<'a> {
+    pub(crate) spec: &'a TensorSpec,
+    pub(crate) format: Option<QuantizationFormat>,
+    /// Size together with the scales and biases beside it.
+    pub(crate) num_bytes: u64,
+}
+
+/// How a model lies in a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelLayout {
+    /// Type that the model is computed in.
+    pub element_type: ElementType,
+    /// Whether head and embedding are one table.
+    pub is_tied: bool,
+    /// Weights of the embedding, the final norm and the head.
+    pub outside: Vec<WeightPart>,
+    /// The decoder layers, in order.
+    pub layers: Vec<LayerLayout>,
+    /// The parts of all layers and outside of them, and what all layers cache.
+    pub(crate) sums: LayoutSums,
+    formats: BTreeMap<String, QuantizationFormat>,
+}
+
+/// How a layer lies in a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerLayout {
+    /// Its weights, by purpose and division.
+    pub parts: Vec<WeightPart>,
+    /// What it keeps of a sequence.
+    pub cache: CacheKind,
+    /// Fraction of the experts' weights that one token uses, from 0 to 1.
+    pub active_experts: f64,
+    /// Its attention heads, and the unit in which they are divided.
+    pub heads: HeadCounts,
+    /// For each inner dimension, the number of elements that are not separated.
+    pub inner_units: BTreeMap<Dimension, usize>,
+}
+
+/// The whole model, by division: searches evaluate thousands of splits of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct LayoutSums {
+    /// Parts, with the fraction of them that one token uses.
+    pub(crate) parts: Vec<(WeightPart, f64)>,
+    /// Bytes that a key-value head caches for each position.
+    pub(crate) caches: Vec<(HeadCounts, u64)>,
+}
+
+impl LayoutSums {
+    fn add_part(&mut self, part: WeightPart, active: f64) {
+        let is_same = |(known, fraction): &&mut (WeightPart, f64)| {
+            (known.role, known.division, *fraction) == (part.role, part.division, active)
+        };
+        match self.parts.iter_mut().find(is_same) {
+            Some((known, _)) => known.bytes += part.bytes,
+            None => self.parts.push((part, active)),
+        }
+    }
+
+    fn add_layer(&mut self, layer: &LayerLayout, element_type: &ElementType) {
+        for part in &layer.parts {
+            self.add_part(*part, layer.active_experts);
+        }
+        let (counts, bytes) = (layer.heads, layer.cache_bytes_per_head(element_type));
+        match self.caches.iter_mut().find(|(known, _)| *known == counts) {
+            Some((_, known)) => *known += bytes,
+            None => self.caches.push((counts, bytes)),
+        }
+    }
+}
+
+/// Weights with the same purpose and the same division.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct WeightPart {
+    /// Purpose of the weights.
+    pub role: TensorRole,
+    /// How they are divided.
+    pub division: Division,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// How weights are divided among the ranks that share a layer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Division {
+    /// Not at all; every rank holds them.
+    Whole,
+    /// In units of a dimension.
+    Units {
+        /// Length of the dimension.
+        full: usize,
+        /// Number of elements that are not separated.
+        unit: usize,
+    },
+    /// By query heads.
+    Heads(HeadCounts),
+    /// By key and value heads.
+    KvHeads(HeadCounts),
+}
+
+impl ModelLayout {
+    /// Combines the tensors of a checkpoint in which nothing is missing.
+    pub(crate) fn new(
+        spec: &ModelSpec,
+        element_type: ElementType,
+        is_tied: bool,
+        stored: &[StoredTensor<'_>],
+    ) -> ModelLayout {
+        let by_name: BTreeMap<&str, &StoredTensor<'_>> =
+            stored.iter().map(|it| (it.spec.name.as_str(), it)).collect();
+        let find = |spec: &TensorSpec| by_name[spec.name.as_str()];
+        let group_size = |spec: &TensorSpec| find(spec).format.map(|it| it.group_size as usize);
+        let units = HeadUnits::of(spec, group_size);
+        let layers = spec.layers.iter().map(|layer| {
+            let divisions = divisions(layer, &units, group_size);
+            let mut parts = Vec::new();
+            for tensor in &layer.tensors {
+                add_parts(&mut parts, find(tensor), |it| divisions[&it]);
+            }
+            let Mixer::Attention(attention) = &layer.mixer;
+            let heads = units.counts([attention.heads, attention.kv_heads, attention.head_dim]);
+            let inner_units = divisions.iter().filter_map(|(dimension, division)| match division {
+                Division::Units { unit, .. } => Some((*dimension, *unit)),
+                _ => None,
+            });
+            let inner_units = inner_units.collect();
+            let active_experts = match &layer.feed_forward {
+                FeedForward::Mlp(_) => 1.0,
+                FeedForward::Experts(experts) => {
+                    experts.experts_per_token as f64 / experts.num_experts as f64
+                }
+            };
+            LayerLayout { parts, cache: layer.cache, active_experts, heads, inner_units }
+        });
+        let layers: Vec<LayerLayout> = layers.collect();
+        let mut outside = Vec::new();
+        let vocab = Division::Units { full: spec.vocab_size, unit: VOCAB_UNIT };
+        let head = (!is_tied).then_some(&spec.head);
+        for tensor in [&spec.embedding, &spec.norm].into_iter().chain(head) {
+            add_parts(&mut outside, find(tensor), |_| vocab);
+        }
+        let formats =
+            stored.iter().filter_map(|it| Some((it.spec.module().to_owned(), it.format?)));
+        let formats = formats.collect();
+        ModelLayout { formats, ..ModelLayout::of_parts(element_type, is_tied, outside, layers) }
+    }
+
+    /// Creates the layout of a model with these weights, none of which is quantised.
+    pub fn of_parts(
+        element_type: ElementType,
+        is_tied: bool,
+        outside: Vec<WeightPart>,
+        layers: Vec<LayerLayout>,
+    ) -> ModelLayout {
+        let mut sums = LayoutSums::default();
+        outside.iter().for_each(|part| sums.add_part(*part, 1.0));
+        layers.iter().for_each(|layer| sums.add_layer(layer, &element_type));
+        ModelLayout { element_type, is_tied, outside, layers, sums, formats: BTreeMap::new() }
+    }
+
+    /// Returns the weights of the whole model, by purpose and division.
+    pub fn parts(&self) -> impl Iterator<Item = &WeightPart> {
+        self.sums.parts.iter().map(|(part, _)| part)
+    }
+
+    /// Returns the quantisation of the matrix at `module`; `None` if it is not quantised.
+    pub fn format(&self, module: &str) -> Option<QuantizationFormat> {
+        self.formats.get(module).copied()
+    }
+}
+
+impl LayerLayout {
+    /// Returns what a key-value head caches for each position, in bytes. Ranks keep all positions
+    /// of windows for now.
+    pub(crate) fn cache_bytes_per_head(&self, element_type: &ElementType) -> u64 {
+        let (CacheKind::Positions { elements_per_kv_head }
+        | CacheKind::Window { elements_per_kv_head, .. }) = self.cache;
+        elements_per_kv_head as u64 * element_type.size_bytes()
+    }
+}
+
+/// For each shape of heads, the quantisation group of the output projections. One unit for all
+/// layers, because the caches of all layers have one shape.
+struct HeadUnits(Vec<([usize; 3], usize)>);
+
+impl HeadUnits {
+    fn of(spec: &ModelSpec, group_size: impl Fn(&TensorSpec) -> Option<usize>) -> HeadUnits {
+        let mut units: Vec<([usize; 3], usize)> = Vec::new();
+        for layer in &spec.layers {
+            let Mixer::Attention(attention) = &layer.mixer;
+            let shape = [attention.heads, attention.kv_heads, attention.head_dim];
+            let group = row_group(&layer.tensors, Dimension::Heads, &group_size).unwrap_or(1);
+            match units.iter_mut().find(|(known, _)| *known == shape) {
+                Some((_, common)) => *common = lcm(*common, group),
+                None => units.push((shape, group)),
+            }
+        }
+        HeadUnits(units)
+    }
+
+    fn counts(&self, shape: [usize; 3]) -> HeadCounts {
+        let [heads, kv_heads, head_dim] = shape;
+        let known = self.0.iter().find(|(known, _)| *known == shape);
+        let group = known.map_or(1, |(_, group)| *group);
+        HeadCounts::new(heads, kv_heads, head_dim, group)
+    }
+}
+
+/// Returns the common multiple of the groups in which the matrices are quantised whose input is
+/// divided by `dimension`; `None` if none is quantised.
+fn row_group(
+    tensors: &[TensorSpec],
+    dimension: Dimension,
+    group_size: impl Fn(&TensorSpec) -> Option<usize>,
+) -> Option<usize> {
+    let rows = tensors.iter().filter(|tensor| tensor.cut == TensorCut::Row(dimension));
+    rows.filter_map(group_size).reduce(lcm)
+}
+
+/// Returns how each dimension of a layer is divided.
+fn divisions(
+    layer: &crate::model::LayerSpec,
+    units: &HeadUnits,
+    group_size: impl Fn(&TensorSpec) -> Option<usize>,
+) -> BTreeMap<Dimension, Division> {
+    let Mixer::Attention(attention) = &layer.mixer;
+    let counts = units.counts([attention.heads, attention.kv_heads, attention.head_dim]);
+    let mut divisions = BTreeMap::from([
+        (Dimension::Heads, Division::Heads(counts)),
+        (Dimension::KvHeads, Division::KvHeads(counts)),
+    ]);
+    let inner = match &layer.feed_forward {
+        FeedForward::Mlp(mlp) => vec![(Dimension::Inner, mlp.inner)],
+        FeedForward::Experts(experts) => {
+            let shared = experts.shared_inner.map(|inner| (Dimension::SharedInner, inner));
+            [(Dimension::ExpertInner, experts.inner)].into_iter().chain(shared).collect()
+        }
+    };
+    for (dimension, full) in inner {
+        let unit = inner_unit(full, row_group(&layer.tensors, dimension, &group_size));
+        divisions.insert(dimension, Division::Units { full, unit });
+    }
+    divisions
+}
+
+/// Adds a tensor to the parts of a layer.
+fn add_parts(
+    parts: &mut Vec<WeightPart>,
+    stored: &StoredTensor<'_>,
+    division: impl Fn(Dimension) -> Division,
+) {
+    let StoredTensor { spec, num_bytes, .. } = stored;
+    let mut add = |division: Division, bytes: u64| {
+        let role = spec.role;
+        match parts.iter_mut().find(|it| (it.role, it.division) == (role, division)) {
+            Some(part) => part.bytes += bytes,
+            None => parts.push(WeightPart { role, division, bytes }),
+        }
+    };
+    match &spec.cut {
+        TensorCut::Replicated => add(Division::Whole, *num_bytes),
+        TensorCut::Row(dimension) => add(division(*dimension), *num_bytes),
+        TensorCut::Column(segments) => {
+            let num_rows: usize = segments.iter().map(|segment| segment.len).sum();
+            for &CutSegment { dimension, len } in segments {
+                // A row has a whole number of bytes.
+                add(division(dimension), num_bytes / num_rows.max(1) as u64 * len as u64);
+            }
+        }
+    }
+}
+
+/// Returns the least common multiple of two positive numbers.
+fn lcm(a: usize, b: usize) -> usize {
+    fn gcd(a: usize, b: usize) -> usize {
+        if b == 0 { a } else { gcd(b, a % b) }
+    }
+    a / gcd(a, b) * b
+}

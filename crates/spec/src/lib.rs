@@ -1,0 +1,41 @@
+//! Describes a model: `config.json` becomes a [`ModelSpec`], which states for each layer how it
+//! mixes positions, what its feed-forward block is and what it caches, and for each tensor its name,
+//! shape, purpose and how ranks divide it. This crate is the only interpreter of `config.json`'s
+//! structure: the ranks load by it, and whoever plans, checks or downloads a model counts with it.
+//!
+//! Pure: it parses values that others have read, and computes nothing of the model.
+//!
+//! ```text
+//!   config.json ─▶ families ─▶ ModelSpec ─▶ check (headers of the weight files) ─▶ ModelLayout
+//!                     │                          └─▶ CheckReport                       │
+//!                   rope, quantization                                               shard
+//!                                             (what rank r of a split holds and caches) ┘
+//! ```
+
+mod check;
+mod config;
+mod error;
+mod families;
+mod layout;
+mod model;
+mod quantization;
+mod report;
+mod rope;
+mod shard;
+mod tensor;
+
+pub use error::SpecError;
+pub use families::{computed_types, described_types};
+pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
+pub use model::{
+    AttentionSpec, CacheKind, ExpertsSpec, FeedForward, HeadTable, LayerSpec, Mixer, MlpSpec,
+    ModelSpec, QkNorm, Support,
+};
+pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
+pub use report::{CheckReport, TensorProblem};
+pub use rope::{RopeScaling, RopeSpec};
+pub use shard::RankShard;
+pub use tensor::{
+    CutSegment, Dimension, ElementType, TensorCut, TensorHeader, TensorHeaders, TensorRole,
+    TensorSpec,
+};

@@ -1,0 +1,175 @@
+//! The description of a model.
+
+use crate::quantization::QuantizationMap;
+use crate::rope::RopeSpec;
+use crate::tensor::TensorSpec;
+
+/// A model, as its `config.json` describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// `model_type` of the checkpoint.
+    pub model_type: String,
+    /// Whether this version computes it.
+    pub support: Support,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of tokens in the vocabulary; token ids are less than this.
+    pub vocab_size: usize,
+    /// Maximum length of a sequence that the model was trained for, in tokens.
+    pub context_tokens: u32,
+    /// What the norms add to the mean square.
+    pub norm_eps: f32,
+    /// Table from tokens to vectors, `[vocab, hidden]`.
+    pub embedding: TensorSpec,
+    /// The decoder layers, in order.
+    pub layers: Vec<LayerSpec>,
+    /// Norm after the last layer. It is never quantised; the whole model is computed in its type.
+    pub norm: TensorSpec,
+    /// Table from vectors to logits, `[vocab, hidden]`, if there is one.
+    pub head: TensorSpec,
+    /// Whether there is one.
+    pub head_table: HeadTable,
+    /// What the configuration states about quantisation.
+    pub quantization: QuantizationMap,
+}
+
+impl ModelSpec {
+    /// Returns every tensor of the whole model; the head's only if `is_tied` is false.
+    pub fn tensors(&self, is_tied: bool) -> impl Iterator<Item = &TensorSpec> {
+        let outside = [&self.embedding, &self.norm].into_iter();
+        let head = (!is_tied).then_some(&self.head);
+        let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
+        outside.chain(layers).chain(head)
+    }
+}
+
+/// How far a model is supported.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Support {
+    /// Its layers are computed.
+    Computed,
+    /// Its tensors and memory are known, its layers are not computed yet.
+    Described,
+}
+
+/// Whether head and embedding are one table.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum HeadTable {
+    /// They are one.
+    Tied,
+    /// The head has a table of its own.
+    Own,
+    /// The configuration does not say: they are one if the checkpoint has no table for the head.
+    IfPresent,
+}
+
+/// A decoder layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// What the names of its tensors begin with: `model.layers.0`.
+    pub prefix: String,
+    /// How it mixes positions.
+    pub mixer: Mixer,
+    /// What it does with each position.
+    pub feed_forward: FeedForward,
+    /// What it keeps of a sequence.
+    pub cache: CacheKind,
+    /// Every tensor that it has.
+    pub tensors: Vec<TensorSpec>,
+}
+
+/// How a layer mixes positions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Grouped-query attention.
+    Attention(AttentionSpec),
+}
+
+/// Grouped-query attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Number of query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Number of key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Whether queries, keys and values have biases.
+    pub has_qkv_bias: bool,
+    /// Whether the output has a bias.
+    pub has_output_bias: bool,
+    /// Norm of queries and keys; `None` if they have none.
+    pub qk_norm: Option<QkNorm>,
+    /// Number of positions that a query sees, including its own; `None` if all.
+    pub window: Option<usize>,
+    /// Rotation of queries and keys.
+    pub rope: RopeSpec,
+}
+
+/// Norm of queries and keys.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum QkNorm {
+    /// Each head is normalised by itself.
+    PerHead,
+    /// All heads together are normalised.
+    AllHeads,
+}
+
+/// What a layer does with each position.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForward {
+    /// A block that every token passes.
+    Mlp(MlpSpec),
+    /// Experts, of which a router chooses some for each token.
+    Experts(ExpertsSpec),
+}
+
+/// `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct MlpSpec {
+    /// Inner dimension.
+    pub inner: usize,
+    /// Whether its products have biases.
+    pub has_bias: bool,
+}
+
+/// Routed experts, each an MLP.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ExpertsSpec {
+    /// Number of experts.
+    pub num_experts: usize,
+    /// Number of experts that a token passes.
+    pub experts_per_token: usize,
+    /// Inner dimension of an expert.
+    pub inner: usize,
+    /// Inner dimension of the expert that every token passes; `None` if there is none.
+    pub shared_inner: Option<usize>,
+}
+
+/// What a layer keeps of a sequence.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CacheKind {
+    /// Something for every position.
+    Positions {
+        /// Number of elements for each key-value head: its key and its value.
+        elements_per_kv_head: usize,
+    },
+    /// The same, of which only the last positions are seen. Ranks keep all positions for now.
+    Window {
+        /// Number of elements for each key-value head: its key and its value.
+        elements_per_kv_head: usize,
+        /// Number of positions that are seen.
+        window: usize,
+    },
+}
+
+impl AttentionSpec {
+    /// Returns what a layer with this attention keeps.
+    pub(crate) fn cache(&self) -> CacheKind {
+        let elements_per_kv_head = 2 * self.head_dim;
+        match self.window {
+            None => CacheKind::Positions { elements_per_kv_head },
+            Some(window) => CacheKind::Window { elements_per_kv_head, window },
+        }
+    }
+}

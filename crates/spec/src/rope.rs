@@ -1,0 +1,220 @@
+//! Rotary position embedding as `config.json` describes it.
+
+use serde::Deserialize;
+
+use crate::config::{bad_value, float, or_absent};
+use crate::error::SpecError;
+
+/// Types that an error message lists.
+const SUPPORTED: &[&str] =
+    &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope (for text)"];
+
+/// Context length of a checkpoint that does not state one. Limits admission, not the computation.
+const DEFAULT_CONTEXT_TOKENS: u32 = 32_768;
+
+/// The rotation of an attention's queries and keys (Su et al. 2021).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// Number of elements of a head that are rotated.
+    pub dims: usize,
+    /// Base of the periods.
+    pub theta: f64,
+    /// Whether neighbouring elements are a pair, instead of elements of both halves.
+    pub is_traditional: bool,
+    /// Extension of the context.
+    pub scaling: RopeScaling,
+}
+
+/// How a checkpoint extends the context that its rotations were made for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All periods are stretched.
+    Linear {
+        /// Factor of the periods.
+        factor: f64,
+    },
+    /// Long waves are stretched, short ones kept (Grattafiori et al. 2024).
+    Llama3 {
+        /// Factor of the long periods.
+        factor: f64,
+        /// Number of waves in the original context below which a wave is long.
+        low_freq_factor: f64,
+        /// Number of waves above which it is short.
+        high_freq_factor: f64,
+        /// Context length before the extension, in tokens.
+        original_context: f64,
+    },
+    /// `YaRN` (Peng et al. 2023).
+    Yarn {
+        /// Factor of the long periods.
+        factor: f64,
+        /// Context length before the extension, in tokens.
+        original_context: f64,
+        /// Number of rotations from which a period is kept.
+        beta_fast: f64,
+        /// Number of rotations below which it is stretched.
+        beta_slow: f64,
+        /// Factor in the magnitude of rotated elements.
+        mscale: f64,
+        /// Factor in what the magnitude is divided by.
+        mscale_all_dim: f64,
+    },
+    /// A factor for each pair of elements (Ding et al. 2024).
+    LongRope {
+        /// Factors of the periods.
+        factors: Vec<f64>,
+        /// Extended by original context length.
+        stretch: f64,
+        /// Context length before the extension, in tokens.
+        original_context: f64,
+    },
+}
+
+/// The fields of `rope_scaling`, or of `rope_parameters` in newer checkpoints.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct ScalingConfig {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    rope_type: Option<String>,
+    #[serde(default, deserialize_with = "float")]
+    rope_theta: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    factor: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    low_freq_factor: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    high_freq_factor: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    original_max_position_embeddings: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    beta_fast: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    beta_slow: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    mscale: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    mscale_all_dim: Option<f64>,
+    long_factor: Option<Vec<f64>>,
+}
+
+impl ScalingConfig {
+    fn kind(&self) -> &str {
+        self.kind.as_deref().or(self.rope_type.as_deref()).unwrap_or("default")
+    }
+
+    fn factor(&self) -> Result<f64, SpecError> {
+        let factor = self.factor.filter(|factor| 0.0 < *factor && factor.is_finite());
+        factor.ok_or_else(|| {
+            bad_value("rope_scaling.factor", or_absent(self.factor), "a positive number")
+        })
+    }
+}
+
+/// The fields of `config.json` that concern positions.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct RopeConfig {
+    #[serde(default, deserialize_with = "float")]
+    rope_theta: Option<f64>,
+    rope_scaling: Option<ScalingConfig>,
+    rope_parameters: Option<ScalingConfig>,
+    #[serde(default)]
+    rope_traditional: bool,
+    max_position_embeddings: Option<u32>,
+}
+
+impl RopeConfig {
+    fn scaling(&self) -> ScalingConfig {
+        self.rope_scaling.clone().or_else(|| self.rope_parameters.clone()).unwrap_or_default()
+    }
+
+    /// Returns the maximum length of a sequence that the model was trained for, in tokens.
+    pub(crate) fn context_tokens(&self) -> u32 {
+        let stated = self.max_position_embeddings.unwrap_or(DEFAULT_CONTEXT_TOKENS);
+        let scaling = self.scaling();
+        match (scaling.kind(), scaling.original_max_position_embeddings, scaling.factor) {
+            // Checkpoints state the length either before or after the extension.
+            ("yarn", Some(original), Some(factor)) => stated.max((original * factor) as u32),
+            _ => stated,
+        }
+    }
+
+    /// Returns the rotation of a family whose scaling mlx-lm ignores.
+    ///
+    /// # Errors
+    /// Fails if the base is invalid.
+    pub(crate) fn unscaled(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+        let plain = RopeConfig { rope_scaling: None, rope_parameters: None, ..self.clone() };
+        let stated = self.scaling().rope_theta;
+        plain.spec(dims, stated)
+    }
+
+    /// Returns the rotation of the first `dims` elements of a head; `default_theta` is the base of
+    /// checkpoints that do not state one.
+    ///
+    /// # Errors
+    /// Fails if a value is invalid or the type is not supported.
+    pub(crate) fn spec(
+        &self,
+        dims: usize,
+        default_theta: Option<f64>,
+    ) -> Result<RopeSpec, SpecError> {
+        if !dims.is_multiple_of(2) || dims == 0 {
+            return Err(bad_value("head_dim", dims, "an even number"));
+        }
+        let scaling = self.scaling();
+        let stated = self.rope_theta.or(scaling.rope_theta).or(default_theta);
+        let Some(theta) = stated.filter(|theta| 1.0 < *theta && theta.is_finite()) else {
+            return Err(bad_value("rope_theta", or_absent(stated), "a number above 1"));
+        };
+        let scaling = self.extension(&scaling, dims)?;
+        Ok(RopeSpec { dims, theta, is_traditional: self.rope_traditional, scaling })
+    }
+
+    /// Reads the extension with mlx-lm's defaults.
+    fn extension(&self, scaling: &ScalingConfig, dims: usize) -> Result<RopeScaling, SpecError> {
+        let original = scaling.original_max_position_embeddings;
+        Ok(match scaling.kind() {
+            // `dynamic` only changes positions beyond `max_position_embeddings`, which the context
+            // limit excludes.
+            "default" | "mrope" | "dynamic" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: scaling.factor()? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: scaling.factor()?,
+                low_freq_factor: scaling.low_freq_factor.unwrap_or(1.0),
+                high_freq_factor: scaling.high_freq_factor.unwrap_or(4.0),
+                original_context: original.unwrap_or(8192.0),
+            },
+            "yarn" => RopeScaling::Yarn {
+                factor: scaling.factor()?,
+                original_context: original.unwrap_or(4096.0),
+                beta_fast: scaling.beta_fast.unwrap_or(32.0),
+                beta_slow: scaling.beta_slow.unwrap_or(1.0),
+                mscale: scaling.mscale.unwrap_or(1.0),
+                mscale_all_dim: scaling.mscale_all_dim.unwrap_or(0.0),
+            },
+            "longrope" => self.longrope(scaling, dims)?,
+            other => {
+                let (what, found) = ("rope type", other.to_owned());
+                return Err(SpecError::Setting { what, found, supported: SUPPORTED });
+            }
+        })
+    }
+
+    /// Takes the long factors for every length, as mlx-lm does, so that cached keys are valid at any
+    /// length.
+    fn longrope(&self, scaling: &ScalingConfig, dims: usize) -> Result<RopeScaling, SpecError> {
+        let factors = scaling.long_factor.clone().unwrap_or_default();
+        if factors.len() != dims / 2 {
+            let expected = format!("{} numbers", dims / 2);
+            return Err(bad_value("rope_scaling.long_factor", factors.len(), expected));
+        }
+        let Some(original_context) = scaling.original_max_position_embeddings else {
+            let field = "rope_scaling.original_max_position_embeddings";
+            return Err(bad_value(field, "absent", "a number"));
+        };
+        let stretch = f64::from(self.context_tokens()) / original_context;
+        Ok(RopeScaling::LongRope { factors, stretch, original_context })
+    }
+}

@@ -1,0 +1,142 @@
+//! What one rank of a split holds and caches.
+
+use std::ops::Range;
+
+use jackalope_protocol::split::{Cut, HeadCut, Shares, Split, cut_dimension, cut_heads, stages};
+
+use crate::layout::{Division, ModelLayout, WeightPart};
+use crate::tensor::TensorRole;
+
+/// What one rank holds of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankShard {
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Bytes of its weights; it reads as many from the checkpoint.
+    pub weights_bytes: u64,
+    /// Part of `weights_bytes` that other ranks of the same layers hold too.
+    pub replicated_bytes: u64,
+    /// Bytes of its weights that one token reads: not the embedding, unless it is also the head, and
+    /// only the experts that the token passes.
+    pub active_bytes: u64,
+    /// Bytes that it caches for each position of a sequence.
+    pub cache_bytes_per_token: u64,
+}
+
+impl ModelLayout {
+    /// Returns what each rank of a split holds, by rank; `None` if the split gives a rank nothing, or
+    /// is for another number of layers.
+    pub fn shards(&self, split: &Split) -> Option<Vec<RankShard>> {
+        match split {
+            Split::Tensor(shares) => Some(self.tensor_shards(&Shares::new(shares.clone())?)),
+            Split::Pipeline(layers) => {
+                let stages = stages(layers, self.layers.len())?;
+                Some(stages.into_iter().map(|layers| self.stage_shard(layers)).collect())
+            }
+        }
+    }
+
+    /// Returns what each rank holds if all ranks hold a part of every layer, by rank.
+    pub fn tensor_shards(&self, shares: &Shares) -> Vec<RankShard> {
+        let mut cuts = Cuts { shares, known: Vec::new() };
+        let mut shards = vec![self.empty_shard(0..self.layers.len()); shares.num_ranks()];
+        for (part, active) in &self.sums.parts {
+            self.add_part(&mut shards, cuts.of(part.division), part, *active);
+        }
+        for (counts, bytes_per_head) in &self.sums.caches {
+            let kv_heads = cuts.of(Division::KvHeads(*counts));
+            for (shard, own) in shards.iter_mut().zip(kv_heads) {
+                shard.cache_bytes_per_token += own.len() as u64 * bytes_per_head;
+            }
+        }
+        shards
+    }
+
+    /// Returns what a rank holds that has these layers. The embedding is with the first layer, the
+    /// head with the last one, the final norm on every rank.
+    pub fn stage_shard(&self, layers: Range<usize>) -> RankShard {
+        let (begins, ends) = (layers.start == 0, layers.end == self.layers.len());
+        let mut shards = [self.empty_shard(layers.clone())];
+        let mut cuts = Cuts { shares: &Shares::even(1), known: Vec::new() };
+        for part in &self.outside {
+            let is_held = match part.role {
+                TensorRole::Embedding => begins || (self.is_tied && ends),
+                TensorRole::Head => ends,
+                _ => true,
+            };
+            if is_held {
+                self.add_part(&mut shards, cuts.of(part.division), part, 1.0);
+            }
+        }
+        for layer in &self.layers[layers] {
+            for part in &layer.parts {
+                let cuts = cuts.of(part.division);
+                self.add_part(&mut shards, cuts, part, layer.active_experts);
+            }
+            let kv_heads = layer.heads.kv_heads as u64;
+            let bytes_per_head = layer.cache_bytes_per_head(&self.element_type);
+            shards[0].cache_bytes_per_token += kv_heads * bytes_per_head;
+        }
+        let [shard] = shards;
+        shard
+    }
+
+    fn empty_shard(&self, layers: Range<usize>) -> RankShard {
+        RankShard { layers, ..RankShard::default() }
+    }
+
+    /// Adds each rank's piece of a part to its shard.
+    fn add_part(
+        &self,
+        shards: &mut [RankShard],
+        cuts: &[Cut],
+        part: &WeightPart,
+        active_experts: f64,
+    ) {
+        for (shard, own) in shards.iter_mut().zip(cuts) {
+            let bytes = part.bytes as u128 * own.len() as u128 / own.full.max(1) as u128;
+            let bytes = u64::try_from(bytes).expect("no more than the whole");
+            shard.weights_bytes += bytes;
+            if own.is_shared {
+                shard.replicated_bytes += bytes;
+            }
+            shard.active_bytes += match part.role {
+                TensorRole::Embedding if !self.is_tied => 0,
+                TensorRole::Experts => (bytes as f64 * active_experts) as u64,
+                _ => bytes,
+            };
+        }
+    }
+}
+
+/// Each rank's piece of every division that was asked for.
+struct Cuts<'a> {
+    shares: &'a Shares,
+    known: Vec<(Division, Vec<Cut>)>,
+}
+
+impl Cuts<'_> {
+    fn of(&mut self, division: Division) -> &[Cut] {
+        let known = self.known.iter().position(|(known, _)| *known == division);
+        let idx = known.unwrap_or_else(|| {
+            self.known.push((division, self.cut(division)));
+            self.known.len() - 1
+        });
+        &self.known[idx].1
+    }
+
+    fn cut(&self, division: Division) -> Vec<Cut> {
+        let heads = |counts, own: fn(HeadCut) -> Cut| {
+            cut_heads(counts, self.shares).into_iter().map(own).collect()
+        };
+        match division {
+            Division::Whole => {
+                let whole = Cut { full: 1, own: 0..1, is_shared: true };
+                vec![whole; self.shares.num_ranks()]
+            }
+            Division::Units { full, unit } => cut_dimension(full, unit, self.shares),
+            Division::Heads(counts) => heads(counts, |cut| cut.heads),
+            Division::KvHeads(counts) => heads(counts, |cut| cut.kv_heads),
+        }
+    }
+}

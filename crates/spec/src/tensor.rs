@@ -1,0 +1,158 @@
+//! Tensors: those that a model needs, and those that a checkpoint has.
+
+use std::collections::BTreeMap;
+
+/// A tensor that a model needs, as it is before quantisation.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct TensorSpec {
+    /// Name in the checkpoint. A quantised matrix has `scales`, and perhaps `biases`, beside its
+    /// `weight`.
+    pub name: String,
+    /// Purpose.
+    pub role: TensorRole,
+    /// Dimensions without quantisation: `[output, input]` for a matrix, `[experts, output, input]`
+    /// for those of all experts.
+    pub shape: Vec<usize>,
+    /// How ranks divide it.
+    pub cut: TensorCut,
+    /// Whether it is a matrix that may be quantised.
+    pub is_quantizable: bool,
+    /// Where checkpoints that store one tensor per expert have it: the name's parts before and after
+    /// the expert's number.
+    pub per_expert: Option<[String; 2]>,
+}
+
+/// The purpose of a tensor.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum TensorRole {
+    /// Embedding: from tokens to vectors.
+    Embedding,
+    /// Output head: from vectors to logits.
+    Head,
+    /// What mixes positions: attention.
+    Mixer,
+    /// Feed-forward block that every token passes.
+    Mlp,
+    /// Routed experts.
+    Experts,
+    /// Chooses the experts of a token.
+    Router,
+    /// Norm.
+    Norm,
+}
+
+/// How the ranks that share a layer divide a tensor.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum TensorCut {
+    /// Every rank holds all of it.
+    Replicated,
+    /// Each rank holds a part of the output, the last dimension but one, or the only dimension of a
+    /// bias. A fused projection has several segments, each of which is divided by itself.
+    Column(Vec<CutSegment>),
+    /// Each rank holds a part of the input, the last dimension; products are summed over the ranks.
+    Row(Dimension),
+}
+
+/// Consecutive rows of a column-parallel tensor that are divided in the same way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CutSegment {
+    /// Dimension of the layer that the rows belong to.
+    pub dimension: Dimension,
+    /// Number of rows.
+    pub len: usize,
+}
+
+/// A dimension that is divided among the ranks.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Dimension {
+    /// Rows of the vocabulary.
+    Vocab,
+    /// Query heads.
+    Heads,
+    /// Key and value heads.
+    KvHeads,
+    /// Inner dimension of the dense feed-forward block.
+    Inner,
+    /// Inner dimension of each routed expert.
+    ExpertInner,
+    /// Inner dimension of the experts that every token passes.
+    SharedInner,
+}
+
+/// An element type of a checkpoint.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ElementType {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// Brain floats.
+    Bf16,
+    /// Packed codes.
+    U32,
+    /// Scales of the floating-point quantisations.
+    U8,
+    /// A type that no supported architecture uses, by its name.
+    Other(String),
+}
+
+impl ElementType {
+    /// Returns the type of this name in a safetensors header.
+    pub fn from_name(name: &str) -> ElementType {
+        match name {
+            "F32" => ElementType::F32,
+            "F16" => ElementType::F16,
+            "BF16" => ElementType::Bf16,
+            "U32" => ElementType::U32,
+            "U8" => ElementType::U8,
+            other => ElementType::Other(other.to_owned()),
+        }
+    }
+
+    /// Returns the name in a safetensors header.
+    pub fn name(&self) -> &str {
+        match self {
+            ElementType::F32 => "F32",
+            ElementType::F16 => "F16",
+            ElementType::Bf16 => "BF16",
+            ElementType::U32 => "U32",
+            ElementType::U8 => "U8",
+            ElementType::Other(name) => name,
+        }
+    }
+
+    /// Whether weights of this type are floats, in which a model can be computed.
+    pub fn is_float(&self) -> bool {
+        matches!(self, ElementType::F32 | ElementType::F16 | ElementType::Bf16)
+    }
+
+    /// Returns the size of an element in bytes; 0 for types that no supported architecture uses.
+    pub fn size_bytes(&self) -> u64 {
+        match self {
+            ElementType::F32 | ElementType::U32 => 4,
+            ElementType::F16 | ElementType::Bf16 => 2,
+            ElementType::U8 => 1,
+            ElementType::Other(_) => 0,
+        }
+    }
+}
+
+/// A tensor of a checkpoint, as the header of its file describes it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct TensorHeader {
+    /// Element type.
+    pub element_type: ElementType,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+}
+
+impl TensorHeader {
+    /// Returns its size in bytes.
+    pub fn num_bytes(&self) -> u64 {
+        let elements: u64 = self.shape.iter().map(|&dim| dim as u64).product();
+        elements * self.element_type.size_bytes()
+    }
+}
+
+/// The tensors of a checkpoint by name.
+pub type TensorHeaders = BTreeMap<String, TensorHeader>;

@@ -1,0 +1,209 @@
+//! The description of each test checkpoint names exactly the tensors that it has.
+
+use std::collections::BTreeSet;
+
+use jackalope_protocol::split::{Shares, Split};
+use jackalope_spec::{
+    ElementType, ModelLayout, ModelSpec, TensorHeader, TensorHeaders, TensorProblem,
+    described_types,
+};
+use serde_json::Value;
+
+/// A checkpoint that mlx-lm has computed, without its values.
+struct Sample {
+    name: String,
+    config: Value,
+    headers: TensorHeaders,
+}
+
+impl Sample {
+    fn layout(&self) -> ModelLayout {
+        let spec = ModelSpec::from_config(&self.config).unwrap();
+        spec.layout(&self.headers).unwrap_or_else(|report| panic!("{}: {report}", self.name))
+    }
+
+    fn problems(&self) -> Vec<TensorProblem> {
+        ModelSpec::from_config(&self.config).unwrap().check(&self.headers).problems
+    }
+
+    fn num_bytes(&self) -> u64 {
+        self.headers.values().map(TensorHeader::num_bytes).sum()
+    }
+}
+
+/// The checkpoints of the golden tests: `F32 128x128 0.0 0.4` by name.
+fn samples() -> Vec<Sample> {
+    read(include_str!("../../../models/tests/data/golden.json"))
+}
+
+/// What mlx-lm makes of each described family: `F32 128x128` by name.
+fn described() -> Vec<Sample> {
+    read(include_str!("../data/tensors.json"))
+}
+
+fn read(text: &str) -> Vec<Sample> {
+    let cases: Value = serde_json::from_str(text).unwrap();
+    let sample = |case: &Value| {
+        let tensors = case["tensors"].as_object().unwrap().iter();
+        let header = |(name, recipe): (&String, &Value)| {
+            let words: Vec<&str> = recipe.as_str().unwrap().split(' ').collect();
+            let shape = words[1].split('x').map(|dim| dim.parse().unwrap()).collect();
+            (name.clone(), TensorHeader { element_type: ElementType::from_name(words[0]), shape })
+        };
+        let model_type = &case["config"]["model_type"];
+        Sample {
+            name: case["name"].as_str().or(model_type.as_str()).unwrap().to_owned(),
+            config: case["config"].clone(),
+            headers: tensors.map(header).collect(),
+        }
+    };
+    cases["cases"].as_array().unwrap().iter().map(sample).collect()
+}
+
+fn sample(name: &str) -> Sample {
+    samples().into_iter().find(|sample| sample.name == name).unwrap()
+}
+
+#[test]
+fn checkpoints_have_exactly_the_tensors_that_are_described() {
+    for sample in samples().into_iter().chain(described()) {
+        let layout = sample.layout();
+        let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
+        assert_eq!(alone.weights_bytes, sample.num_bytes(), "{}", sample.name);
+        let stages = layout.shards(&Split::Pipeline(vec![layout.layers.len() as u32])).unwrap();
+        assert_eq!(stages, std::slice::from_ref(alone), "{}", sample.name);
+    }
+}
+
+#[test]
+fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
+    for sample in samples().into_iter().chain(described()) {
+        let layout = sample.layout();
+        let whole = &layout.tensor_shards(&Shares::even(1))[0];
+        // No more ranks than key-value heads, so that none holds another one's.
+        if layout.layers[0].heads.kv_heads < 2 {
+            continue;
+        }
+        for shares in [vec![1, 1], vec![3, 1], vec![1, 2]] {
+            let shards = layout.shards(&Split::Tensor(shares.clone())).unwrap();
+            let held: u64 = shards.iter().map(|shard| shard.weights_bytes).sum();
+            let once = held - (shards.len() as u64 - 1) * whole.replicated_bytes;
+            assert_eq!(once, whole.weights_bytes, "{} {shares:?}", sample.name);
+            let cached: u64 = shards.iter().map(|shard| shard.cache_bytes_per_token).sum();
+            assert_eq!(cached, whole.cache_bytes_per_token, "{} {shares:?}", sample.name);
+        }
+    }
+}
+
+#[test]
+fn every_described_family_has_a_checkpoint_here_and_is_not_loaded() {
+    let known: BTreeSet<String> = described().into_iter().map(|sample| sample.name).collect();
+    // `minimax` is the other name of the same family.
+    let listed = described_types().into_iter().filter(|name| *name != "minimax");
+    assert_eq!(known, listed.map(str::to_owned).collect());
+    for sample in described() {
+        let err = ModelSpec::computed_from(&sample.config).unwrap_err();
+        assert!(err.to_string().contains("supported are llama"), "{err}");
+    }
+}
+
+/// As in checkpoints that were not converted, or by old versions of mlx-lm.
+#[test]
+fn experts_may_have_a_tensor_each() {
+    for mut sample in described() {
+        let stacked: Vec<String> = sample.headers.keys().cloned().collect();
+        let whole = sample.layout().shards(&Split::Tensor(vec![2, 1])).unwrap();
+        let spec = ModelSpec::from_config(&sample.config).unwrap();
+        let tensors = spec.tensors(false).filter_map(|it| Some((it, it.per_expert.clone()?)));
+        for (tensor, [before, after]) in tensors {
+            let parts = stacked.iter().filter(|name| {
+                name.strip_prefix(tensor.module()).is_some_and(|rest| rest.starts_with('.'))
+            });
+            for name in parts {
+                let header = sample.headers.remove(name).unwrap();
+                let part = &name[tensor.module().len()..];
+                let after = after.strip_suffix(".weight").unwrap();
+                for expert in 0..header.shape[0] {
+                    let shape = header.shape[1..].to_vec();
+                    let element_type = header.element_type.clone();
+                    let header = TensorHeader { element_type, shape };
+                    sample.headers.insert(format!("{before}{expert}{after}{part}"), header);
+                }
+            }
+        }
+        assert_ne!(stacked, sample.headers.keys().cloned().collect::<Vec<_>>(), "{}", sample.name);
+        let apart = sample.layout().shards(&Split::Tensor(vec![2, 1])).unwrap();
+        assert_eq!(apart, whole, "{}", sample.name);
+        let is_expert = |name: &&String| name.contains(".experts.3.") && name.contains(".weight");
+        let expert = sample.headers.keys().find(is_expert).unwrap().clone();
+        let header = sample.headers.remove(&expert).unwrap();
+        let text = sample.problems()[0].to_string();
+        assert!(text.contains(&format!("{expert} ")) && text.ends_with("is missing"), "{text}");
+        sample.headers.insert(expert, header);
+    }
+}
+
+#[test]
+fn a_token_reads_only_the_experts_that_it_passes() {
+    let sample = described().into_iter().find(|it| it.name == "mixtral").unwrap();
+    let shard = &sample.layout().tensor_shards(&Shares::even(1))[0];
+    let bytes = |part: &str| -> u64 {
+        let parts = sample.headers.iter().filter(|(name, _)| name.contains(part));
+        parts.map(|(_, header)| header.num_bytes()).sum()
+    };
+    let (experts, embedding) = (bytes("switch_mlp"), bytes("embed_tokens"));
+    assert_eq!(shard.active_bytes, shard.weights_bytes - embedding - experts * 3 / 4);
+}
+
+#[test]
+fn ranks_that_share_a_key_value_head_all_cache_it() {
+    let layout = sample("llama-f32").layout();
+    let shards = layout.tensor_shards(&Shares::even(4));
+    let whole = &layout.tensor_shards(&Shares::even(1))[0];
+    // Two key-value heads of 32 elements, keys and values, four bytes each, in two layers.
+    assert_eq!(whole.cache_bytes_per_token, 2 * 2 * 32 * 4 * 2);
+    assert!(shards.iter().all(|it| it.cache_bytes_per_token == whole.cache_bytes_per_token / 2));
+}
+
+#[test]
+fn a_split_that_fits_no_rank_or_no_layer_has_no_shards() {
+    let layout = sample("llama-f32").layout();
+    assert_eq!(layout.shards(&Split::Tensor(vec![1, 0])), None);
+    assert_eq!(layout.shards(&Split::Pipeline(vec![1, 2])), None);
+}
+
+#[test]
+fn every_problem_is_reported() {
+    let mut sample = sample("qwen3-b4-g64-f32");
+    let module = "model.layers.1.self_attn.q_proj";
+    sample.headers.remove(&format!("{module}.biases"));
+    sample.headers.remove("model.norm.weight");
+    let extra = TensorHeader { element_type: ElementType::F32, shape: vec![1] };
+    sample.headers.insert("extra".to_owned(), extra);
+    sample.headers.get_mut("model.layers.0.mlp.up_proj.weight").unwrap().shape[0] += 1;
+    let problems = sample.problems();
+    let text: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let expected = [
+        "tensor model.norm.weight [128] is missing",
+        "tensor model.layers.0.mlp.up_proj.weight has shape [257, 16], expected [256, 16]",
+        "tensor model.layers.1.self_attn.q_proj.biases [256, 2] is missing",
+        "1 tensors that `qwen3` does not use: extra",
+    ];
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_head_is_tied_if_config_says_so_or_no_table_is_there() {
+    let mut sample = sample("llama-f32");
+    assert!(sample.layout().is_tied);
+    sample.config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    assert!(sample.layout().is_tied);
+    let table = sample.headers["model.embed_tokens.weight"].clone();
+    sample.headers.insert("lm_head.weight".to_owned(), table);
+    assert!(!sample.layout().is_tied);
+    sample.config["tie_word_embeddings"] = true.into();
+    assert!(sample.layout().is_tied, "the second copy of the table is not needed");
+    sample.headers.remove("lm_head.weight");
+    sample.config["tie_word_embeddings"] = false.into();
+    assert_eq!(sample.problems().len(), 1);
+}

@@ -1,0 +1,7 @@
+//! Descriptions against the checkpoints that mlx-lm has computed, and configurations that cannot be
+//! used.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
+
+mod checkpoints;
+mod refusals;
