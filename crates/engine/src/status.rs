@@ -105,7 +105,7 @@ pub struct RankStatus {
     pub pid: Option<u32>,
     /// Phase of the rank.
     pub phase: Phase,
-    /// Bytes loaded and total bytes, while the rank loads.
+    /// Bytes loaded and total bytes of its own part, from loading until the group stands.
     pub loaded_bytes: Option<(u64, u64)>,
     /// Facts about its shard, once loaded.
     pub facts: Option<RankFacts>,
@@ -138,6 +138,15 @@ impl RankStatus {
             timings: TimingSums::default(),
             encrypts: Vec::new(),
         }
+    }
+
+    /// Enters a phase. A rank that has loaded still counts, with all its bytes, so that progress
+    /// over all ranks does not fall while others load.
+    pub(crate) fn enter(&mut self, phase: Phase, loaded_bytes: Option<(u64, u64)>) {
+        let whole = self.loaded_bytes.map(|(_, total)| (total, total));
+        let is_loaded = matches!(phase, Phase::Waiting | Phase::Joining);
+        self.loaded_bytes = loaded_bytes.or(whole.filter(|_| is_loaded));
+        self.phase = phase;
     }
 }
 
@@ -414,6 +423,23 @@ fn upper_bound(idx: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_that_has_loaded_counts_until_the_group_stands() {
+        let mut rank = RankStatus::new(String::new());
+        rank.enter(Phase::Loading, Some((3, 10)));
+        assert_eq!(rank.loaded_bytes, Some((3, 10)));
+        for phase in [Phase::Waiting, Phase::Joining] {
+            rank.enter(phase, None);
+            assert_eq!(rank.loaded_bytes, Some((10, 10)));
+        }
+        rank.enter(Phase::Idle, None);
+        assert_eq!(rank.loaded_bytes, None);
+        rank.enter(Phase::Loading, Some((10, 10)));
+        // Its process was lost, and another one begins.
+        rank.enter(Phase::Starting, None);
+        assert_eq!(rank.loaded_bytes, None);
+    }
 
     #[test]
     fn a_quantile_is_at_most_a_quarter_above_the_value() {

@@ -317,8 +317,8 @@ impl<G: RankGroup> Driver<G> {
                 self.recovery.attempts.note_phase(rank, phase, loaded, now);
                 self.reporting.modify(|status| {
                     let rank = &mut status.ranks[rank];
-                    (rank.phase, rank.loaded_bytes, rank.pid) = (phase, loaded_bytes, pid);
-                    rank.heard_at = Some(now);
+                    rank.enter(phase, loaded_bytes);
+                    (rank.pid, rank.heard_at) = (pid, Some(now));
                 });
             }
             GroupEvent::Reassigned { hosts } => self.on_reassigned(hosts, now),
