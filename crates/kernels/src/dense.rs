@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use crate::divisible::{Fold, Results, add_terms};
 use crate::elements::Elements;
 use crate::matmul::DenseMatrix;
 use crate::panel::Activations;
 use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
+use crate::terms::{Fold, Results, add_terms};
 
 /// Maximum number of rows of activations for which weights are streamed instead of being unpacked
 /// into tiles.

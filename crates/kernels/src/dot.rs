@@ -8,8 +8,8 @@
 use std::array;
 use std::ops::Range;
 
-use crate::divisible::{Fold, add_terms};
 use crate::simd::{Lanes, Simd};
+use crate::terms::{Fold, add_terms};
 
 /// Maximum number of tokens whose products are computed together.
 const TOKENS_MAX: usize = 4;

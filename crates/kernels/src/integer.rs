@@ -34,10 +34,10 @@ use std::ops::Range;
 
 use self::rounding::Rounded;
 pub(crate) use self::rounding::{GROUPS_PER_TERM_MAX, InputColumns};
-use crate::divisible::Results;
 use crate::elements::{Elements, Float};
 use crate::quant::{QuantMatrix, QuantMode};
 use crate::simd::InstructionSet;
+use crate::terms::Results;
 use crate::threads::Threads;
 
 /// Number of partial sums of a result.

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use crate::dense;
-use crate::divisible::Results;
 use crate::elements::{Elements, ElementsMut};
 use crate::float8;
-use crate::integer::{self, InputColumns, Prepared};
+use crate::integer::{self, GROUPS_PER_TERM_MAX, InputColumns, Prepared};
 use crate::panel::{Activations, Columns, multiply_rows};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
+use crate::simd::InstructionSet;
+use crate::terms::Results;
 use crate::threads::Threads;
 
 /// Output features of a piece are a multiple of this: the rows of a tile of integers.
@@ -134,11 +135,13 @@ pub fn matmul_each(x: Elements<'_>, products: Vec<Product<'_>>, threads: &Thread
         matrix.assert_valid();
         let Some(out) = result_rows(&x, &matrix, out) else { continue };
         if together.first().is_some_and(|first| first.matrix.format() != matrix.format()) {
-            multiply(x, std::mem::take(&mut together), threads);
+            multiply(vec![Task { x, products: std::mem::take(&mut together) }], threads);
         }
         together.push(RowProducts { matrix, out });
     }
-    multiply(x, together, threads);
+    if !together.is_empty() {
+        multiply(vec![Task { x, products: together }], threads);
+    }
 }
 
 /// [`matmul_each`] with one matrix.
@@ -197,74 +200,202 @@ fn result_rows<'a>(
     (tokens > 0).then(|| out.chunks(num_rows))
 }
 
-/// Computes products with matrices of one format.
-pub(crate) fn multiply(x: Elements<'_>, mut products: Vec<RowProducts<'_>>, threads: &Threads) {
-    let prepared = match products.first().map(|first| first.matrix) {
-        None => return,
-        Some(Matrix::Quantized(w))
-            if integer::is_supported(x.float(), &w, threads.instructions()) =>
-        {
-            Prepared::new(x, &w, InputColumns::Whole, threads)
+/// Rows of activations, and the matrices that they are multiplied with.
+pub(crate) struct Task<'a, R = ElementsMut<'a>> {
+    /// `[tokens, input]`.
+    pub(crate) x: Elements<'a>,
+    /// Products with matrices of one format.
+    pub(crate) products: Vec<RowProducts<'a, R>>,
+}
+
+/// The activations of a task in the form that its products need.
+pub(crate) enum Inputs {
+    /// Rounded to whole numbers.
+    Rounded(Prepared),
+    /// As they are, in f32.
+    Floats(Activations),
+}
+
+impl Inputs {
+    /// Prepares `x` for products with matrices like `matrix`.
+    pub(crate) fn new(
+        x: Elements<'_>,
+        matrix: &Matrix<'_>,
+        terms: TermColumns,
+        threads: &Threads,
+    ) -> Inputs {
+        match matrix {
+            Matrix::Quantized(w) if integer::is_supported(x.float(), w, threads.instructions()) => {
+                let columns = terms.of_groups(w.format.group_size as usize);
+                Inputs::Rounded(Prepared::new(x, w, columns, threads))
+            }
+            _ => Inputs::Floats(Activations::new(x, terms.of_columns(matrix.input()), threads)),
         }
-        Some(first) => {
-            let columns = Columns::all(first.input());
-            return multiply_in_f32(&Activations::new(x, columns, threads), products, threads);
+    }
+
+    /// Prepares the activations of each task, which have matrices and at least one row.
+    pub(crate) fn of_tasks<R: Results + Sync>(
+        tasks: &[Task<'_, R>],
+        terms: TermColumns,
+        threads: &Threads,
+    ) -> Vec<Inputs> {
+        let mut inputs: Vec<Option<Inputs>> = Vec::new();
+        inputs.resize_with(tasks.len(), || None);
+        let pairs = tasks.iter().zip(&mut inputs).collect();
+        threads.for_each(pairs, |(task, inputs): (&Task<'_, R>, &mut Option<Inputs>)| {
+            *inputs = Some(Inputs::new(task.x, &task.products[0].matrix, terms, threads));
+        });
+        inputs.into_iter().map(|inputs| inputs.expect("every task was prepared")).collect()
+    }
+
+    /// Computes the results of all rows for the weight rows `rows`; `out` has one view of
+    /// `rows.len()` elements per row of activations.
+    fn multiply_rows<R: Results>(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: Range<usize>,
+        out: &mut [R],
+        instructions: InstructionSet,
+    ) {
+        match (self, matrix) {
+            (Inputs::Rounded(x), Matrix::Quantized(matrix)) => x.multiply_rows(matrix, rows, out),
+            (Inputs::Floats(x), matrix) => multiply_floats(instructions, x, matrix, rows, out),
+            (Inputs::Rounded(_), Matrix::Dense(_)) => {
+                unreachable!("the matrices of a task have one format, which is quantised")
+            }
         }
-    };
-    let tokens = 0..products[0].out.len();
-    let all = products.iter_mut().map(|it| it.tokens(tokens.clone())).collect();
-    for_pieces(all, threads, |matrix, rows, out| match matrix {
-        Matrix::Quantized(matrix) => prepared.multiply_rows(matrix, rows, out),
-        Matrix::Dense(_) => unreachable!("one format, which is quantised"),
-    });
-    for token in prepared.unrounded_tokens() {
-        let columns = Columns::all(products[0].matrix.input());
-        let x = x.part(token * columns.range.end..(token + 1) * columns.range.end);
-        let row = products.iter_mut().map(|it| it.tokens(token..token + 1)).collect();
-        multiply_in_f32(&Activations::new(x, columns, threads), row, threads);
+    }
+
+    /// The rows that were left out because they cannot be rounded.
+    fn unrounded_tokens(&self) -> Vec<usize> {
+        match self {
+            Inputs::Rounded(x) => x.unrounded_tokens(),
+            Inputs::Floats(_) => Vec::new(),
+        }
+    }
+
+    /// The groups, with their rows, that were left out because they cannot be rounded.
+    pub(crate) fn unrounded_groups(&self) -> Vec<(usize, usize)> {
+        match self {
+            Inputs::Rounded(x) => x.unrounded_groups().collect(),
+            Inputs::Floats(_) => Vec::new(),
+        }
     }
 }
 
-/// Like [`multiply`], with unrounded activations.
+/// The division of a product's columns into terms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TermColumns {
+    /// A single term.
+    Whole,
+    /// Terms of at most this number of columns.
+    Divided(usize),
+}
+
+impl TermColumns {
+    fn of_groups(self, group_size: usize) -> InputColumns {
+        match self {
+            TermColumns::Whole => InputColumns::Whole,
+            TermColumns::Divided(chunk) => {
+                // A power of two that divides the number of groups of the chunk.
+                let groups_per_term = 1 << (chunk / group_size).trailing_zeros();
+                InputColumns::Divided { groups_per_term: groups_per_term.min(GROUPS_PER_TERM_MAX) }
+            }
+        }
+    }
+
+    fn of_columns(self, input: usize) -> Columns {
+        match self {
+            TermColumns::Whole => Columns::all(input),
+            TermColumns::Divided(chunk) => Columns { range: 0..input, chunk },
+        }
+    }
+}
+
+/// Computes the products of all tasks in one job.
+pub(crate) fn multiply(mut tasks: Vec<Task<'_>>, threads: &Threads) {
+    let inputs = Inputs::of_tasks(&tasks, TermColumns::Whole, threads);
+    let all = tasks.iter_mut().map(|task| {
+        let tokens = 0..task.products.first().map_or(0, |it| it.out.len());
+        task.products.iter_mut().map(|it| it.tokens(tokens.clone())).collect()
+    });
+    multiply_prepared(&inputs, all.collect(), threads);
+    for (task, inputs) in tasks.iter_mut().zip(&inputs) {
+        for token in inputs.unrounded_tokens() {
+            let columns = Columns::all(task.products[0].matrix.input());
+            let x = task.x.part(token * columns.range.end..(token + 1) * columns.range.end);
+            let row = task.products.iter_mut().map(|it| it.tokens(token..token + 1)).collect();
+            multiply_in_f32(Activations::new(x, columns, threads), row, threads);
+        }
+    }
+}
+
+/// As [`multiply`] for a single task, with activations as they are.
 pub(crate) fn multiply_in_f32<R: Results>(
-    x: &Activations,
+    x: Activations,
     products: Vec<RowProducts<'_, R>>,
     threads: &Threads,
 ) {
-    for_pieces(products, threads, |matrix, rows, out| match matrix {
+    multiply_prepared(&[Inputs::Floats(x)], vec![products], threads);
+}
+
+/// Computes the products of each task with its `inputs`, except for what could not be rounded.
+pub(crate) fn multiply_prepared<R: Results>(
+    inputs: &[Inputs],
+    products: Vec<Vec<RowProducts<'_, R>>>,
+    threads: &Threads,
+) {
+    let products = inputs.iter().zip(products);
+    let products = products.flat_map(|(inputs, it)| it.into_iter().map(move |it| (inputs, it)));
+    let instructions = threads.instructions();
+    threads.for_each(pieces(products.collect(), threads), |piece| {
+        let Piece { inputs, matrix, rows, mut out } = piece;
+        inputs.multiply_rows(&matrix, rows, &mut out, instructions);
+    });
+}
+
+fn multiply_floats<R: Results>(
+    instructions: InstructionSet,
+    x: &Activations,
+    matrix: &Matrix<'_>,
+    rows: Range<usize>,
+    out: &mut [R],
+) {
+    match matrix {
         Matrix::Dense(matrix) if x.tokens() <= dense::FEW_TOKENS => {
-            dense::multiply_few(threads.instructions(), x, matrix, rows, out);
+            dense::multiply_few(instructions, x, matrix, rows, out);
         }
         Matrix::Quantized(matrix)
             if matrix.format.mode == QuantMode::Mxfp8 && x.tokens() <= float8::FEW_TOKENS =>
         {
-            float8::multiply_few(threads.instructions(), x, matrix, rows, out);
+            float8::multiply_few(instructions, x, matrix, rows, out);
         }
-        _ => multiply_rows(threads.instructions(), x, matrix, rows, out),
-    });
+        _ => multiply_rows(instructions, x, matrix, rows, out),
+    }
 }
 
 /// Some output features of a matrix, with a view of their results for each token.
 struct Piece<'a, R> {
+    inputs: &'a Inputs,
     matrix: Matrix<'a>,
     rows: Range<usize>,
     out: Vec<R>,
 }
 
-/// Computes `work` for pieces of the output features, with a view of the piece's results for each token.
-pub(crate) fn for_pieces<R: Results>(
-    products: Vec<RowProducts<'_, R>>,
+/// Cuts products into pieces of work.
+fn pieces<'a, R: Results>(
+    products: Vec<(&'a Inputs, RowProducts<'a, R>)>,
     threads: &Threads,
-    work: impl Fn(&Matrix<'_>, Range<usize>, &mut [R]) + Sync,
-) {
-    let mut rows_left: usize = products.iter().map(|it| it.matrix.num_rows()).sum();
+) -> Vec<Piece<'a, R>> {
+    let mut rows_left: usize = products.iter().map(|(_, it)| it.matrix.num_rows()).sum();
     let mut pieces: Vec<Piece<'_, R>> = Vec::new();
-    for RowProducts { matrix, out } in products {
+    for (inputs, RowProducts { matrix, out }) in products {
         let (num_rows, tokens) = (matrix.num_rows(), out.len());
         rows_left -= num_rows;
         let first_piece = pieces.len();
         let cuts = cut_rows((num_rows, rows_left), tokens * matrix.input(), threads.count());
         pieces.extend(cuts.into_iter().map(|rows| Piece {
+            inputs,
             matrix,
             rows,
             out: Vec::with_capacity(tokens),
@@ -278,7 +409,7 @@ pub(crate) fn for_pieces<R: Results>(
             }
         }
     }
-    threads.for_each(pieces, |Piece { matrix, rows, mut out }| work(&matrix, rows, &mut out));
+    pieces
 }
 
 /// Divides the output features into pieces of work. The first pieces are large, because memory is

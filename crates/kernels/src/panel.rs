@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use crate::divisible::{Fold, Results};
 use crate::dot::{Rows, TILE_ROWS, TermPart, Tile, TileResults};
 use crate::elements::Elements;
 use crate::matmul::Matrix;
 use crate::simd::{LANES, Lanes, Simd, dispatched};
+use crate::terms::{Fold, Results};
 use crate::threads::Threads;
 use crate::unpack::{GROUPS_MAX, Region, unpack};
 

@@ -375,6 +375,16 @@ Array quantized_matmul(
       x, w_scales[0].array, w_scales[1].array, optional(biases), transpose, spec.group_size,
       spec.bits, to_string(spec.mode)));
 }
+Array gather_quantized_matmul(
+    const array& x, Refs w_scales, Refs biases, const array& indices, bool is_sorted,
+    const QuantSpec& spec) {
+  return boxed(mx::gather_qmm(
+      x, w_scales[0].array, w_scales[1].array, optional(biases), std::nullopt, indices, true,
+      spec.group_size, spec.bits, to_string(spec.mode), std::nullopt, is_sorted));
+}
+Array gather_matmul(const array& x, const array& w, const array& indices, bool is_sorted) {
+  return boxed(mx::gather_mm(x, mx::swapaxes(w, -1, -2), std::nullopt, indices, is_sorted));
+}
 Arrays quantize(const array& w, const QuantSpec& spec) {
   return boxed(mx::quantize(w, spec.group_size, spec.bits, to_string(spec.mode)));
 }

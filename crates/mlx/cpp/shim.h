@@ -110,6 +110,10 @@ Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask);
 
 Array quantized_matmul(
     const array& x, Refs w_scales, Refs biases, bool transpose, const QuantSpec& spec);
+Array gather_quantized_matmul(
+    const array& x, Refs w_scales, Refs biases, const array& indices, bool is_sorted,
+    const QuantSpec& spec);
+Array gather_matmul(const array& x, const array& w, const array& indices, bool is_sorted);
 Arrays quantize(const array& w, const QuantSpec& spec);
 Array dequantize(
     const array& w, const array& scales, Refs biases, const QuantSpec& spec, uint8_t dtype);

@@ -208,6 +208,20 @@ pub(crate) mod bridge {
             transpose: bool,
             spec: &QuantSpec,
         ) -> Result<UniquePtr<RawArray>>;
+        fn gather_quantized_matmul(
+            x: &RawArray,
+            w_scales: &[ArrayRef],
+            biases: &[ArrayRef],
+            indices: &RawArray,
+            is_sorted: bool,
+            spec: &QuantSpec,
+        ) -> Result<UniquePtr<RawArray>>;
+        fn gather_matmul(
+            x: &RawArray,
+            w: &RawArray,
+            indices: &RawArray,
+            is_sorted: bool,
+        ) -> Result<UniquePtr<RawArray>>;
         fn quantize(w: &RawArray, spec: &QuantSpec) -> Result<UniquePtr<CxxVector<RawArray>>>;
         fn dequantize(
             w: &RawArray,

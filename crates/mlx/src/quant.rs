@@ -72,6 +72,37 @@ pub fn quantized_matmul(x: &Array, w: &Quantized, transpose: bool) -> Array {
     built("quantized_matmul", node)
 }
 
+/// The matrix that each row of activations is multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub struct Gather<'a> {
+    /// Index of the matrix for each row, `[rows]`.
+    pub indices: &'a Array,
+    /// Whether the indices are in ascending order.
+    pub is_sorted: bool,
+}
+
+/// Computes `x[row] · w[indices[row]]ᵀ` for `x` `[rows, 1, in]` and matrices `w` `[matrices, out, in]`.
+/// The result is `[rows, 1, out]`. On the CPU only f32 is supported.
+#[track_caller]
+pub fn gather_matmul(x: &Array, w: &Array, gather: Gather<'_>) -> Array {
+    let node = bridge::gather_matmul(&x.0, &w.0, &gather.indices.0, gather.is_sorted);
+    built("gather_matmul", node)
+}
+
+/// Like [`gather_matmul`], with quantised matrices.
+#[track_caller]
+pub fn gather_quantized_matmul(x: &Array, w: &Quantized, gather: Gather<'_>) -> Array {
+    let node = bridge::gather_quantized_matmul(
+        &x.0,
+        &refs(&[&w.words, &w.scales]),
+        &optional(w.biases.as_ref()),
+        &gather.indices.0,
+        gather.is_sorted,
+        &w.format.spec(),
+    );
+    built("gather_quantized_matmul", node)
+}
+
 /// Quantises a matrix along its last dimension.
 #[track_caller]
 pub fn quantize(w: &Array, format: Format) -> Quantized {

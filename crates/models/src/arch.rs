@@ -1,7 +1,9 @@
 //! Networks: how a model's layers are composed of `layers`, as its description says.
 
 mod decoder;
-mod dense;
+mod feed_forward;
+mod layer;
+mod parts;
 
 use std::ops::Range;
 

@@ -4,20 +4,25 @@
 
 mod attention;
 mod embedding;
+mod experts;
 mod kernel;
 mod linear;
 mod mlp;
 mod norm;
+mod output;
 mod residual;
 mod rope;
+mod router;
 mod stack;
 
 pub(crate) use attention::{Attention, AttentionParts, Heads};
 pub(crate) use embedding::{Embedding, Head, vocabulary};
+pub(crate) use experts::{ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp};
 pub(crate) use kernel::{dim, float};
-pub(crate) use linear::{Bias, Linear};
-pub(crate) use mlp::Mlp;
+pub(crate) use linear::{HasBias, Linear};
+pub(crate) use mlp::{Mlp, MlpBlock};
 pub(crate) use norm::RmsNorm;
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, Ropes, RotationTable};
+pub(crate) use router::{Router, RouterSettings};
 pub(crate) use stack::Stack;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
-use jackalope_spec::{ElementType, QuantizationMode};
+use jackalope_spec::{ElementType, QuantizationMode, StackedModule};
 
 use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
 use crate::error::LoadError;
@@ -39,10 +39,37 @@ pub(crate) struct LoadCounters {
 pub(crate) enum Part<'a> {
     /// Everything; every rank needs it.
     Whole,
-    /// These rows (of the first dimension).
-    Rows(&'a Cut),
-    /// These columns (of the last dimension).
-    Columns(&'a Cut),
+    /// A part of one dimension.
+    Axis { axis: usize, cut: &'a Cut },
+}
+
+impl<'a> Part<'a> {
+    /// Returns the part with these rows (of the first dimension).
+    pub(crate) fn rows(cut: &'a Cut) -> Part<'a> {
+        Part::Axis { axis: 0, cut }
+    }
+
+    /// Returns the shape of the part of a tensor of `shape`.
+    fn shape(self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let Part::Axis { axis, cut } = self {
+            shape[axis] = cut.len();
+        }
+        shape
+    }
+
+    /// Returns the bytes of the part in a tensor of `shape` that begins at `offset` in its file.
+    fn pieces(self, shape: &[usize], dtype: Dtype, offset: u64) -> Pieces {
+        let bytes = |dims: &[usize]| dims.iter().product::<usize>() * dtype.size_bytes();
+        let Part::Axis { axis, cut } = self else { return Pieces::run(offset, bytes(shape)) };
+        let element_bytes = bytes(&shape[axis + 1..]);
+        let offset = offset + (cut.own.start * element_bytes) as u64;
+        if axis == 0 || cut.is_whole() {
+            return Pieces::run(offset, bytes(&self.shape(shape)));
+        }
+        let stride_bytes = (shape[axis] * element_bytes) as u64;
+        Pieces { offset, piece_bytes: cut.len() * element_bytes, stride_bytes }
+    }
 }
 
 /// A checkpoint being loaded.
@@ -86,7 +113,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the root of the checkpoint's tensor names.
     pub(crate) fn root(&'a self) -> Weights<'a> {
-        Weights { loader: self, path: String::new() }
+        Weights { loader: self, path: String::new(), stacked: None }
     }
 
     /// Ends loading and returns the counters.
@@ -127,7 +154,7 @@ impl<'a> Loader<'a> {
     fn count(&self, array: &Array, part: Part<'_>) {
         let is_replicated = match part {
             Part::Whole => true,
-            Part::Rows(cut) | Part::Columns(cut) => cut.is_shared,
+            Part::Axis { cut, .. } => cut.is_shared,
         };
         let (mut counters, read) = (self.counters.get(), array.nbytes() as u64);
         counters.bytes_read += read;
@@ -147,6 +174,9 @@ impl<'a> Loader<'a> {
 pub(crate) struct Weights<'a> {
     loader: &'a Loader<'a>,
     path: String,
+    /// Set if each tensor is stored in parts, at these paths, which are stacked along a new first
+    /// dimension.
+    stacked: Option<Vec<String>>,
 }
 
 impl<'a> Weights<'a> {
@@ -154,7 +184,18 @@ impl<'a> Weights<'a> {
     pub(crate) fn at(&self, name: impl std::fmt::Display) -> Weights<'a> {
         let path =
             if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
-        Weights { loader: self.loader, path }
+        Weights { loader: self.loader, path, stacked: None }
+    }
+
+    /// Returns the path of a projection of `num_experts` experts. If the checkpoint has a matrix for
+    /// each expert, they are stacked.
+    pub(crate) fn experts(&self, module: &StackedModule, num_experts: usize) -> Weights<'a> {
+        let StackedModule { stacked, each: [before, after] } = module;
+        let is_stacked = self.loader.checkpoint.tensors.find(&format!("{stacked}.weight"));
+        let each = is_stacked
+            .is_none()
+            .then(|| (0..num_experts).map(|idx| format!("{before}{idx}{after}")).collect());
+        Weights { loader: self.loader, path: stacked.clone(), stacked: each }
     }
 
     /// Returns the type that the model is computed in.
@@ -181,15 +222,33 @@ impl<'a> Weights<'a> {
         shape: &[usize],
         part: Part<'_>,
     ) -> Result<Array, LoadError> {
-        let entry = self.entry(name, shape);
-        let stored = float_dtype(&entry.header.element_type);
-        let array = self.read(entry, stored, part)?;
-        if stored == self.loader.dtype {
+        self.floats_as(self.loader.dtype, name, shape, part)
+    }
+
+    /// Loads a tensor of floats, converted to `dtype`.
+    pub(crate) fn floats_as(
+        &self,
+        dtype: Dtype,
+        name: &str,
+        shape: &[usize],
+        part: Part<'_>,
+    ) -> Result<Array, LoadError> {
+        let entries = self.entries(name, shape);
+        let stored = float_dtype(&entries[0].header.element_type);
+        let array = self.read(&entries, shape, stored, part)?;
+        if stored == dtype {
             return Ok(array);
         }
-        let array = array.astype(self.loader.dtype);
+        let array = array.astype(dtype);
         array.eval()?;
         Ok(array)
+    }
+
+    /// Loads the vector of `len` floats at this very path, converted to `dtype`.
+    pub(crate) fn vector_as(&self, dtype: Dtype, len: usize) -> Result<Array, LoadError> {
+        let (path, name) = self.path.rsplit_once('.').unwrap_or(("", &self.path));
+        let parent = Weights { loader: self.loader, path: path.to_owned(), stacked: None };
+        parent.floats_as(dtype, name, &[len], Part::Whole)
     }
 
     /// Loads a tensor of packed codes or of their eight-bit scales.
@@ -200,67 +259,84 @@ impl<'a> Weights<'a> {
         part: Part<'_>,
         dtype: Dtype,
     ) -> Result<Array, LoadError> {
-        self.read(self.entry(name, shape), dtype, part)
+        self.read(&self.entries(name, shape), shape, dtype, part)
     }
 
-    /// Returns a tensor, which opening the checkpoint has found to be of this shape.
+    /// Returns a tensor, or the parts of one that is stacked. Opening the checkpoint has found them
+    /// to be of this shape.
     ///
     /// # Panics
-    /// Panics if the description lists no such tensor.
-    fn entry(&self, name: &str, shape: &[usize]) -> &'a TensorEntry {
-        let tensor = self.at(name).path;
-        let entry = self.loader.checkpoint.tensors.find(&tensor);
-        let entry = entry.unwrap_or_else(|| panic!("the description lacks {tensor}"));
-        assert_eq!(entry.header.shape, shape, "the description has another shape of {tensor}");
-        entry
+    /// Panics if the description lists no such tensor, or another shape or type of it.
+    fn entries(&self, name: &str, shape: &[usize]) -> Vec<&'a TensorEntry> {
+        let (paths, shape) = match &self.stacked {
+            Some(paths) => (&paths[..], &shape[1..]),
+            None => (std::slice::from_ref(&self.path), shape),
+        };
+        let entries = paths.iter().map(|path| {
+            let tensor = format!("{path}.{name}");
+            let entry = self.loader.checkpoint.tensors.find(&tensor);
+            let entry = entry.unwrap_or_else(|| panic!("the description lacks {tensor}"));
+            assert_eq!(entry.header.shape, shape, "the description has another shape of {tensor}");
+            entry
+        });
+        let entries: Vec<&TensorEntry> = entries.collect();
+        let element_type = &entries[0].header.element_type;
+        let is_same = entries.iter().all(|entry| entry.header.element_type == *element_type);
+        assert!(is_same, "the description has several types of {}.{name}", self.path);
+        entries
     }
 
-    /// Copies a part of a tensor from its file directly into MLX's memory.
-    fn read(&self, entry: &TensorEntry, dtype: Dtype, part: Part<'_>) -> Result<Array, LoadError> {
-        let mut shape = entry.header.shape.clone();
-        let width_bytes = shape.last().copied().unwrap_or(1) * dtype.size_bytes();
+    /// Copies a part of a tensor of `shape` from its files directly into MLX's memory.
+    fn read(
+        &self,
+        entries: &[&TensorEntry],
+        shape: &[usize],
+        dtype: Dtype,
+        part: Part<'_>,
+    ) -> Result<Array, LoadError> {
         let mut result = Ok(());
-        let array = match part {
-            Part::Whole => self.loader.array(&shape, dtype, |target| {
-                result = entry.file.read_at(entry.offset, target);
-            }),
-            Part::Rows(cut) => {
-                shape[0] = cut.len();
-                let row_bytes = entry.num_bytes / (cut.full as u64).max(1);
-                let offset = entry.offset + cut.own.start as u64 * row_bytes;
-                self.loader.array(&shape, dtype, |target| {
-                    result = entry.file.read_at(offset, target);
-                })
-            }
-            Part::Columns(cut) => {
-                let last = shape.len() - 1;
-                shape[last] = cut.len();
-                let part_bytes = cut.len() * dtype.size_bytes();
-                let start_bytes = (cut.own.start * dtype.size_bytes()) as u64;
-                self.loader.array(&shape, dtype, |target| {
-                    result = read_columns(entry, target, start_bytes, (part_bytes, width_bytes));
-                })
-            }
-        };
+        let array = self.loader.array(&part.shape(shape), dtype, |target| {
+            result = if self.stacked.is_some() {
+                read_stacked(entries, dtype, part, target)
+            } else {
+                read_part(entries[0], dtype, part, target)
+            };
+        });
         result?;
         self.loader.count(&array, part);
         Ok(array)
     }
 }
 
-/// Reads `part_bytes` of each row of `width_bytes`, from `start_bytes` on.
-fn read_columns(
+fn read_part(
     entry: &TensorEntry,
+    dtype: Dtype,
+    part: Part<'_>,
     target: &mut [u8],
-    start_bytes: u64,
-    (part_bytes, width_bytes): (usize, usize),
 ) -> Result<(), LoadError> {
-    if part_bytes == width_bytes {
-        return entry.file.read_at(entry.offset, target);
+    entry.file.read(part.pieces(&entry.header.shape, dtype, entry.offset), target)
+}
+
+/// Reads a part of the tensor that consists of `entries`, stacked along a new first dimension.
+fn read_stacked(
+    entries: &[&TensorEntry],
+    dtype: Dtype,
+    part: Part<'_>,
+    target: &mut [u8],
+) -> Result<(), LoadError> {
+    let (entries, part) = match part {
+        Part::Axis { axis: 0, cut } => (&entries[cut.own.clone()], Part::Whole),
+        Part::Axis { axis, cut } => (entries, Part::Axis { axis: axis - 1, cut }),
+        Part::Whole => (entries, Part::Whole),
+    };
+    let part_bytes = target.len() / entries.len().max(1);
+    if part_bytes == 0 {
+        return Ok(());
     }
-    let offset = entry.offset + start_bytes;
-    let stride_bytes = width_bytes as u64;
-    entry.file.read(Pieces { offset, piece_bytes: part_bytes, stride_bytes }, target)
+    for (entry, target) in entries.iter().zip(target.chunks_exact_mut(part_bytes)) {
+        read_part(entry, dtype, part, target)?;
+    }
+    Ok(())
 }
 
 /// Returns the type of a tensor that opening the checkpoint has found to hold floats.

@@ -166,6 +166,11 @@ impl Cut {
         Cut { full, own, is_shared: false }
     }
 
+    /// Creates a dimension of which every rank holds all.
+    pub fn of_all_ranks(full: usize) -> Cut {
+        Cut { full, own: 0..full, is_shared: true }
+    }
+
     /// Returns the length of this rank's part.
     pub fn len(&self) -> usize {
         self.own.len()

@@ -28,8 +28,8 @@ pub use error::SpecError;
 pub use families::{computed_types, described_types};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    AttentionSpec, CacheKind, ExpertsSpec, FeedForward, HeadTable, LayerSpec, Mixer, MlpSpec,
-    ModelSpec, QkNorm, Support,
+    AttentionSpec, CacheKind, ExpertModules, ExpertsSpec, FeedForward, HeadTable, LayerSpec, Mixer,
+    MlpSpec, ModelSpec, QkNorm, RouterGroups, RouterScores, RouterSpec, StackedModule, Support,
 };
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use report::{CheckReport, TensorProblem};

@@ -134,7 +134,7 @@ pub struct MlpSpec {
 }
 
 /// Routed experts, each an MLP.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
     /// Number of experts.
     pub num_experts: usize,
@@ -144,6 +144,77 @@ pub struct ExpertsSpec {
     pub inner: usize,
     /// Inner dimension of the expert that every token passes; `None` if there is none.
     pub shared_inner: Option<usize>,
+    /// How experts are chosen and weighted.
+    pub router: RouterSpec,
+    /// Where the tensors are.
+    pub modules: ExpertModules,
+}
+
+/// How experts are chosen and weighted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterSpec {
+    /// How logits become scores.
+    pub scores: RouterScores,
+    /// Groups of experts, of which only the best are considered; `None` if all are.
+    pub groups: Option<RouterGroups>,
+    /// Set if the weights of the chosen experts are divided by their sum plus this.
+    pub normalization_eps: Option<f32>,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+impl RouterSpec {
+    /// A router whose weights are the soft-max over all experts.
+    pub(crate) const SOFTMAX: RouterSpec = RouterSpec {
+        scores: RouterScores::Softmax,
+        groups: None,
+        normalization_eps: None,
+        scale: 1.0,
+    };
+}
+
+/// How a router's logits become the scores by which experts are chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum RouterScores {
+    /// Soft-max over all experts.
+    Softmax,
+    /// The logits; the weights are their soft-max over the chosen experts.
+    SoftmaxOfChosen,
+    /// The logistic function.
+    Sigmoid,
+}
+
+/// Groups of neighbouring experts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RouterGroups {
+    /// Number of groups.
+    pub count: usize,
+    /// Number of groups that are considered for a token.
+    pub chosen: usize,
+}
+
+/// Where the tensors of a block of experts are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ExpertModules {
+    /// Matrix of the router, `[experts, hidden]`.
+    pub router: String,
+    /// Vector that is added to the scores for the choice only, `[experts]`.
+    pub selection_bias: Option<String>,
+    /// Gate, up and down projections of all experts.
+    pub experts: [StackedModule; 3],
+    /// The expert that every token passes.
+    pub shared: Option<String>,
+    /// Matrix `[1, hidden]` whose product's logistic function weighs that expert.
+    pub shared_gate: Option<String>,
+}
+
+/// Where a projection of all experts is.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct StackedModule {
+    /// The matrices of all experts in one tensor.
+    pub stacked: String,
+    /// Parts of the name before and after the expert's number, where each matrix is a tensor.
+    pub each: [String; 2],
 }
 
 /// What a layer keeps of a sequence.

@@ -18,9 +18,9 @@ use std::ops::Range;
 
 use self::codes::{Codes, Fields, SignedNibbles, Spread};
 use super::rounding::Rounded;
-use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::simd::Avx2;
+use crate::terms::{ANCHOR, AWAY, Results};
 
 /// Declares functions compiled for the instruction set.
 macro_rules! for_avx2 {

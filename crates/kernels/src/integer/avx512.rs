@@ -20,9 +20,9 @@ use std::ops::Range;
 use self::codes::{Codes, Fields, SignedNibbles, Threes, Wide};
 use super::TERM_LEVELS;
 use super::rounding::Rounded;
-use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
 use crate::simd::Avx512;
+use crate::terms::{ANCHOR, AWAY, Results};
 use crate::threads::Threads;
 
 /// Declares functions compiled for the instruction set.

@@ -16,8 +16,8 @@ use std::ops::Range;
 
 use super::rounding::{GROUPS_PER_TERM_MAX, Rounded};
 use super::{E2M1, Lanes16, SUMS, total};
-use crate::divisible::{ANCHOR, AWAY, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
+use crate::terms::{ANCHOR, AWAY, Results};
 use crate::unpack::{bits_from, scale_value};
 
 /// Number of weight rows that are unpacked together.

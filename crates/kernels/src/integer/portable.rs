@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::rounding::{GROUPS_PER_TERM_MAX, Rounded};
 use super::{E2M1, Lanes16, SUMS, total};
-use crate::divisible::{Fold as _, GridSum, Results};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{Simd, dispatched};
+use crate::terms::{Fold as _, GridSum, Results};
 use crate::unpack::{bits_from, scale_value};
 
 /// Number of rows whose results are buffered before they are stored.

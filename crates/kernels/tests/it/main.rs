@@ -3,6 +3,7 @@
 mod attention;
 mod divisible;
 mod embedding;
+mod experts;
 mod fixtures;
 mod matmul;
 mod rowwise;

@@ -1,8 +1,8 @@
 //! Products against double precision, and the same product in other company.
 
 use jackalope_kernels::{
-    Choice, DenseMatrix, Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Threads,
-    gathered_matmul, gathered_quantized_matmul, matmul, matmul_each, quantized_matmul,
+    DenseMatrix, Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Threads, matmul,
+    matmul_each, quantized_matmul,
 };
 use proptest::prelude::*;
 
@@ -204,42 +204,6 @@ proptest! {
                 let mut expected = Floats::unwritten(case.out_float, case.tokens * case.out);
                 matrix.multiply(x.view(), expected.view_mut(), &threads);
                 prop_assert_eq!(found.bits(), expected.bits());
-            }
-        }
-    }
-
-    #[test]
-    fn a_gathered_row_is_what_its_expert_computes_alone(
-        case in cases(),
-        num_experts in 1_usize..5,
-        num_threads in 1_usize..4,
-    ) {
-        let features = case.out.min(20);
-        let case = Case { out: features * num_experts, tokens: case.tokens.min(12), ..case };
-        let (matrix, x) = case.contents();
-        let mut random = Random(case.seed);
-        let experts: Vec<u32> =
-            (0..case.tokens).map(|_| random.below(num_experts) as u32).collect();
-        let choice = Choice { experts: &experts, num_experts };
-        for threads in pools(num_threads) {
-            let mut whole = Floats::unwritten(case.out_float, case.tokens * case.out);
-            matrix.multiply(x.view(), whole.view_mut(), &threads);
-            let mut out = Floats::unwritten(case.out_float, case.tokens * features);
-            match &matrix {
-                Matrix::Quant(matrix) => {
-                    let (x, out) = (x.view(), out.view_mut());
-                    gathered_quantized_matmul(x, choice, &matrix.view(), out, &threads);
-                }
-                Matrix::Dense { out: rows, input, values } => {
-                    let matrix = dense(values, (*rows, *input));
-                    gathered_matmul(x.view(), choice, &matrix, out.view_mut(), &threads);
-                }
-            }
-            for (token, expert) in experts.iter().enumerate() {
-                let start = token * case.out + *expert as usize * features;
-                let expected = whole.part(start, start + features);
-                let row = out.part(token * features, (token + 1) * features);
-                prop_assert_eq!(row.bits(), expected.bits());
             }
         }
     }

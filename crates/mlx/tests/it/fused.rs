@@ -115,3 +115,28 @@ fn every_quantisation_multiplies_as_its_dequantised_matrix() {
     let product = quant::quantized_matmul(&wave(&[3, 16]), &packed, false);
     assert_close(&product, &wave(&[3, 16]).matmul(&plain), 1e-4);
 }
+
+#[test]
+fn each_row_is_multiplied_with_the_matrix_of_its_index() {
+    let (x, w) = (wave(&[4, 1, 128]), wave(&[3, 16, 128]));
+    for (indices, is_sorted) in [([2_u32, 0, 2, 1], false), ([0, 0, 1, 2], true)] {
+        let indices_array = Array::from_slice(&indices, &[4]);
+        let gather = quant::Gather { indices: &indices_array, is_sorted };
+        let expected = |w: &Array| {
+            let rows = indices.iter().enumerate().map(|(row, &idx)| {
+                let row = i32::try_from(row).unwrap();
+                let matrix = w.take(&Array::from_slice(&[idx], &[1]), 0).squeeze(0);
+                x.slice_axis(0, row, row + 1).matmul(&matrix.swapaxes(0, 1))
+            });
+            let rows: Vec<Array> = rows.collect();
+            Array::concatenate(&rows.iter().collect::<Vec<_>>(), 0)
+        };
+        assert_close(&quant::gather_matmul(&x, &w, gather), &expected(&w), 1e-4);
+        for format in formats() {
+            let packed = quant::quantize(&w, format);
+            let plain = quant::dequantize(&packed, Dtype::F32);
+            let product = quant::gather_quantized_matmul(&x, &packed, gather);
+            assert_close(&product, &expected(&plain), 1e-4);
+        }
+    }
+}

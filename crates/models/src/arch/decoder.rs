@@ -3,7 +3,8 @@
 use jackalope_mlx::Array;
 use jackalope_protocol::TokenId;
 
-use super::dense::{DenseLayer, LayerParts};
+use super::layer::AttentionLayer;
+use super::parts::LayerParts;
 use super::{Dimensions, Network};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
@@ -16,7 +17,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Decoder {
     embed_tokens: Embedding,
-    layers: Stack<DenseLayer>,
+    layers: Stack<AttentionLayer>,
     norm: RmsNorm,
     lm_head: Head,
     hidden_size: usize,
@@ -43,8 +44,16 @@ impl Decoder {
         let ropes = &Ropes::default();
         let load = |layer_idx: usize| {
             let (layer, layout) = (&spec.layers[layer_idx], &layout.layers[layer_idx]);
-            let parts = LayerParts { layer_idx, spec: layer, layout, model: spec, ropes, parallel };
-            DenseLayer::load(&w.at(&layer.prefix), &parts)
+            let parts = LayerParts {
+                layer_idx,
+                spec: layer,
+                layout,
+                model: spec,
+                ropes,
+                root: w,
+                parallel,
+            };
+            AttentionLayer::load(&w.at(&layer.prefix), &parts)
         };
         let layers = Stack::load(num_layers, hidden, w.dtype(), parallel, load)?;
         let norm = RmsNorm::load(&w.at(spec.norm.module()), hidden, spec.norm_eps, parallel)?;

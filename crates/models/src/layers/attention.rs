@@ -8,8 +8,8 @@ use jackalope_kernels::{
 };
 use jackalope_mlx::{Array, Dtype, fast};
 
-use super::kernel::{dim, float};
-use super::linear::{Bias, Linear, LinearKernel, RowInput};
+use super::kernel::{DivisibleKernel, dim, float};
+use super::linear::{HasBias, Linear, LinearKernel, RowInput};
 use super::norm::{NormKernel, RmsNorm};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
@@ -41,11 +41,10 @@ impl Heads {
         &self,
         w: &Weights<'_>,
         hidden: usize,
-        bias: Bias,
-        parallel: &Parallel,
+        bias: HasBias,
     ) -> Result<Linear, LoadError> {
         let input = RowInput { cut: &self.queries(), unit: self.unit * self.head_dim };
-        Linear::row(w, input, hidden, bias, parallel)
+        Linear::row(w, input, hidden, bias)
     }
 
     /// Returns the division of `q_proj`'s output.
@@ -112,12 +111,13 @@ impl Attention {
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let parts = &self.parts;
+        let output = parts.o_proj.block_output();
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            return residual.stock_block(norm, &parts.o_proj, |x| self.stock_heads(x, step));
+            let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
+            return residual.stock_block(norm, output, work);
         };
         let kernel = self.kernel(step);
-        residual
-            .kernel_block(norm, &parts.o_proj, threads, move |x, threads| kernel.run(x, threads))
+        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
     }
 
     /// Creates the part of the primitive's closure that computes the heads.
@@ -126,6 +126,7 @@ impl Attention {
         let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
         AttentionKernel {
             qkv: linears.map(Linear::kernel),
+            output: parts.o_proj.divisible_kernel(),
             norms: parts
                 .head_norms
                 .as_ref()
@@ -199,6 +200,7 @@ impl Attention {
 /// The state of the attention primitive's closure: everything except the weights' arrays.
 struct AttentionKernel {
     qkv: [LinearKernel; 3],
+    output: DivisibleKernel,
     norms: Option<[NormKernel; 2]>,
     rotations: Arc<RotationTable>,
     config: AttentionConfig<'static>,
@@ -208,8 +210,13 @@ struct AttentionKernel {
 }
 
 impl AttentionKernel {
+    /// Computes this rank's part of the product `[tokens, hidden]`, without bias.
+    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        self.output.multiply(self.heads(x, threads).elements(), threads)
+    }
+
     /// Computes the heads' results `[tokens, heads * head_dim]` for `x` `[tokens, hidden]`.
-    fn run(&self, x: Elements<'_>, threads: &Threads) -> Floats {
+    fn heads(&self, x: Elements<'_>, threads: &Threads) -> Floats {
         let [mut q, mut k, v] = LinearKernel::products(&self.qkv, x, threads);
         let norms = self.norms.as_ref().map(|norms| norms.each_ref().map(NormKernel::of_heads));
         let rotation = self.rotations.rotation();

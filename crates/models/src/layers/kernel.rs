@@ -9,7 +9,7 @@ use jackalope_kernels as kernels;
 use jackalope_kernels::{
     Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Scales, Threads,
 };
-use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, Pinned, custom, quant};
+use jackalope_mlx::{self as mlx, Array, Buffer, BufferMut, Dtype, Pinned, custom, quant};
 use jackalope_protocol::KernelTimings;
 
 use crate::error::LoadError;
@@ -54,24 +54,52 @@ impl MatrixCut<'_> {
             MatrixCut::Input { output, input } => (output, input.len()),
         }
     }
+
+    /// Returns the divided axis of a tensor with `ndim` dimensions, of which the last two are those
+    /// of the matrix, and its division. `columns` maps the division of the input to that of the
+    /// last axis.
+    fn axis(&self, ndim: usize, columns: impl Fn(&Cut) -> Cut) -> (usize, Cut) {
+        match self {
+            MatrixCut::Output { output, .. } => (ndim - 2, Cut::clone(output)),
+            MatrixCut::Input { input, .. } => (ndim - 1, columns(input)),
+        }
+    }
 }
 
 impl Matrix {
     /// Reads `weight`, and `scales` and `biases` if there are any.
     pub(super) fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<Matrix, LoadError> {
+        Matrix::load_stack(w, None, cut)
+    }
+
+    /// Reads the matrices of `num_experts` experts, which are divided in the same way. They become
+    /// one matrix, with the rows of the first expert, then those of the second, and so on.
+    pub(super) fn load_experts(
+        w: &Weights<'_>,
+        num_experts: usize,
+        cut: MatrixCut<'_>,
+    ) -> Result<Matrix, LoadError> {
+        Matrix::load_stack(w, Some(num_experts), cut)
+    }
+
+    fn load_stack(
+        w: &Weights<'_>,
+        num_experts: Option<usize>,
+        cut: MatrixCut<'_>,
+    ) -> Result<Matrix, LoadError> {
         let (output, input) = cut.full();
         let format = w.format();
+        let shape = |width: usize| Vec::from_iter(num_experts.into_iter().chain([output, width]));
         let stored = match format {
             None => {
-                let part = match cut {
-                    MatrixCut::Output { output, .. } => Part::Rows(output),
-                    MatrixCut::Input { input, .. } => Part::Columns(input),
-                };
-                Stored::Plain(w.floats("weight", &[output, input], part)?)
+                let shape = shape(input);
+                let (axis, cut) = cut.axis(shape.len(), Cut::clone);
+                Stored::Plain(w.floats("weight", &shape, Part::Axis { axis, cut: &cut })?)
             }
-            Some(format) => Stored::Quantized(load_quantized(w, cut, format)?),
+            Some(format) => Stored::Quantized(load_quantized(w, shape, cut, format)?),
         };
         let (output, input) = cut.own();
+        let output = num_experts.unwrap_or(1) * output;
         Ok(Matrix { stored, format, output, input, kernel: OnceCell::new() })
     }
 
@@ -110,6 +138,31 @@ impl Matrix {
         }
     }
 
+    /// Computes the product of each row of `x` `[rows, 1, input]` with the matrix of its expert, with
+    /// MLX. The result is `[rows, 1, output]`.
+    pub(super) fn stock_gathered(&self, x: &Array, gather: quant::Gather<'_>) -> Array {
+        match &self.stored {
+            Stored::Plain(weight) if mlx::device() == mlx::Device::Cpu => {
+                // On the CPU, MLX has this operation for f32 only.
+                let [wide_x, wide_weight] = [x, weight].map(|it| it.astype(Dtype::F32));
+                quant::gather_matmul(&wide_x, &wide_weight, gather).astype(x.dtype())
+            }
+            Stored::Plain(weight) => quant::gather_matmul(x, weight, gather),
+            Stored::Quantized(weight) => quant::gather_quantized_matmul(x, weight, gather),
+        }
+    }
+
+    /// Returns the elements in `dtype`, computed.
+    pub(super) fn plain(&self, dtype: Dtype) -> Result<Array, jackalope_mlx::Error> {
+        let plain = match &self.stored {
+            Stored::Plain(weight) if weight.dtype() == dtype => weight.clone(),
+            Stored::Plain(weight) => weight.astype(dtype),
+            Stored::Quantized(weight) => quant::dequantize(weight, dtype),
+        };
+        plain.eval()?;
+        Ok(plain)
+    }
+
     /// Returns the rows of `ids`, all of which must be on this rank, in `dtype`, with MLX.
     pub(super) fn stock_rows(&self, ids: &Array, dtype: Dtype) -> Array {
         match &self.stored {
@@ -129,21 +182,19 @@ impl Matrix {
 
 fn load_quantized(
     w: &Weights<'_>,
+    shape: impl Fn(usize) -> Vec<usize>,
     cut: MatrixCut<'_>,
     format: QuantFormat,
 ) -> Result<quant::Quantized, LoadError> {
-    let (output, input) = cut.full();
-    let words_shape = [output, format.words_per_row(input)];
-    let scales_shape = [output, format.groups_per_row(input)];
-    let columns;
-    let (words_part, scales_part) = match cut {
-        MatrixCut::Output { output, .. } => (Part::Rows(output), Part::Rows(output)),
-        MatrixCut::Input { input, .. } => {
-            let words = input.scaled(format.bits as usize).divided(32);
-            columns = (words, input.divided(format.group_size as usize));
-            (Part::Columns(&columns.0), Part::Columns(&columns.1))
-        }
-    };
+    let (_, input) = cut.full();
+    let words_shape = shape(format.words_per_row(input));
+    let scales_shape = shape(format.groups_per_row(input));
+    let ndim = words_shape.len();
+    let words_of = |columns: &Cut| columns.scaled(format.bits as usize).divided(32);
+    let (axis, words_cut) = cut.axis(ndim, words_of);
+    let (_, scales_cut) = cut.axis(ndim, |columns| columns.divided(format.group_size as usize));
+    let words_part = Part::Axis { axis, cut: &words_cut };
+    let scales_part = Part::Axis { axis, cut: &scales_cut };
     let words = w.integers("weight", &words_shape, words_part, Dtype::U32)?;
     let (scales, biases) = if format.mode == QuantMode::Affine {
         let scales = w.floats("scales", &scales_shape, scales_part)?;

@@ -1,30 +1,27 @@
 //! Matrix products that are divided among the ranks.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{
-    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after,
-};
+use super::kernel::{DivisibleKernel, Matrix, MatrixCut, MatrixKernel, elements, zeros_after};
+use super::output::{Bias, BlockOutput};
 use crate::error::LoadError;
-use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::weights::{Part, Weights};
 
 /// Whether a layer adds a vector after its product.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Bias {
-    Absent,
-    Present,
+pub(crate) enum HasBias {
+    No,
+    Yes,
 }
 
-impl Bias {
+impl HasBias {
     /// Converts the flag of `config.json`.
-    pub(crate) fn when(is_present: bool) -> Bias {
-        if is_present { Bias::Present } else { Bias::Absent }
+    pub(crate) fn when(is_present: bool) -> HasBias {
+        if is_present { HasBias::Yes } else { HasBias::No }
     }
 }
 
@@ -41,10 +38,8 @@ pub(crate) struct RowInput<'a> {
 #[derive(Debug)]
 pub(crate) struct Linear {
     matrix: Matrix,
-    bias: Option<Array>, // [output]
-    pinned_bias: OnceCell<Pinned>,
+    bias: Option<Bias>,
     dtype: Dtype,
-    parallel: Parallel,
     /// Set if the products are summed over the ranks; see [`RowInput::unit`].
     summed_unit: Option<usize>,
 }
@@ -55,11 +50,14 @@ impl Linear {
         w: &Weights<'_>,
         input: usize,
         output: &Cut,
-        bias: Bias,
-        parallel: &Parallel,
+        bias: HasBias,
     ) -> Result<Linear, LoadError> {
         let matrix = Matrix::load(w, MatrixCut::Output { output, input })?;
-        Linear::new((w, matrix), (bias, output.full, Part::Rows(output)), parallel, None)
+        let bias = match bias {
+            HasBias::Yes => Some(w.floats("bias", &[output.full], Part::rows(output))?),
+            HasBias::No => None,
+        };
+        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit: None })
     }
 
     /// Loads a layer of which each rank has a part of the input; the products are summed over the
@@ -68,52 +66,39 @@ impl Linear {
         w: &Weights<'_>,
         input: RowInput<'_>,
         output: usize,
-        bias: Bias,
-        parallel: &Parallel,
+        bias: HasBias,
     ) -> Result<Linear, LoadError> {
         let matrix = Matrix::load(w, MatrixCut::Input { output, input: input.cut })?;
-        Linear::new((w, matrix), (bias, output, Part::Whole), parallel, Some(input.unit))
-    }
-
-    fn new(
-        (w, matrix): (&Weights<'_>, Matrix),
-        (bias, output, part): (Bias, usize, Part<'_>),
-        parallel: &Parallel,
-        summed_unit: Option<usize>,
-    ) -> Result<Linear, LoadError> {
         let bias = match bias {
-            Bias::Present => Some(w.floats("bias", &[output], part)?),
-            Bias::Absent => None,
+            HasBias::Yes => Some(w.floats("bias", &[output], Part::Whole)?),
+            HasBias::No => None,
         };
-        Ok(Linear {
-            matrix,
-            bias,
-            pinned_bias: OnceCell::new(),
-            dtype: w.dtype(),
-            parallel: parallel.clone(),
-            summed_unit,
-        })
+        let summed_unit = Some(input.unit);
+        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit })
     }
 
-    /// Computes `[tokens, output]` for `x` `[tokens, input]` with MLX.
+    /// Computes `[tokens, output]` for `x` `[tokens, input]` with MLX. If the products are summed
+    /// over the ranks, computes this rank's part of the sum, without the bias.
     pub(super) fn stock(&self, x: &Array) -> Array {
-        let mut out = if self.matrix.is_empty() {
+        let out = if self.matrix.is_empty() {
             zeros_after(x, self.matrix.output(), self.dtype)
         } else {
             self.matrix.stock_product(x)
         };
-        if self.summed_unit.is_some() {
-            out = self.parallel.all_sum(&out);
-        }
         match &self.bias {
-            Some(bias) => out.add(bias),
-            None => out,
+            Some(bias) if self.summed_unit.is_none() => out.add(bias.array()),
+            _ => out,
         }
     }
 
-    /// Returns the weight, for use inside a primitive.
-    pub(super) fn matrix(&self) -> &Matrix {
-        &self.matrix
+    /// Returns what a block that ends with this layer adds to the stream.
+    pub(super) fn block_output(&self) -> BlockOutput<'_> {
+        BlockOutput {
+            hidden: self.matrix.output(),
+            bias: self.bias.as_ref(),
+            is_empty: self.matrix.is_empty(),
+            dtype: self.dtype,
+        }
     }
 
     /// Returns this rank's part of a sum over the ranks, for use inside a primitive.
@@ -125,19 +110,13 @@ impl Linear {
         DivisibleKernel { matrix: self.matrix.kernel(), unit }
     }
 
-    /// Returns the bias `[output]`; it is the whole bias if the products are summed over the ranks.
-    pub(super) fn pinned_bias(&self) -> Option<Pinned> {
-        let bias = self.bias.as_ref()?;
-        Some(self.pinned_bias.get_or_init(|| pinned(bias)).clone())
-    }
-
     /// Returns the layer for use inside a primitive.
     ///
     /// # Panics
     /// Panics if the products are summed over the ranks, because the bias must be added to the sum.
     pub(super) fn kernel(&self) -> LinearKernel {
         assert!(self.summed_unit.is_none(), "the bias belongs to the whole sum");
-        LinearKernel { matrix: self.matrix.kernel(), bias: self.pinned_bias() }
+        LinearKernel { matrix: self.matrix.kernel(), bias: self.bias.as_ref().map(Bias::pinned) }
     }
 }
 

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{DivisibleKernel, Outputs, elements, float, primitives, zeros_after};
-use super::linear::Linear;
+use super::kernel::{Outputs, elements, float, primitives, zeros_after};
 use super::norm::{NormKernel, RmsNorm};
+use super::output::{Bias, BlockOutput};
 use crate::parallel::{Compute, Parallel};
 
 /// The residual stream between two blocks, `[tokens, hidden]`.
@@ -46,13 +46,12 @@ struct Pending {
 struct BlockKernel {
     norm: NormKernel,
     work: Work,
-    row: DivisibleKernel,
     bias: Option<Pinned>, // [hidden]
 }
 
-/// The computation of a block: from normalised rows to the input of its row-parallel layer, both in
-/// the model's type.
-type Work = Box<dyn Fn(Elements<'_>, &Threads) -> Floats + Send>;
+/// The computation of a block: from normalised rows `[tokens, hidden]`, in the model's type, to this
+/// rank's part of the product that is added to the stream, `[tokens, hidden]`.
+type Work = Box<dyn Fn(Elements<'_>, &Threads) -> Vec<f64> + Send>;
 
 impl fmt::Debug for BlockKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,41 +77,39 @@ impl Residual {
         }
     }
 
-    /// Returns `self + row(work(norm(self)))`, computed with MLX; `work` maps `[tokens, hidden]` to
-    /// the input of `row`.
+    /// Returns `self + work(norm(self)) + bias`, computed with MLX; `work` maps `[tokens, hidden]` to
+    /// this rank's part of the product.
     pub(super) fn stock_block(
         self,
         norm: &RmsNorm,
-        row: &Linear,
+        output: BlockOutput<'_>,
         work: impl FnOnce(&Array) -> Array,
     ) -> Residual {
         let x = norm.forward(&self.h);
-        let x = if row.matrix().is_empty() { x } else { work(&x) };
-        Residual { h: row.stock(&x).add(&self.h), ..self }
+        let part =
+            if output.is_empty { zeros_after(&x, output.hidden, output.dtype) } else { work(&x) };
+        let sum = self.parallel.all_sum(&part);
+        let sum = output.bias.map_or(sum.clone(), |bias| sum.add(bias.array()));
+        Residual { h: sum.add(&self.h), ..self }
     }
 
     /// Like [`Residual::stock_block`], with our kernels.
     pub(super) fn kernel_block(
         mut self,
         norm: &RmsNorm,
-        row: &Linear,
+        output: BlockOutput<'_>,
         threads: &Arc<Threads>,
-        work: impl Fn(Elements<'_>, &Threads) -> Floats + Send + 'static,
+        work: impl Fn(Elements<'_>, &Threads) -> Vec<f64> + Send + 'static,
     ) -> Residual {
-        let bias = row.pinned_bias();
-        if row.matrix().is_empty() {
+        let bias = output.bias.map(Bias::pinned);
+        if output.is_empty {
             let parallel = self.parallel.clone();
             let h = self.finish();
-            let product = parallel.all_sum(&zeros_after(&h, row.matrix().output(), Dtype::F64));
-            return Residual {
-                h,
-                pending: Some(Pending { product, bias }),
-                blocks: Vec::new(),
-                parallel,
-            };
+            let product = parallel.all_sum(&zeros_after(&h, output.hidden, Dtype::F64));
+            let pending = Some(Pending { product, bias });
+            return Residual { h, pending, blocks: Vec::new(), parallel };
         }
-        let row = row.divisible_kernel();
-        self.blocks.push(BlockKernel { norm: norm.kernel(), work: Box::new(work), row, bias });
+        self.blocks.push(BlockKernel { norm: norm.kernel(), work: Box::new(work), bias });
         if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
     }
 
@@ -198,8 +195,7 @@ impl<'a> Chain<'a> {
         let h = self.h.elements();
         let mut normed = Floats::zeros(float(self.dtype), h.len());
         block.norm.norm(h, normed.elements_mut(), threads);
-        let x = (block.work)(normed.elements(), threads);
-        let product = block.row.multiply(x.elements(), threads);
+        let product = (block.work)(normed.elements(), threads);
         let bias = block.bias.as_ref().map(elements);
         self.added = Some(Added { product: product.into(), bias });
     }

@@ -21,10 +21,12 @@ import numpy as np
 
 mx.set_default_device(mx.cpu)
 
+import mlx.nn as nn  # noqa: E402
 import mlx_lm  # noqa: E402
 from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 from mlx_lm.generate import generate_step  # noqa: E402
-from mlx_lm.utils import load_model  # noqa: E402
+from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
+from mlx_lm.utils import _get_classes, load_model  # noqa: E402
 
 HIDDEN, VOCAB, INNER, LAYERS = 128, 200, 256, 2
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
@@ -87,6 +89,84 @@ def qwen2(**more):
 
 def qwen3(**more):
     return dict(BASE, model_type="qwen3", head_dim=64, tie_word_embeddings=True) | more
+
+
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=128, head_dim=HEAD_DIM)
+
+
+def qwen3_moe(**more):
+    return (
+        dict(
+            BASE,
+            **EXPERTS,
+            model_type="qwen3_moe",
+            num_hidden_layers=3,
+            num_experts=8,
+            decoder_sparse_step=1,
+            mlp_only_layers=[1],
+            norm_topk_prob=True,
+            tie_word_embeddings=False,
+        )
+        | more
+    )
+
+
+def qwen2_moe(**more):
+    return (
+        dict(
+            without(BASE, "head_dim"),
+            model_type="qwen2_moe",
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=96,
+            shared_expert_intermediate_size=160,
+            tie_word_embeddings=False,
+        )
+        | more
+    )
+
+
+def mixtral(**more):
+    return (
+        dict(
+            BASE,
+            model_type="mixtral",
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            tie_word_embeddings=False,
+        )
+        | more
+    )
+
+
+def dots1(**more):
+    return (
+        dict(
+            BASE,
+            **EXPERTS,
+            model_type="dots1",
+            num_hidden_layers=3,
+            n_routed_experts=12,
+            n_shared_experts=2,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            n_group=4,
+            topk_group=2,
+            tie_word_embeddings=False,
+        )
+        | more
+    )
+
+
+def routers_in_eight_bits(quantization):
+    """As mlx-lm quantises mixtures: the router in 8 bits."""
+
+    def of(path):
+        is_router = path.endswith(("mlp.gate", "shared_expert_gate", "block_sparse_moe.gate"))
+        return affine(8, 64) if is_router else quantization
+
+    return of
 
 
 def without(config, *keys):
@@ -161,6 +241,21 @@ def cases():
     yield "qwen3-q6-bf16", qwen3(tie_word_embeddings=False), "BF16", everything(affine(6, 64))
     yield "qwen3-mixed-f32", qwen3(), "F32", mixed
     yield "qwen3-mixed-bf16", qwen3(tie_word_embeddings=False), "BF16", mixed
+    yield "qwen3_moe-f32", qwen3_moe(), "F32", plain
+    yield "qwen3_moe-bf16", qwen3_moe(norm_topk_prob=False), "BF16", plain
+    q4 = routers_in_eight_bits(affine(4, 64))
+    yield "qwen3_moe-q4-f32", qwen3_moe(), "F32", q4
+    yield "qwen3_moe-q4-bf16", qwen3_moe(), "BF16", q4
+    yield "qwen3_moe-mxfp4-f32", qwen3_moe(), "F32", routers_in_eight_bits(MXFP4)
+    yield "qwen3_moe-per-expert-f32", qwen3_moe(), "F32", plain
+    yield "qwen2_moe-f32", qwen2_moe(), "F32", plain
+    # Quantisation groups of 32 fit inner dimensions of 96 and 160.
+    yield "qwen2_moe-q4-f32", qwen2_moe(), "F32", routers_in_eight_bits(affine(4, 32))
+    yield "dots1-f32", dots1(), "F32", plain
+    yield "dots1-q4-bf16", dots1(norm_topk_prob=False, n_group=1, topk_group=1), "BF16", q4
+    yield "mixtral-f32", mixtral(), "F32", plain
+    yield "mixtral-q4-f32", mixtral(), "F32", q4
+    yield "mixtral-per-expert-q4-f32", mixtral(), "F32", q4
 
 
 # --------------------------------------------------------------------------------------------------
@@ -205,15 +300,15 @@ def uniform(dtype, shape, offset, amplitude):
 
 
 def matrix(tensors, path, shape, dtype, quantization, std):
-    """A weight matrix whose elements spread by `std`."""
-    output, width = shape
+    """A weight matrix, or one for each expert, whose elements spread by `std`."""
+    *outer, width = shape
     amplitude = math.sqrt(12) * std
     if quantization is None:
         tensors[f"{path}.weight"] = uniform(dtype, shape, 0.0, amplitude)
         return
     bits, group_size = quantization["bits"], quantization["group_size"]
-    words = f"{output}x{width * bits // 32}"
-    groups = (output, width // group_size)
+    words = "x".join(map(str, [*outer, width * bits // 32]))
+    groups = (*outer, width // group_size)
     # Not a number is an E4M3 code: without bit 6 of each byte it does not occur.
     mask = 0xBFBFBFBF if quantization["mode"] == "mxfp8" else 0xFFFFFFFF
     tensors[f"{path}.weight"] = f"U32 {words} {mask} 0"
@@ -223,54 +318,64 @@ def matrix(tensors, path, shape, dtype, quantization, std):
         tensors[f"{path}.biases"] = uniform(dtype, groups, -amplitude / 2, amplitude / 10)
     else:
         least, number = {"mxfp4": (121, 3), "nvfp4": (16, 8), "mxfp8": (124, 2)}[quantization["mode"]]
-        tensors[f"{path}.scales"] = f"U8 {groups[0]}x{groups[1]} {least} {number}"
+        tensors[f"{path}.scales"] = f"U8 {'x'.join(map(str, groups))} {least} {number}"
+
+
+def linear_modules(model):
+    """The modules that hold a weight matrix, or one for each expert, by path."""
+    kinds = (nn.Linear, nn.Embedding, SwitchLinear)
+    return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def recipes(config, dtype, quantization_of):
+    """A recipe for each tensor of the model that mlx-lm makes from `config`."""
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
     tensors = {}
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads", heads)
-    head_dim = config.get("head_dim", HIDDEN // heads)
-    is_qwen2 = config["model_type"] == "qwen2"
+    linears = linear_modules(model)
+    for path, module in linears.items():
+        shape = module.weight.shape
+        is_table = shape[0] == VOCAB
+        std = (2.0 if is_table else 1.3) / math.sqrt(shape[-1])
+        matrix(tensors, path, shape, dtype, quantization_of(path), std)
+    for name, value in tree_flatten(model.parameters()):
+        path, _, kind = name.rpartition(".")
+        if path in linears and kind == "weight":
+            continue
+        if path.endswith("norm"):
+            tensors[name] = uniform(dtype, value.shape, 1.0, 0.4)
+        elif kind == "bias" or name.endswith("e_score_correction_bias"):
+            tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
+        elif kind == "weight" and value.ndim == 2:  # a router that is never quantised
+            matrix(tensors, path, value.shape, dtype, None, 1.3 / math.sqrt(value.shape[-1]))
+        else:
+            raise ValueError(f"no recipe for {name}")
+    return {name: tensors[name] for name in sorted(tensors)}
 
-    def linear(path, output, width, bias):
-        matrix(tensors, path, (output, width), dtype, quantization_of(path), 1.3 / math.sqrt(width))
-        if bias:
-            tensors[f"{path}.bias"] = uniform(dtype, (output,), 0.0, 0.4)
 
-    def norm(path, width):
-        tensors[f"{path}.weight"] = uniform(dtype, (width,), 1.0, 0.4)
-
-    def table(path):
-        std = 2.0 / math.sqrt(HIDDEN)
-        matrix(tensors, path, (VOCAB, HIDDEN), dtype, quantization_of(path), std)
-
-    table("model.embed_tokens")
-    for idx in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{idx}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        bias = config.get("attention_bias", False)
-        linear(f"{attention}.q_proj", heads * head_dim, HIDDEN, bias or is_qwen2)
-        linear(f"{attention}.k_proj", kv_heads * head_dim, HIDDEN, bias or is_qwen2)
-        linear(f"{attention}.v_proj", kv_heads * head_dim, HIDDEN, bias or is_qwen2)
-        linear(f"{attention}.o_proj", HIDDEN, heads * head_dim, bias)
-        if config["model_type"] == "qwen3":
-            norm(f"{attention}.q_norm", head_dim)
-            norm(f"{attention}.k_norm", head_dim)
-        for name, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
-            linear(f"{mlp}.{name}_proj", *shape, config.get("mlp_bias", False))
-        norm(f"{layer}.input_layernorm", HIDDEN)
-        norm(f"{layer}.post_attention_layernorm", HIDDEN)
-    norm("model.norm", HIDDEN)
-    if not config.get("tie_word_embeddings", True):
-        table("lm_head")
-    return tensors
+def per_expert(tensors):
+    """The tensors as older conversions store them: those of each expert by themselves."""
+    split = {}
+    for name, recipe in tensors.items():
+        if ".switch_mlp." not in name:
+            split[name] = recipe
+            continue
+        dtype, shape, *rest = recipe.split()
+        experts, *shape = shape.split("x")
+        for idx in range(int(experts)):
+            own = name.replace(".switch_mlp.", f".experts.{idx}.")
+            if "block_sparse_moe" in own:
+                for stacked, old in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+                    own = own.replace(stacked, old)
+            split[own] = " ".join([dtype, "x".join(shape), *rest])
+    return split
 
 
 def quantization_config(config, quantization_of):
     """As mlx-lm writes it: a default, and an entry for each layer that differs."""
-    names = [name.removesuffix(".weight") for name in recipes(config, "F32", everything(None))]
-    layers = {name: quantization_of(name) for name in names if not name.endswith("norm") and "bias" not in name}
+    model_class, arguments = _get_classes(config)
+    paths = linear_modules(model_class(arguments.from_dict(config)))
+    layers = {path: quantization_of(path) for path in paths}
     formats = [quantization for quantization in layers.values() if quantization]
     if not formats:
         return {}
@@ -343,6 +448,8 @@ def main():
     results = []
     for name, config, dtype, quantization_of in cases():
         tensors = recipes(config, dtype, quantization_of)
+        if "-per-expert-" in name:
+            tensors = per_expert(tensors)
         quantization = quantization_config(config, quantization_of)
         if quantization:
             config = config | dict(quantization=quantization, quantization_config=quantization)

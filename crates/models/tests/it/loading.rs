@@ -202,7 +202,8 @@ fn a_config_that_cannot_be_used_names_the_field() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name_with_the_choices() {
-    let architectures = ["`mamba`", "llama, mistral, qwen2, qwen3"];
+    let architectures =
+        ["`mamba`", "llama, mistral, qwen2, qwen3, qwen3_moe, qwen2_moe, mixtral, dots1"];
     check_config("llama-f32", json!({"model_type": "mamba"}), &architectures);
     check_config("llama-f32", json!({"rope_scaling": {"type": "spiral"}}), &["`spiral`", "yarn"]);
     check_config("llama-f32", json!({"hidden_act": "gelu"}), &["`gelu`", "silu"]);

@@ -25,6 +25,10 @@ const CASES: &[&str] = &[
     "qwen3-b3-g128-f32",
     "qwen3-mxfp4-bf16",
     "qwen3-mixed-f32",
+    "qwen3_moe-bf16",
+    "qwen3_moe-mxfp4-f32",
+    "qwen2_moe-q4-f32",
+    "mixtral-q4-f32",
 ];
 
 /// Layers of the models that pipelines compute.
@@ -105,15 +109,18 @@ fn any_number_of_ranks_and_any_shares_compute_the_same_bits() {
 #[test]
 fn any_number_of_ranks_and_any_shares_compute_about_the_same_with_mlx() {
     let golden = Golden::read();
+    // In 16 bits, another order of additions may make a router choose other experts.
+    let is_continuous = |case: &&Case| case.dtype == "F32" || !case.name.contains("_moe");
+    let cases = CASES.iter().map(|name| golden.case(name)).filter(is_continuous);
+    let cases: Vec<&Case> = cases.collect();
     let job = Job {
-        cases: CASES.iter().map(ToString::to_string).collect(),
+        cases: cases.iter().map(|case| case.name.clone()).collect(),
         ways: vec![Way::Stock],
         num_epochs: 1,
         num_tokens: 4,
         follows: false,
         num_layers: None,
     };
-    let cases: Vec<&Case> = CASES.iter().map(|name| golden.case(name)).collect();
     let alone = |case| generate(&load(case, &Way::Stock.single()), &golden.prompt, 4).1;
     let alone: Vec<Logits> = cases.iter().map(|case| alone(case)).collect();
     for shares in &SHARES[..4] {

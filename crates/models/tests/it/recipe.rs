@@ -76,6 +76,10 @@ impl Case {
         if let Some(formats) = case.config.get_mut("quantization") {
             copy(formats.as_object_mut().unwrap());
         }
+        if let Some(Value::Array(dense)) = case.config.get_mut("mlp_only_layers") {
+            let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
+            *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
+        }
         if let Some(Value::Array(types)) = case.config.get_mut("layer_types") {
             *types = types.iter().cycle().take(num_layers).cloned().collect();
         }

@@ -1,6 +1,9 @@
 //! The tensors of the blocks that layers are made of.
 
-use crate::model::{AttentionSpec, ExpertsSpec, FeedForward, MlpSpec, QkNorm};
+use crate::model::{
+    AttentionSpec, ExpertModules, ExpertsSpec, FeedForward, MlpSpec, QkNorm, RouterSpec,
+    StackedModule,
+};
 use crate::tensor::{CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
 
 impl TensorCut {
@@ -133,6 +136,8 @@ pub(super) struct ExpertNames {
     pub(super) score_bias: Option<&'static str>,
     /// Below the block: the expert that every token passes.
     pub(super) shared: &'static str,
+    /// Below the block: what weighs that expert, if anything.
+    pub(super) shared_gate: Option<&'static str>,
 }
 
 impl ExpertNames {
@@ -143,7 +148,18 @@ impl ExpertNames {
         projections: ["gate_proj", "up_proj", "down_proj"],
         score_bias: None,
         shared: "shared_expert",
+        shared_gate: None,
     };
+}
+
+/// The sizes and the router of a block of experts.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertSizes {
+    pub(super) num_experts: usize,
+    pub(super) experts_per_token: usize,
+    pub(super) inner: usize,
+    pub(super) shared_inner: Option<usize>,
+    pub(super) router: RouterSpec,
 }
 
 /// Returns a block of routed experts at `module`. Its router is at `gate`.
@@ -151,33 +167,47 @@ pub(super) fn experts(
     module: &str,
     hidden: usize,
     names: &ExpertNames,
-    spec: ExpertsSpec,
+    sizes: ExpertSizes,
 ) -> Block {
-    let ExpertsSpec { num_experts, inner, shared_inner, .. } = spec;
-    let gate = format!("{module}.gate");
-    let mut tensors =
-        vec![matrix(&gate, TensorRole::Router, vec![num_experts, hidden], TensorCut::Replicated)];
-    if let Some(bias) = names.score_bias {
-        let name = format!("{module}.{bias}");
-        tensors.push(vector(&name, TensorRole::Router, num_experts, TensorCut::Replicated));
+    let ExpertSizes { num_experts, experts_per_token, inner, shared_inner, router } = sizes;
+    let at = |name: &str| format!("{module}.{name}");
+    let routing = |module: &str, rows: usize| {
+        matrix(module, TensorRole::Router, vec![rows, hidden], TensorCut::Replicated)
+    };
+    let modules = ExpertModules {
+        router: at("gate"),
+        selection_bias: names.score_bias.map(at),
+        experts: [0, 1, 2].map(|idx| StackedModule {
+            stacked: at(&format!("{}.{}", names.stacked, ExpertNames::QWEN.projections[idx])),
+            each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],
+        }),
+        shared: shared_inner.map(|_| at(names.shared)),
+        shared_gate: names.shared_gate.map(at),
+    };
+    let mut tensors = vec![routing(&modules.router, num_experts)];
+    if let Some(name) = &modules.selection_bias {
+        tensors.push(vector(name, TensorRole::Router, num_experts, TensorCut::Replicated));
     }
-    for (stacked, each) in ["gate_proj", "up_proj", "down_proj"].iter().zip(names.projections) {
-        let is_down = *stacked == "down_proj";
-        let (output, input) = if is_down { (hidden, inner) } else { (inner, hidden) };
-        let cut = if is_down {
-            TensorCut::Row(Dimension::ExpertInner)
-        } else {
-            TensorCut::whole_column(Dimension::ExpertInner, output)
-        };
-        let name = format!("{module}.{}.{stacked}", names.stacked);
+    let [gate, up, down] = &modules.experts;
+    let column = TensorCut::whole_column(Dimension::ExpertInner, inner);
+    let row = TensorCut::Row(Dimension::ExpertInner);
+    let projections = [
+        (gate, [inner, hidden], &column),
+        (up, [inner, hidden], &column),
+        (down, [hidden, inner], &row),
+    ];
+    for (StackedModule { stacked, each: [before, after] }, [output, input], cut) in projections {
         let shape = vec![num_experts, output, input];
-        let per_expert = [format!("{module}.{}.", names.each), format!(".{each}.weight")];
-        let stacked = matrix(&name, TensorRole::Experts, shape, cut);
-        tensors.push(TensorSpec { per_expert: Some(per_expert), ..stacked });
+        let per_expert = Some([before.clone(), format!("{after}.weight")]);
+        let stacked = matrix(stacked, TensorRole::Experts, shape, cut.clone());
+        tensors.push(TensorSpec { per_expert, ..stacked });
     }
-    if let Some(inner) = shared_inner {
-        let module = format!("{module}.{}", names.shared);
-        tensors.extend(gated(&module, hidden, inner, Dimension::SharedInner, false));
+    if let (Some(inner), Some(shared)) = (shared_inner, &modules.shared) {
+        tensors.extend(gated(shared, hidden, inner, Dimension::SharedInner, false));
     }
+    if let Some(gate) = &modules.shared_gate {
+        tensors.push(routing(gate, 1));
+    }
+    let spec = ExpertsSpec { num_experts, experts_per_token, inner, shared_inner, router, modules };
     Block { feed_forward: FeedForward::Experts(spec), tensors }
 }

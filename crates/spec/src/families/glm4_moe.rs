@@ -4,11 +4,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, experts, mlp};
+use super::blocks::{ExpertNames, ExpertSizes, experts, mlp};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
 use crate::config::{bad_value, count, dimension, experts_per_token, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, ExpertsSpec, MlpSpec, QkNorm};
+use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterGroups, RouterScores, RouterSpec};
 use crate::rope::RopeSpec;
 
 const NAMES: ExpertNames = ExpertNames {
@@ -35,6 +35,10 @@ struct Config {
     n_shared_experts: u32,
     num_experts_per_tok: u32,
     first_k_dense_replace: usize,
+    norm_topk_prob: bool,
+    routed_scaling_factor: f32,
+    n_group: Option<u32>,
+    topk_group: Option<u32>,
     #[serde(flatten)]
     decoder: DecoderConfig,
 }
@@ -91,21 +95,43 @@ fn describe(
     let dense = MlpSpec { inner, has_bias: false };
     let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
     let num_experts = count("n_routed_experts", config.n_routed_experts)?;
-    let sparse = ExpertsSpec {
+    let sparse = ExpertSizes {
         num_experts,
         experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
         inner,
         shared_inner: Some(inner * count("n_shared_experts", config.n_shared_experts)?),
+        router: router(config, num_experts)?,
     };
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");
         let block = if layer_idx < config.first_k_dense_replace {
             mlp(&module, sizes.hidden, dense.clone())
         } else {
-            experts(&module, sizes.hidden, names, sparse.clone())
+            experts(&module, sizes.hidden, names, sparse)
         };
         pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
     });
     let layers = layers.collect();
     Ok(config.decoder.with_layers(sizes, layers))
+}
+
+/// Returns the router: the logistic function, of groups of experts if there are several.
+fn router(config: &Config, num_experts: usize) -> Result<RouterSpec, SpecError> {
+    let num_groups = count("n_group", config.n_group.unwrap_or(1))?;
+    let chosen = count("topk_group", config.topk_group.unwrap_or(1))?;
+    if !num_experts.is_multiple_of(num_groups) {
+        return Err(bad_value(
+            "n_group",
+            num_groups,
+            format!("a divisor of {num_experts} experts"),
+        ));
+    }
+    let has_choice = chosen < num_groups;
+    let is_normalized = config.norm_topk_prob && 1 < config.num_experts_per_tok;
+    Ok(RouterSpec {
+        scores: RouterScores::Sigmoid,
+        groups: has_choice.then_some(RouterGroups { count: num_groups, chosen }),
+        normalization_eps: is_normalized.then_some(0.0),
+        scale: config.routed_scaling_factor,
+    })
 }

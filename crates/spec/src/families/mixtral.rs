@@ -3,11 +3,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, experts};
+use super::blocks::{ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
 use crate::config::{count, dimension, experts_per_token, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, ExpertsSpec};
+use crate::model::{AttentionSpec, RouterScores, RouterSpec};
 
 const NAMES: ExpertNames = ExpertNames { projections: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
 
@@ -36,15 +36,16 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         rope: config.decoder.rope.unscaled(head_dim)?,
     };
     let num_experts = count("num_local_experts", config.num_local_experts)?;
-    let spec = ExpertsSpec {
+    let spec = ExpertSizes {
         num_experts,
         experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
         inner: dimension("intermediate_size", config.intermediate_size)?,
         shared_inner: None,
+        router: RouterSpec { scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX },
     };
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.block_sparse_moe");
-        let block = experts(&module, sizes.hidden, &NAMES, spec.clone());
+        let block = experts(&module, sizes.hidden, &NAMES, spec);
         pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
     });
     let layers = layers.collect();

@@ -3,11 +3,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, experts};
+use super::blocks::{ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
 use crate::config::{count, dimension, experts_per_token, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, ExpertsSpec, QkNorm};
+use crate::model::{AttentionSpec, QkNorm, RouterSpec};
 
 /// Base of the rotations in checkpoints that do not state one.
 const DEFAULT_ROPE_THETA: f64 = 10_000.0;
@@ -21,6 +21,8 @@ struct Config {
     attention_bias: bool,
     num_experts: u32,
     num_experts_per_tok: u32,
+    #[serde(default)]
+    norm_topk_prob: bool,
     #[serde(flatten)]
     decoder: DecoderConfig,
 }
@@ -39,16 +41,18 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         window: None,
         rope: config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?,
     };
+    let normalization_eps = config.norm_topk_prob.then_some(0.0);
     let num_experts = count("num_experts", config.num_experts)?;
-    let spec = ExpertsSpec {
+    let spec = ExpertSizes {
         num_experts,
         experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
         inner: dimension("intermediate_size", config.intermediate_size)?,
         shared_inner: None,
+        router: RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX },
     };
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");
-        let block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec.clone());
+        let block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec);
         pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
     });
     let layers = layers.collect();

@@ -4,12 +4,14 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, experts, matrix};
+use super::blocks::{ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
 use crate::config::{count, dimension, experts_per_token, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, ExpertsSpec};
-use crate::tensor::{TensorCut, TensorRole};
+use crate::model::{AttentionSpec, RouterSpec};
+
+const NAMES: ExpertNames =
+    ExpertNames { shared_gate: Some("shared_expert_gate"), ..ExpertNames::QWEN };
 
 /// Base of the rotations in checkpoints that do not state one.
 const DEFAULT_ROPE_THETA: f64 = 1e6;
@@ -41,17 +43,16 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     };
     let field = "shared_expert_intermediate_size";
     let num_experts = count("num_experts", config.num_experts)?;
-    let spec = ExpertsSpec {
+    let spec = ExpertSizes {
         num_experts,
         experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
         inner: dimension("moe_intermediate_size", config.moe_intermediate_size)?,
         shared_inner: Some(dimension(field, config.shared_expert_intermediate_size)?),
+        router: RouterSpec::SOFTMAX,
     };
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");
-        let mut block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec.clone());
-        let (gate, shape) = (format!("{module}.shared_expert_gate"), vec![1, sizes.hidden]);
-        block.tensors.push(matrix(&gate, TensorRole::Router, shape, TensorCut::Replicated));
+        let block = experts(&module, sizes.hidden, &NAMES, spec);
         pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
     });
     let layers = layers.collect();

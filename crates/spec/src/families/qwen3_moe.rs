@@ -4,11 +4,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, experts, mlp};
+use super::blocks::{ExpertNames, ExpertSizes, experts, mlp};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
 use crate::config::{count, dimension, experts_per_token, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, ExpertsSpec, MlpSpec, QkNorm};
+use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
 
 #[derive(Debug, Deserialize)]
 struct Config {
@@ -20,6 +20,7 @@ struct Config {
     moe_intermediate_size: u32,
     decoder_sparse_step: u32,
     mlp_only_layers: Vec<usize>,
+    norm_topk_prob: bool,
     #[serde(flatten)]
     decoder: DecoderConfig,
 }
@@ -42,12 +43,14 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         inner: dimension("intermediate_size", config.intermediate_size)?,
         has_bias: false,
     };
+    let normalization_eps = config.norm_topk_prob.then_some(0.0);
     let num_experts = count("num_experts", config.num_experts)?;
-    let sparse = ExpertsSpec {
+    let sparse = ExpertSizes {
         num_experts,
         experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
         inner: dimension("moe_intermediate_size", config.moe_intermediate_size)?,
         shared_inner: None,
+        router: RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX },
     };
     let step = count("decoder_sparse_step", config.decoder_sparse_step)?;
     let layers = (0..sizes.num_layers).map(|layer_idx| {
@@ -55,7 +58,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let is_sparse =
             !config.mlp_only_layers.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
         let block = if is_sparse {
-            experts(&module, sizes.hidden, &ExpertNames::QWEN, sparse.clone())
+            experts(&module, sizes.hidden, &ExpertNames::QWEN, sparse)
         } else {
             mlp(&module, sizes.hidden, dense.clone())
         };

@@ -100,8 +100,9 @@ fn every_described_family_has_a_checkpoint_here_and_is_not_loaded() {
     let known: BTreeSet<String> = described().into_iter().map(|sample| sample.name).collect();
     // `minimax` is the other name of the same family.
     let listed = described_types().into_iter().filter(|name| *name != "minimax");
-    assert_eq!(known, listed.map(str::to_owned).collect());
-    for sample in described() {
+    let listed: BTreeSet<String> = listed.map(str::to_owned).collect();
+    assert!(listed.is_subset(&known), "{listed:?}");
+    for sample in described().into_iter().filter(|sample| listed.contains(&sample.name)) {
         let err = ModelSpec::computed_from(&sample.config).unwrap_err();
         assert!(err.to_string().contains("supported are llama"), "{err}");
     }

@@ -9,10 +9,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::{GridSums, LANES, add_terms, for_avx2, no_terms, on_grid};
-use crate::divisible::Results;
 use crate::integer::rounding::Rounded;
 use crate::integer::{E2M1, SUMS, TERM_LEVELS};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
+use crate::terms::Results;
 use crate::unpack::scale_value;
 
 /// Number of rows of activations that are computed together.

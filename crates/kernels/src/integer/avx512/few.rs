@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::codes::{Codes, Factors, Packed};
 use super::{Job, LINE, Line, Sums, Terms, for_avx512};
-use crate::divisible::Results;
 use crate::integer::SUMS;
 use crate::integer::rounding::Groups;
+use crate::terms::Results;
 
 /// Maximum number of tokens, which are computed together and share the unpacked weights.
 pub(super) const TOKENS: usize = 4;

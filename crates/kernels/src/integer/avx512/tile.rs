@@ -10,9 +10,9 @@ use std::arch::x86_64::*;
 
 use super::codes::{Codes, Factors, Packed, prefetch_factors};
 use super::{Job, LINE, Line, OnGrid, Sums as _, WithCodes, for_avx512};
-use crate::divisible::Results;
 use crate::integer::rounding::{InputColumns, Rounded};
 use crate::integer::{SUMS, TERM_LEVELS};
+use crate::terms::Results;
 
 /// Number of rows of activations that are computed together.
 pub(super) const TOKENS: usize = 4;

@@ -1,0 +1,235 @@
+//! Products in which each row of activations chooses its matrices: the experts of a mixture.
+//!
+//! A matrix of `num_experts` experts has the rows of the first expert, then those of the second, and
+//! so on. Rows of activations that choose the same expert meet its matrix together, so the weights
+//! of an expert are read once for all of them; all experts are one job of the threads.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::divisible::multiply_divided;
+use crate::elements::{Elements, ElementsMut};
+use crate::floats::Floats;
+use crate::matmul::{Matrix, RowProducts, Task, multiply};
+use crate::threads::Threads;
+
+/// A row of activations and one of the experts that it chose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) token: usize,
+    pub(crate) expert: usize,
+    /// Factor of the expert's result.
+    pub(crate) weight: f32,
+}
+
+/// The experts that rows of activations chose: *choices*, ordered by expert and then by row.
+#[derive(Clone, Debug, Default)]
+pub struct ExpertRows {
+    num_tokens: usize,
+    num_experts: usize,
+    groups: Vec<Group>,
+    weights: Vec<f32>,
+}
+
+/// The rows that chose an expert.
+#[derive(Clone, Debug)]
+struct Group {
+    expert: usize,
+    tokens: Vec<usize>,
+}
+
+impl ExpertRows {
+    /// Orders the choices of `num_tokens` rows among `num_experts` experts.
+    pub(crate) fn new(
+        num_tokens: usize,
+        num_experts: usize,
+        choices: impl IntoIterator<Item = Choice>,
+    ) -> ExpertRows {
+        let mut of_expert: Vec<Vec<(usize, f32)>> = vec![Vec::new(); num_experts];
+        for Choice { token, expert, weight } in choices {
+            of_expert[expert].push((token, weight));
+        }
+        let mut rows = ExpertRows { num_tokens, num_experts, ..ExpertRows::default() };
+        for (expert, mut chosen) in of_expert.into_iter().enumerate() {
+            if chosen.is_empty() {
+                continue;
+            }
+            chosen.sort_by_key(|(token, _)| *token);
+            rows.weights.extend(chosen.iter().map(|(_, weight)| weight));
+            let tokens = chosen.into_iter().map(|(token, _)| token).collect();
+            rows.groups.push(Group { expert, tokens });
+        }
+        rows
+    }
+
+    /// Returns the number of choices.
+    pub fn len(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Whether no row chose an expert.
+    pub fn is_empty(&self) -> bool {
+        self.weights.is_empty()
+    }
+
+    /// Returns the factor of each choice.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Returns each choice as its expert, its row of activations and its weight.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize, f32)> + '_ {
+        let pairs = self.groups.iter().flat_map(|group| {
+            let Group { expert, tokens } = group;
+            tokens.iter().map(|token| (*expert, *token))
+        });
+        pairs.zip(&self.weights).map(|((expert, token), weight)| (expert, token, *weight))
+    }
+
+    /// Returns the rows of a matrix of all experts that belong to the expert of `group`.
+    fn matrix_rows(&self, group: &Group, matrix: &Matrix<'_>) -> Range<usize> {
+        let features = self.features(matrix);
+        group.expert * features..(group.expert + 1) * features
+    }
+
+    #[track_caller]
+    fn features(&self, matrix: &Matrix<'_>) -> usize {
+        let (rows, experts) = (matrix.num_rows(), self.num_experts);
+        assert!(0 < experts && rows.is_multiple_of(experts), "{rows} rows of {experts} experts");
+        rows / experts
+    }
+
+    /// Returns the size of the chosen experts' part of a matrix.
+    fn bytes(&self, matrix: &Matrix<'_>) -> usize {
+        matrix.bytes() / self.num_experts * self.groups.len()
+    }
+}
+
+/// Computes `x · matrixᵀ` in f32 for each choice, with the rows of each matrix that belong to its
+/// expert. `x` is `[tokens, input]`, a result `[choices, features]`.
+///
+/// A result has the bits that [`crate::matmul_each`] computes for its row and its expert alone.
+///
+/// # Panics
+/// Panics if a length does not fit, or the matrices differ in their columns.
+#[track_caller]
+pub fn expert_matmul<const N: usize>(
+    x: Elements<'_>,
+    rows: &ExpertRows,
+    matrices: [&Matrix<'_>; N],
+    threads: &Threads,
+) -> [Vec<f32>; N] {
+    let _span = threads.span("experts", matrices.iter().map(|it| rows.bytes(it)).sum());
+    let input = matrices[0].input();
+    assert!(matrices.iter().all(|it| it.input() == input), "matrices for the same rows");
+    assert_eq!(
+        x.len(),
+        rows.num_tokens * input,
+        "activations: {} rows of {input}",
+        rows.num_tokens
+    );
+    matrices.iter().for_each(|matrix| matrix.assert_valid());
+    let mut results = matrices.map(|matrix| vec![0.0; rows.len() * rows.features(matrix)]);
+    if input == 0 || rows.is_empty() {
+        return results;
+    }
+    // Experts that were chosen by the same rows share the preparation of these rows.
+    let mut inputs: BTreeMap<&[usize], Floats> = BTreeMap::new();
+    for Group { tokens, .. } in &rows.groups {
+        inputs.entry(tokens).or_insert_with(|| Floats::of_rows(x, tokens, input));
+    }
+    let mut left: Vec<_> = matrices.into_iter().zip(&mut results).collect();
+    while let Some((first, _)) = left.first() {
+        // The matrices of one format are computed in one job.
+        let format = first.format();
+        let (same, others) = left.into_iter().partition(|(it, _)| it.format() == format);
+        left = others;
+        multiply(tasks(&inputs, rows, same), threads);
+    }
+    results
+}
+
+/// A matrix of all experts, and the results of all choices.
+type Experts<'a> = (&'a Matrix<'a>, &'a mut Vec<f32>);
+
+/// Creates one task for each set of `inputs`.
+fn tasks<'a>(
+    inputs: &'a BTreeMap<&[usize], Floats>,
+    rows: &ExpertRows,
+    matrices: Vec<Experts<'a>>,
+) -> Vec<Task<'a>> {
+    let mut products: BTreeMap<&[usize], Vec<RowProducts<'a>>> = BTreeMap::new();
+    for (matrix, results) in matrices {
+        let features = rows.features(matrix);
+        let mut views = ElementsMut::F32(results).chunks(features).into_iter();
+        for group in &rows.groups {
+            let out = views.by_ref().take(group.tokens.len()).collect();
+            let matrix = matrix.rows(rows.matrix_rows(group, matrix));
+            products.entry(&group.tokens).or_default().push(RowProducts { matrix, out });
+        }
+    }
+    let tasks = products.into_iter();
+    tasks.map(|(tokens, products)| Task { x: inputs[tokens].elements(), products }).collect()
+}
+
+/// As [`expert_matmul`], for a part of the columns of a product that is divided among machines; see
+/// [`crate::divisible_matmul`]. `x` is `[choices, input]`; the results of each row of activations
+/// are added to `out` `[tokens, features]`.
+///
+/// # Panics
+/// Panics if a length does not fit, or the format is not one of MLX's.
+#[track_caller]
+pub fn divisible_expert_matmul(
+    x: Elements<'_>,
+    rows: &ExpertRows,
+    matrix: &Matrix<'_>,
+    chunk: usize,
+    out: &mut [f64],
+    threads: &Threads,
+) {
+    let _span = threads.span("experts", rows.bytes(matrix));
+    matrix.assert_valid();
+    let (features, input) = (rows.features(matrix), matrix.input());
+    assert_eq!(x.len(), rows.len() * input, "activations: {} rows of {input}", rows.len());
+    assert_eq!(out.len(), rows.num_tokens * features, "results of {} rows", rows.num_tokens);
+    if input == 0 || features == 0 || rows.is_empty() {
+        return;
+    }
+    let mut results = vec![0.0; rows.len() * features];
+    let mut rest = &mut results[..];
+    let mut start = 0;
+    let tasks = rows.groups.iter().map(|group| {
+        let end = start + group.tokens.len();
+        let (own, others) = std::mem::take(&mut rest).split_at_mut(group.tokens.len() * features);
+        rest = others;
+        let x = x.part(start * input..end * input);
+        start = end;
+        let matrix = matrix.rows(rows.matrix_rows(group, matrix));
+        Task {
+            x,
+            products: vec![RowProducts { matrix, out: own.chunks_exact_mut(features).collect() }],
+        }
+    });
+    multiply_divided(tasks.collect(), chunk, threads);
+    // These sums are exact, so their order does not matter.
+    for ((_, token, _), result) in rows.iter().zip(results.chunks_exact(features)) {
+        let sums = &mut out[token * features..(token + 1) * features];
+        sums.iter_mut().zip(result).for_each(|(sum, result)| *sum += result);
+    }
+}
+
+/// Multiplies each row of `rows`, which are equally long, by its factor.
+///
+/// # Panics
+/// Panics if the rows are not equally long.
+#[track_caller]
+pub fn scale_rows(rows: &mut [f32], factors: &[f32]) {
+    if factors.is_empty() {
+        return assert!(rows.is_empty(), "a factor for each row");
+    }
+    assert!(rows.len().is_multiple_of(factors.len()), "rows of the same length");
+    let width = rows.len() / factors.len();
+    for (row, factor) in rows.chunks_exact_mut(width.max(1)).zip(factors) {
+        row.iter_mut().for_each(|value| *value *= factor);
+    }
+}

@@ -1,0 +1,208 @@
+//! The choice of experts for each row.
+//!
+//! Every rank computes it and must come to the same result, so it uses no fused operations and no
+//! system library: the bits are the same on every machine.
+
+use crate::attention::exp::exp;
+use crate::experts::{Choice, ExpertRows};
+use crate::simd::Portable;
+
+/// How logits become the scores by which experts are chosen, and which weigh their results.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Scores {
+    /// Soft-max over all experts.
+    Softmax,
+    /// The logits; weights are their soft-max over the chosen experts.
+    SoftmaxOfChosen,
+    /// The logistic function.
+    Sigmoid,
+}
+
+/// Groups of experts, of which only the best are considered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ExpertGroups {
+    /// Number of groups of neighbouring experts; a divisor of the number of experts.
+    pub count: usize,
+    /// Number of groups that are considered: those with the largest sums of their two best scores.
+    pub chosen: usize,
+}
+
+/// Settings of a router.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterConfig<'a> {
+    /// How logits become scores.
+    pub scores: Scores,
+    /// Added to the scores for the choice only, `[experts]`.
+    pub selection_bias: Option<&'a [f32]>,
+    /// Set if groups of experts are chosen first.
+    pub groups: Option<ExpertGroups>,
+    /// Number of experts of a row.
+    pub num_chosen: usize,
+    /// Set if the weights are divided by their sum; it is added to the sum.
+    pub normalization_eps: Option<f32>,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+/// Chooses the experts of each row of `logits` `[tokens, experts]`. Of equal scores, the expert with
+/// the lower index is chosen.
+///
+/// # Panics
+/// Panics if a length does not fit, or if fewer experts exist than are to be chosen.
+#[track_caller]
+pub fn route(logits: &[f32], num_experts: usize, config: &RouterConfig<'_>) -> ExpertRows {
+    assert!(0 < num_experts && logits.len().is_multiple_of(num_experts), "whole rows of logits");
+    assert!(config.num_chosen <= num_experts, "{num_experts} experts");
+    assert!(config.selection_bias.is_none_or(|it| it.len() == num_experts), "a bias per expert");
+    let rows = logits.chunks_exact(num_experts).enumerate();
+    let choices = rows.flat_map(|(token, logits)| {
+        let chosen = choose(logits, config).into_iter();
+        chosen.map(move |(expert, weight)| Choice { token, expert, weight })
+    });
+    ExpertRows::new(logits.len() / num_experts, num_experts, choices)
+}
+
+/// Returns the experts of a row, in ascending order, with their weights.
+fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
+    let scores = match config.scores {
+        Scores::Softmax => softmax(logits),
+        Scores::SoftmaxOfChosen => logits.to_vec(),
+        Scores::Sigmoid => logits.iter().map(|logit| logistic(*logit)).collect(),
+    };
+    let mut ranked = scores.clone();
+    if let Some(bias) = config.selection_bias {
+        ranked.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+    }
+    if let Some(groups) = config.groups {
+        // As in mlx-lm, the scores of other groups become zero, not minus infinity.
+        let size = ranked.len() / groups.count;
+        let best: Vec<f32> = ranked.chunks(size).map(sum_of_two_best).collect();
+        let kept = largest(&best, groups.chosen);
+        for (group, scores) in ranked.chunks_mut(size).enumerate() {
+            if !kept.contains(&group) {
+                scores.fill(0.0);
+            }
+        }
+    }
+    let mut experts = largest(&ranked, config.num_chosen);
+    experts.sort_unstable();
+    let chosen: Vec<f32> = experts.iter().map(|expert| scores[*expert]).collect();
+    let mut weights = match config.scores {
+        Scores::SoftmaxOfChosen => softmax(&chosen),
+        Scores::Softmax | Scores::Sigmoid => chosen,
+    };
+    if let Some(eps) = config.normalization_eps {
+        let sum = weights.iter().sum::<f32>() + eps;
+        weights.iter_mut().for_each(|weight| *weight /= sum);
+    }
+    weights.iter_mut().for_each(|weight| *weight *= config.scale);
+    experts.into_iter().zip(weights).collect()
+}
+
+/// Returns the indices of the `count` largest values, in descending order of the values. Of equal
+/// values, the one with the lower index is first.
+fn largest(values: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    let by_value = |a: &usize, b: &usize| values[*b].total_cmp(&values[*a]).then(a.cmp(b));
+    if count < order.len() {
+        order.select_nth_unstable_by(count, by_value);
+        order.truncate(count);
+    }
+    order.sort_unstable_by(by_value);
+    order
+}
+
+fn sum_of_two_best(scores: &[f32]) -> f32 {
+    largest(scores, 2).into_iter().map(|idx| scores[idx]).sum()
+}
+
+fn softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f32> = logits.iter().map(|logit| exp::<Portable>(logit - max)).collect();
+    let sum: f32 = powers.iter().sum();
+    powers.into_iter().map(|power| power / sum).collect()
+}
+
+/// Replaces each value by its logistic function, `1 / (1 + e^-x)`.
+pub fn sigmoid(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = logistic(*value));
+}
+
+fn logistic(x: f32) -> f32 {
+    // The exponential of a negative number cannot overflow.
+    let power = exp::<Portable>(-x.abs());
+    let numerator = if x < 0.0 { power } else { 1.0 };
+    numerator / (1.0 + power)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: RouterConfig<'_> = RouterConfig {
+        scores: Scores::Softmax,
+        selection_bias: None,
+        groups: None,
+        num_chosen: 2,
+        normalization_eps: None,
+        scale: 1.0,
+    };
+
+    fn chosen(logits: &[f32], config: RouterConfig<'_>) -> Vec<(usize, f32)> {
+        choose(logits, &config)
+    }
+
+    fn assert_close(found: &[(usize, f32)], expected: &[(usize, f32)]) {
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-6, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn soft_max_weighs_the_chosen_experts() {
+        // e^0, e^1, e^2, e^3 sum to 31.192875.
+        let logits = [2.0, 0.0, 3.0, 1.0];
+        let expected = [(0, 0.236_882_8), (2, 0.643_914_26)];
+        assert_close(&chosen(&logits, PLAIN), &expected);
+        let normalized = RouterConfig { normalization_eps: Some(0.0), ..PLAIN };
+        assert_close(&chosen(&logits, normalized), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
+        let of_chosen = RouterConfig { scores: Scores::SoftmaxOfChosen, ..PLAIN };
+        assert_close(&chosen(&logits, of_chosen), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
+    }
+
+    #[test]
+    fn a_selection_bias_changes_the_choice_but_not_the_weights() {
+        let bias = [0.0, 2.0, 0.0, 0.0];
+        let config = RouterConfig {
+            scores: Scores::Sigmoid,
+            selection_bias: Some(&bias),
+            scale: 2.5,
+            ..PLAIN
+        };
+        // Logistic function of 0: 0.5; of 3: 0.95257413.
+        assert_close(&chosen(&[2.0, 0.0, 3.0, 1.0], config), &[(1, 1.25), (2, 2.381_435_3)]);
+    }
+
+    #[test]
+    fn experts_of_other_groups_are_not_chosen() {
+        let groups = Some(ExpertGroups { count: 2, chosen: 1 });
+        let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
+        // The single best expert is in the second group, the better pair in the first.
+        let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
+        assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn of_equal_scores_the_lower_index_is_chosen() {
+        let found = chosen(&[1.0; 7], RouterConfig { num_chosen: 3, ..PLAIN });
+        assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_row_that_is_not_finite_still_chooses_so_many_experts() {
+        for logits in [[f32::NAN; 4], [f32::INFINITY; 4], [f32::NEG_INFINITY; 4]] {
+            assert_eq!(chosen(&logits, PLAIN).len(), 2);
+        }
+    }
+}

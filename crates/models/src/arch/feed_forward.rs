@@ -1,0 +1,108 @@
+//! The feed-forward block of a layer: dense, or a mixture of experts.
+
+use jackalope_kernels as kernels;
+use jackalope_spec::{Dimension, ExpertsSpec, FeedForward, RouterScores, RouterSpec};
+
+use super::parts::LayerParts;
+use crate::error::LoadError;
+use crate::layers::{
+    ExpertSizes, ExpertWeights, Experts, HasBias, Linear, Mlp, MlpBlock, Residual, RmsNorm, Router,
+    RouterSettings, SharedExpert, SparseMlp,
+};
+use crate::split::Cut;
+use crate::weights::Weights;
+
+/// The feed-forward block of a layer.
+#[derive(Debug)]
+pub(super) enum FeedForwardBlock {
+    Dense(Mlp),
+    Sparse(SparseMlp),
+}
+
+impl FeedForwardBlock {
+    /// Loads the block of the layer whose tensors are at `w`.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(super) fn load(
+        w: &Weights<'_>,
+        parts: &LayerParts<'_, '_>,
+    ) -> Result<FeedForwardBlock, LoadError> {
+        match &parts.spec.feed_forward {
+            FeedForward::Mlp(mlp) => {
+                let unit = parts.layout.inner_units[&Dimension::Inner];
+                let block = MlpBlock { inner: mlp.inner, unit, has_bias: mlp.has_bias };
+                let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
+                let mlp = Mlp::load(&w.at("mlp"), hidden, block, parallel)?;
+                Ok(FeedForwardBlock::Dense(mlp))
+            }
+            FeedForward::Experts(spec) => Ok(FeedForwardBlock::Sparse(mixture(spec, parts)?)),
+        }
+    }
+
+    /// Returns `residual + block(norm(residual))`.
+    pub(super) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
+        match self {
+            FeedForwardBlock::Dense(mlp) => mlp.add_to(residual, norm),
+            FeedForwardBlock::Sparse(mixture) => mixture.add_to(residual, norm),
+        }
+    }
+
+    /// Returns this rank's part of the inner dimension, of each expert if there are several.
+    pub(super) fn inner(&self) -> &Cut {
+        match self {
+            FeedForwardBlock::Dense(mlp) => &mlp.inner,
+            FeedForwardBlock::Sparse(mixture) => mixture.inner(),
+        }
+    }
+}
+
+fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, LoadError> {
+    let LayerParts { root, parallel, .. } = *parts;
+    let (hidden, modules) = (parts.model.hidden_size, &spec.modules);
+    let unit = |dimension| parts.layout.inner_units[&dimension];
+    let bias = modules.selection_bias.as_ref().map(|name| root.at(name));
+    let gate = root.at(&modules.router);
+    let router = Router::load(&gate, bias.as_ref(), hidden, settings(spec), parallel)?;
+    let [gate_proj, up_proj, down_proj] =
+        modules.experts.each_ref().map(|module| root.experts(module, spec.num_experts));
+    let weights = ExpertWeights { gate_proj, up_proj, down_proj };
+    let sizes = ExpertSizes {
+        num_experts: spec.num_experts,
+        hidden,
+        inner: spec.inner,
+        unit: unit(Dimension::ExpertInner),
+    };
+    let experts = Experts::load(&weights, sizes, parallel)?;
+    let shared = match (&modules.shared, spec.shared_inner) {
+        (Some(module), Some(inner)) => {
+            let block = MlpBlock { inner, unit: unit(Dimension::SharedInner), has_bias: false };
+            let mlp = Mlp::load(&root.at(module), hidden, block, parallel)?;
+            let one = Cut::of_all_ranks(1);
+            let gate = modules
+                .shared_gate
+                .as_ref()
+                .map(|module| Linear::column(&root.at(module), hidden, &one, HasBias::No));
+            Some(SharedExpert { mlp, gate: gate.transpose()? })
+        }
+        _ => None,
+    };
+    Ok(SparseMlp::new(router, experts, shared, parallel))
+}
+
+fn settings(spec: &ExpertsSpec) -> RouterSettings {
+    let RouterSpec { scores, groups, normalization_eps, scale } = spec.router;
+    RouterSettings {
+        num_experts: spec.num_experts,
+        num_chosen: spec.experts_per_token,
+        scores: match scores {
+            RouterScores::Softmax => kernels::Scores::Softmax,
+            RouterScores::SoftmaxOfChosen => kernels::Scores::SoftmaxOfChosen,
+            RouterScores::Sigmoid => kernels::Scores::Sigmoid,
+        },
+        groups: groups
+            .map(|groups| kernels::ExpertGroups { count: groups.count, chosen: groups.chosen }),
+        normalization_eps,
+        scale,
+    }
+}

@@ -1,0 +1,84 @@
+//! The decoder layer: grouped-query attention, then a dense block or a mixture of experts, each
+//! after a norm.
+
+use jackalope_spec::{AttentionSpec, Mixer, QkNorm};
+
+use super::feed_forward::FeedForwardBlock;
+use super::parts::LayerParts;
+use crate::error::LoadError;
+use crate::layers::{Attention, AttentionParts, HasBias, Heads, Linear, Residual, RmsNorm};
+use crate::split::Cut;
+use crate::step::Step;
+use crate::weights::Weights;
+
+/// A decoder layer with attention.
+#[derive(Debug)]
+pub(super) struct AttentionLayer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    feed_forward: FeedForwardBlock,
+}
+
+impl AttentionLayer {
+    /// Loads the layer whose tensors are at `w`.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(super) fn load(
+        w: &Weights<'_>,
+        parts: &LayerParts<'_, '_>,
+    ) -> Result<AttentionLayer, LoadError> {
+        let hidden = parts.model.hidden_size;
+        let Mixer::Attention(spec) = &parts.spec.mixer;
+        Ok(AttentionLayer {
+            input_layernorm: parts.norm(&w.at("input_layernorm"), hidden)?,
+            self_attn: attention(&w.at("self_attn"), spec, parts)?,
+            post_attention_layernorm: parts.norm(&w.at("post_attention_layernorm"), hidden)?,
+            feed_forward: FeedForwardBlock::load(w, parts)?,
+        })
+    }
+
+    /// Adds the layer's output to the residual stream.
+    pub(super) fn forward(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
+        let h = self.self_attn.add_to(x, &self.input_layernorm, step);
+        self.feed_forward.add_to(h, &self.post_attention_layernorm)
+    }
+
+    /// Returns this rank's part of the inner dimension of the feed-forward block.
+    pub(super) fn inner(&self) -> &Cut {
+        self.feed_forward.inner()
+    }
+
+    /// Returns this rank's attention heads.
+    pub(super) fn heads(&self) -> &Heads {
+        self.self_attn.heads()
+    }
+}
+
+fn attention(
+    w: &Weights<'_>,
+    spec: &AttentionSpec,
+    parts: &LayerParts<'_, '_>,
+) -> Result<Attention, LoadError> {
+    let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
+    let heads = Heads::new(parts.layout.heads, spec.head_dim, parallel);
+    let qkv_bias = HasBias::when(spec.has_qkv_bias);
+    let head_norm = |name| parts.norm(&w.at(name), spec.head_dim);
+    let head_norms = match spec.qk_norm {
+        None => None,
+        Some(QkNorm::PerHead) => Some((head_norm("q_norm")?, head_norm("k_norm")?)),
+        Some(QkNorm::AllHeads) => panic!("no computed family normalises all heads together"),
+    };
+    let attention = AttentionParts {
+        q_proj: Linear::column(&w.at("q_proj"), hidden, &heads.queries(), qkv_bias)?,
+        k_proj: Linear::column(&w.at("k_proj"), hidden, &heads.keys(), qkv_bias)?,
+        v_proj: Linear::column(&w.at("v_proj"), hidden, &heads.keys(), qkv_bias)?,
+        o_proj: heads.o_proj(&w.at("o_proj"), hidden, HasBias::when(spec.has_output_bias))?,
+        head_norms,
+        rope: parts.ropes.of(&spec.rope),
+        heads,
+        window: spec.window,
+    };
+    Ok(Attention::new(attention, parts.layer_idx, w.dtype(), parallel))
+}

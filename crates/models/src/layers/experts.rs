@@ -1,0 +1,249 @@
+//! A mixture of experts: a router chooses, for each token, some of many feed-forward blocks.
+//!
+//! Every expert is divided among the ranks like a dense block, along its inner dimension, so all
+//! ranks work on every token. The weight of an expert is applied before the product that is summed
+//! over the ranks: a weighted sum of rounded parts would depend on the division.
+
+use std::sync::Arc;
+
+use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
+use jackalope_mlx::{Array, Dtype, quant};
+
+use super::kernel::{DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, float};
+use super::linear::{Linear, LinearKernel};
+use super::mlp::{Mlp, MlpKernel};
+use super::norm::RmsNorm;
+use super::output::BlockOutput;
+use super::residual::Residual;
+use super::router::{Router, RouterKernel, StockRoutes};
+use crate::error::LoadError;
+use crate::parallel::{Compute, Parallel};
+use crate::split::{Cut, cut_dimension};
+use crate::weights::Weights;
+
+/// Number of choices from which MLX sorts them by expert, as mlx-lm does.
+const SORTED_CHOICES_MIN: usize = 64;
+
+/// Sizes of the experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertSizes {
+    pub(crate) num_experts: usize,
+    /// Width of the residual stream.
+    pub(crate) hidden: usize,
+    /// Inner dimension of an expert.
+    pub(crate) inner: usize,
+    /// Number of inner elements in an indivisible unit.
+    pub(crate) unit: usize,
+}
+
+/// The tensors of a layer's experts.
+#[derive(Clone)]
+pub(crate) struct ExpertWeights<'a> {
+    pub(crate) gate_proj: Weights<'a>,
+    pub(crate) up_proj: Weights<'a>,
+    pub(crate) down_proj: Weights<'a>,
+}
+
+/// Experts that each compute `down(silu(gate(x)) * up(x))`.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    gate_proj: Matrix, // [experts * inner, hidden]
+    up_proj: Matrix,   // [experts * inner, hidden]
+    down_proj: Matrix, // [experts * hidden, inner]
+    sizes: ExpertSizes,
+    /// This rank's part of the inner dimension.
+    inner: Cut,
+    dtype: Dtype,
+}
+
+impl Experts {
+    pub(crate) fn load(
+        w: &ExpertWeights<'_>,
+        sizes: ExpertSizes,
+        parallel: &Parallel,
+    ) -> Result<Experts, LoadError> {
+        let ExpertSizes { num_experts, hidden, inner, unit } = sizes;
+        let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
+        let rows = MatrixCut::Output { output: &inner, input: hidden };
+        let columns = MatrixCut::Input { output: hidden, input: &inner };
+        Ok(Experts {
+            gate_proj: Matrix::load_experts(&w.gate_proj, num_experts, rows)?,
+            up_proj: Matrix::load_experts(&w.up_proj, num_experts, rows)?,
+            down_proj: Matrix::load_experts(&w.down_proj, num_experts, columns)?,
+            sizes,
+            inner,
+            dtype: w.down_proj.dtype(),
+        })
+    }
+
+    /// Computes this rank's part of the weighted sum of the chosen experts, `[tokens, hidden]`, with
+    /// MLX.
+    fn stock(&self, x: &Array, routes: &StockRoutes) -> Array {
+        let (tokens, chosen) = (routes.experts.dim(0), routes.experts.dim(1));
+        let choices = routes.experts.flatten(0, 1); // [tokens * chosen]
+        let is_sorted = SORTED_CHOICES_MIN <= choices.size();
+        let order = is_sorted.then(|| choices.argsort(0));
+        let indices = order.as_ref().map_or(choices.clone(), |order| choices.take(order, 0));
+        // The row of activations of each choice.
+        let row = Array::arange(tokens, Dtype::I32).repeat(chosen, 0);
+        let row = order.as_ref().map_or(row.clone(), |order| row.take(order, 0));
+        let gather = quant::Gather { indices: &indices, is_sorted };
+        let x = x.take(&row, 0).expand_dims(1); // [choices, 1, hidden]
+        let [gate, up] = [&self.gate_proj, &self.up_proj];
+        let inner = gate.stock_gathered(&x, gather).silu().mul(&up.stock_gathered(&x, gather));
+        let out = self.down_proj.stock_gathered(&inner, gather).squeeze(1); // [choices, hidden]
+        let out = order.map_or(out.clone(), |order| out.take(&order.argsort(0), 0));
+        let out = out.reshape(&[tokens, chosen, dim(self.sizes.hidden)]);
+        out.astype(Dtype::F32).mul(&routes.weights.expand_dims(2)).sum(1, false).astype(self.dtype)
+    }
+
+    fn kernel(&self) -> ExpertsKernel {
+        ExpertsKernel {
+            gate_up: [self.gate_proj.kernel(), self.up_proj.kernel()],
+            down: DivisibleKernel { matrix: self.down_proj.kernel(), unit: self.sizes.unit },
+            dtype: self.dtype,
+        }
+    }
+}
+
+/// Experts for the kernels.
+#[derive(Debug)]
+struct ExpertsKernel {
+    gate_up: [Arc<MatrixKernel>; 2],
+    down: DivisibleKernel,
+    dtype: Dtype,
+}
+
+impl ExpertsKernel {
+    /// Computes this rank's part of the weighted sum of the chosen experts, `[tokens, hidden]`.
+    fn product(&self, x: Elements<'_>, rows: &kernels::ExpertRows, threads: &Threads) -> Vec<f64> {
+        let [gate, up] = &self.gate_up;
+        let [gate, mut up] = kernels::expert_matmul(x, rows, [&gate.view(), &up.view()], threads);
+        kernels::scale_rows(&mut up, rows.weights());
+        let mut inner = Floats::zeros(float(self.dtype), up.len());
+        kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
+        let mut sums = vec![0.0; x.len()];
+        let DivisibleKernel { matrix, unit } = &self.down;
+        let down = &matrix.view();
+        kernels::divisible_expert_matmul(inner.elements(), rows, down, *unit, &mut sums, threads);
+        sums
+    }
+}
+
+/// A feed-forward block of experts, and of one more that every token passes, if there is one.
+#[derive(Debug)]
+pub(crate) struct SparseMlp {
+    pub(crate) router: Router,
+    pub(crate) experts: Experts,
+    pub(crate) shared: Option<SharedExpert>,
+    parallel: Parallel,
+}
+
+/// An expert that every token passes.
+#[derive(Debug)]
+pub(crate) struct SharedExpert {
+    pub(crate) mlp: Mlp,
+    /// Its result is multiplied by the logistic function of this layer's; `[1, hidden]`.
+    pub(crate) gate: Option<Linear>,
+}
+
+impl SparseMlp {
+    pub(crate) fn new(
+        router: Router,
+        experts: Experts,
+        shared: Option<SharedExpert>,
+        parallel: &Parallel,
+    ) -> SparseMlp {
+        SparseMlp { router, experts, shared, parallel: parallel.clone() }
+    }
+
+    /// Returns this rank's part of the inner dimension of an expert.
+    pub(crate) fn inner(&self) -> &Cut {
+        &self.experts.inner
+    }
+
+    /// Returns `residual + mixture(norm(residual))`.
+    pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
+        let shared = self.shared.as_ref().filter(|shared| !shared.mlp.inner.is_empty());
+        let has_experts = !self.experts.inner.is_empty();
+        let output = BlockOutput {
+            hidden: self.experts.sizes.hidden,
+            bias: None,
+            is_empty: !has_experts && shared.is_none(),
+            dtype: self.experts.dtype,
+        };
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            return residual.stock_block(norm, output, |x| self.stock(x, shared));
+        };
+        let kernel = SparseKernel {
+            routed: has_experts.then(|| (self.router.kernel(), self.experts.kernel())),
+            shared: shared.map(SharedExpert::kernel),
+        };
+        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
+    }
+
+    fn stock(&self, x: &Array, shared: Option<&SharedExpert>) -> Array {
+        let routed =
+            (!self.experts.inner.is_empty()).then(|| self.experts.stock(x, &self.router.stock(x)));
+        let shared = shared.map(|shared| shared.stock(x));
+        match (routed, shared) {
+            (Some(routed), Some(shared)) => routed.add(&shared),
+            (routed, shared) => routed.or(shared).expect("the block is not empty"),
+        }
+    }
+}
+
+impl SharedExpert {
+    fn stock(&self, x: &Array) -> Array {
+        let out = self.mlp.stock(x);
+        match &self.gate {
+            Some(gate) => out.mul(&gate.stock(x).sigmoid()),
+            None => out,
+        }
+    }
+
+    fn kernel(&self) -> SharedKernel {
+        SharedKernel { mlp: self.mlp.kernel(), gate: self.gate.as_ref().map(Linear::kernel) }
+    }
+}
+
+/// The block for the kernels.
+struct SparseKernel {
+    routed: Option<(RouterKernel, ExpertsKernel)>,
+    shared: Option<SharedKernel>,
+}
+
+/// The expert that every token passes, for the kernels.
+struct SharedKernel {
+    mlp: MlpKernel,
+    gate: Option<LinearKernel>,
+}
+
+impl SparseKernel {
+    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        let routed = self.routed.as_ref().map(|(router, experts)| {
+            let rows = router.route(x, threads);
+            experts.product(x, &rows, threads)
+        });
+        let shared = self.shared.as_ref().map(|shared| shared.product(x, threads));
+        match (routed, shared) {
+            (Some(mut sums), Some(shared)) => {
+                // Both are on the grid of exact sums.
+                sums.iter_mut().zip(shared).for_each(|(sum, shared)| *sum += shared);
+                sums
+            }
+            (routed, shared) => routed.or(shared).expect("the block is not empty"),
+        }
+    }
+}
+
+impl SharedKernel {
+    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        let factors = self.gate.as_ref().map(|gate| {
+            let [mut logits] = LinearKernel::products(std::array::from_ref(gate), x, threads);
+            kernels::sigmoid(&mut logits);
+            logits
+        });
+        self.mlp.weighted_product(x, factors.as_deref(), threads)
+    }
+}

@@ -1,0 +1,43 @@
+//! What a block adds to the residual stream.
+
+use std::cell::OnceCell;
+
+use jackalope_mlx::{Array, Dtype, Pinned};
+
+use super::kernel::pinned;
+
+/// The product that a block adds to the stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockOutput<'a> {
+    /// Width of the stream.
+    pub(super) hidden: usize,
+    /// Vector that is added to the sum over the ranks, `[hidden]`.
+    pub(super) bias: Option<&'a Bias>,
+    /// Whether this rank holds nothing of the block.
+    pub(super) is_empty: bool,
+    /// Type in which MLX computes the product.
+    pub(super) dtype: Dtype,
+}
+
+/// A vector that is added to every row of a product.
+#[derive(Debug)]
+pub(crate) struct Bias {
+    array: Array, // [output]
+    pinned: OnceCell<Pinned>,
+}
+
+impl Bias {
+    pub(super) fn new(array: Array) -> Bias {
+        Bias { array, pinned: OnceCell::new() }
+    }
+
+    /// Returns the vector `[output]`.
+    pub(super) fn array(&self) -> &Array {
+        &self.array
+    }
+
+    /// Returns the vector for use inside a primitive.
+    pub(super) fn pinned(&self) -> Pinned {
+        self.pinned.get_or_init(|| pinned(&self.array)).clone()
+    }
+}

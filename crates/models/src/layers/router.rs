@@ -1,0 +1,167 @@
+//! The router of a mixture of experts.
+
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, ExpertRows, RouterConfig, Scores};
+use jackalope_kernels::{ExpertGroups, Threads};
+use jackalope_mlx::{Array, Dtype, Pinned};
+
+use super::kernel::{Matrix, MatrixCut, dim, pinned};
+use crate::error::LoadError;
+use crate::parallel::{Compute, Parallel};
+use crate::split::Cut;
+use crate::weights::Weights;
+
+/// Settings of a router.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouterSettings {
+    pub(crate) num_experts: usize,
+    /// Number of experts of a token.
+    pub(crate) num_chosen: usize,
+    /// How logits become the scores by which experts are chosen.
+    pub(crate) scores: Scores,
+    /// Set if experts are chosen from the best groups only.
+    pub(crate) groups: Option<ExpertGroups>,
+    /// Set if the weights of the chosen experts are divided by their sum plus this.
+    pub(crate) normalization_eps: Option<f32>,
+    /// Factor of the weights.
+    pub(crate) scale: f32,
+}
+
+/// Chooses the experts of each token. Every rank holds the whole router and must choose the same
+/// experts.
+#[derive(Debug)]
+pub(crate) struct Router {
+    settings: RouterSettings,
+    gate: Matrix, // [experts, hidden]
+    /// The gate for the kernels, f32 `[experts, hidden]`: in this form, all CPUs compute the same
+    /// bits. `None` if MLX computes.
+    plain_gate: Option<Pinned>,
+    selection_bias: Option<Array>, // f32 [experts]
+    hidden: usize,
+    dtype: Dtype,
+}
+
+/// The experts of each token, for MLX.
+#[derive(Debug)]
+pub(super) struct StockRoutes {
+    /// Experts of each token, `[tokens, chosen]`.
+    pub(super) experts: Array,
+    /// Their weights, f32 `[tokens, chosen]`.
+    pub(super) weights: Array,
+}
+
+impl Router {
+    /// Loads the router with its matrix at `gate`. The tensor `bias`, if there is one, is added to
+    /// the scores for the choice only.
+    pub(crate) fn load(
+        gate: &Weights<'_>,
+        bias: Option<&Weights<'_>>,
+        hidden: usize,
+        settings: RouterSettings,
+        parallel: &Parallel,
+    ) -> Result<Router, LoadError> {
+        let num_experts = settings.num_experts;
+        let rows = Cut::of_all_ranks(num_experts);
+        let matrix = Matrix::load(gate, MatrixCut::Output { output: &rows, input: hidden })?;
+        let selection_bias = match bias {
+            Some(bias) => Some(bias.vector_as(Dtype::F32, num_experts)?),
+            None => None,
+        };
+        let plain_gate = match parallel.compute() {
+            Compute::Kernels(_) => Some(pinned(&matrix.plain(Dtype::F32)?)),
+            Compute::Stock => None,
+        };
+        Ok(Router {
+            settings,
+            gate: matrix,
+            plain_gate,
+            selection_bias,
+            hidden,
+            dtype: gate.dtype(),
+        })
+    }
+
+    /// Returns the router for use inside a primitive.
+    pub(super) fn kernel(&self) -> RouterKernel {
+        let gate = self.plain_gate.clone().expect("the kernels' gate is there if they compute");
+        let selection_bias = self.selection_bias.as_ref().map(pinned);
+        RouterKernel { settings: self.settings, gate, selection_bias, hidden: self.hidden }
+    }
+
+    /// Chooses experts for `x` `[tokens, hidden]` with MLX.
+    pub(super) fn stock(&self, x: &Array) -> StockRoutes {
+        let settings = &self.settings;
+        let logits = self.gate.stock_product(&x.astype(self.dtype)).astype(Dtype::F32);
+        let scores = match settings.scores {
+            Scores::Softmax => logits.softmax(-1),
+            Scores::SoftmaxOfChosen => logits,
+            Scores::Sigmoid => logits.sigmoid(),
+        };
+        let ranked = match &self.selection_bias {
+            Some(bias) => scores.add(bias),
+            None => scores.clone(),
+        };
+        let ranked = match settings.groups {
+            Some(groups) => within_groups(&ranked, groups),
+            None => ranked,
+        };
+        let experts = ranked.neg().argsort(-1).slice_axis(1, 0, dim(settings.num_chosen));
+        let mut weights = scores.take_along_axis(&experts, -1);
+        if settings.scores == Scores::SoftmaxOfChosen {
+            weights = weights.softmax(-1);
+        }
+        if let Some(eps) = settings.normalization_eps {
+            let sum = weights.sum(-1, true).add(&Array::scalar(eps));
+            weights = weights.div(&sum);
+        }
+        if settings.scale != 1.0 {
+            weights = &weights * settings.scale;
+        }
+        StockRoutes { experts, weights }
+    }
+}
+
+/// Replaces the scores of all but the best groups by zero, as mlx-lm does.
+fn within_groups(scores: &Array, groups: ExpertGroups) -> Array {
+    let (tokens, experts) = (scores.dim(0), scores.dim(1));
+    let count = dim(groups.count);
+    let grouped = scores.reshape(&[tokens, count, experts / count]);
+    let best = grouped.neg().argsort(-1).slice_axis(2, 0, 2.min(experts / count));
+    let sums = grouped.take_along_axis(&best, -1).sum(-1, false); // [tokens, groups]
+    // A group is kept if its rank among the groups is low enough.
+    let rank = sums.neg().argsort(-1).argsort(-1);
+    let kept = rank.astype(Dtype::I32).less(&Array::from_slice(&[dim(groups.chosen)], &[1]));
+    let zeros = Array::zeros(&[1], scores.dtype());
+    Array::where_(&kept.expand_dims(2), &grouped, &zeros).reshape(&[tokens, experts])
+}
+
+/// A router for the kernels.
+#[derive(Debug)]
+pub(super) struct RouterKernel {
+    settings: RouterSettings,
+    gate: Pinned, // f32 [experts, hidden]
+    selection_bias: Option<Pinned>,
+    hidden: usize,
+}
+
+impl RouterKernel {
+    /// Chooses experts for `x` `[tokens, hidden]`.
+    pub(super) fn route(&self, x: Elements<'_>, threads: &Threads) -> ExpertRows {
+        let RouterSettings { num_experts, num_chosen, .. } = self.settings;
+        let gate = kernels::DenseMatrix {
+            out: num_experts,
+            input: self.hidden,
+            values: Elements::F32(self.gate.values::<f32>()),
+        };
+        let mut logits = vec![0.0; x.len() / self.hidden * num_experts];
+        kernels::matmul(x, &gate, ElementsMut::F32(&mut logits), threads);
+        let config = RouterConfig {
+            scores: self.settings.scores,
+            selection_bias: self.selection_bias.as_ref().map(|bias| bias.values::<f32>()),
+            groups: self.settings.groups,
+            num_chosen,
+            normalization_eps: self.settings.normalization_eps,
+            scale: self.settings.scale,
+        };
+        kernels::route(&logits, num_experts, &config)
+    }
+}
