@@ -183,7 +183,7 @@ def test_beyond_this_machine_a_key_is_needed_which_localai_has_in_a_variable(hom
     ("words", "told"),
     [
         (["--rank", "1"], "a hostfile is needed"),
-        (["--rank", "2", "--hostfile", "HOSTS"], "`--rank 2` is none of the 2 ranks"),
+        (["--rank", "2", "--hostfile", "HOSTS"], "`--rank 2` does not exist"),
         (["--rank", "1", "--hostfile", "HOSTS"], "this machine has no secret of the cluster"),
         (["--rank", "1", "--hostfile", "/nowhere.json"], "there is no hostfile /nowhere.json"),
         (["--addr", "nowhere"], "hint: write HOST:PORT"),

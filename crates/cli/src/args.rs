@@ -10,6 +10,8 @@ pub(crate) mod foreign;
 pub(crate) mod hosts;
 pub(crate) mod install;
 pub(crate) mod keys;
+#[cfg(test)]
+mod limits;
 pub(crate) mod machines;
 mod models;
 pub(crate) mod operate;
@@ -165,7 +167,7 @@ pub(crate) struct RankArgs {
     pub(crate) ranks: u32,
     /// Relative share of every layer that each rank holds, e.g. `3,1`.
     /// Default: by the memory of the machines; equal shares on one machine and with `--by-hand`.
-    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", conflicts_with = "layers")]
+    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "layers")]
     pub(crate) share: Vec<u32>,
     /// Split every layer over the ranks (`tensor`), or give each rank whole layers (`pipeline`).
     /// Default: the one with the faster estimate on several machines; `tensor` on one machine and with
@@ -173,7 +175,7 @@ pub(crate) struct RankArgs {
     #[arg(long, value_enum)]
     pub(crate) split: Option<SplitArg>,
     /// Number of layers of each rank, e.g. `20,12`; implies a pipeline. Rank 0 has the last layers.
-    #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "NUMBERS")]
     pub(crate) layers: Vec<u32>,
     /// Transport of the collectives. Default: the one in the hostfile, else tcp.
     #[arg(long, alias = "dist-backend", value_enum)]
@@ -439,9 +441,10 @@ pub(crate) struct LinkArgs {
         long,
         value_delimiter = ',',
         value_name = "BYTES",
-        default_value = "4096,65536,1048576,67108864"
+        default_value = "4096,65536,1048576,67108864",
+        value_parser = clap::value_parser!(u64).range(1..=1 << 32)
     )]
-    pub(crate) sizes: Vec<usize>,
+    pub(crate) sizes: Vec<u64>,
     /// Stock transports to measure in addition to the native group. Those that this machine's libmlx
     /// lacks are reported and skipped.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ring,jaccl,nccl")]

@@ -1,20 +1,25 @@
 //! `jackalope doctor`: examines machines and prints the commands that fix what it finds. Also
 //! resolves how commands name machines.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_inspect::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use crate::args::{DoctorArgs, MachinesArgs};
 use crate::environment::Environment;
 use crate::{operate, output};
 
-/// Maximum number of bytes of a log that are read, from its beginning.
-const LOG_BYTES_MAX: u64 = 256 << 20;
+/// Maximum number of bytes of a log that are examined: its last ones.
+const LOG_BYTES_MAX: usize = 256 << 20;
+
+/// Number of bytes read at once.
+const LOG_PIECE_BYTES: usize = 1 << 20;
 
 pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Result<()> {
     if args.catalogue {
@@ -125,11 +130,6 @@ fn report(names: &[String], findings: &[Finding]) -> Vec<String> {
     lines
 }
 
-/// `1 error`, `2 errors`.
-fn counted(count: usize, word: &str) -> String {
-    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
-}
-
 /// Returns the end of the report: the commands to type, for the worst problems first, none twice.
 fn what_to_type(findings: &[Finding]) -> Vec<String> {
     let mut problems: Vec<&Finding> =
@@ -205,16 +205,43 @@ fn object(nodes: &[Node], findings: &[Finding]) -> Value {
     })
 }
 
+/// Reads to the end, and returns the last `max` bytes, from the beginning of a line on.
+fn end_of(mut log: impl Read, max: usize) -> io::Result<Vec<u8>> {
+    let (mut bytes, mut is_cut) = (Vec::new(), false);
+    loop {
+        let more = log.by_ref().take(LOG_PIECE_BYTES as u64).read_to_end(&mut bytes)?;
+        if more == 0 || max.saturating_mul(2) < bytes.len() {
+            let excess = bytes.len().saturating_sub(max);
+            // A cut at the end of a line cuts no line.
+            is_cut = if excess == 0 { is_cut } else { bytes[excess - 1] != b'\n' };
+            bytes.drain(..excess);
+        }
+        if more == 0 {
+            break;
+        }
+    }
+    if is_cut {
+        let line = bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |at| at + 1);
+        bytes.drain(..line);
+    }
+    Ok(bytes)
+}
+
 /// Explains the errors in a log.
 fn explain(path: &Path, is_json: bool) -> anyhow::Result<()> {
-    let mut bytes = Vec::new();
     let reading = || format!("reading the log {}", path.display());
-    if path == Path::new("-") {
-        std::io::stdin().take(LOG_BYTES_MAX).read_to_end(&mut bytes).with_context(reading)?;
+    let bytes = if path == Path::new("-") {
+        end_of(io::stdin(), LOG_BYTES_MAX).with_context(reading)?
     } else {
-        let file = std::fs::File::open(path).with_context(reading)?;
-        file.take(LOG_BYTES_MAX).read_to_end(&mut bytes).with_context(reading)?;
-    }
+        let mut file = File::open(path).with_context(reading)?;
+        // One byte more shows whether the first line is whole. A pipe has no length.
+        let skipped = file.metadata().with_context(reading)?.len();
+        let skipped = skipped.saturating_sub(LOG_BYTES_MAX as u64 + 1);
+        if 0 < skipped {
+            file.seek(SeekFrom::Start(skipped)).with_context(reading)?;
+        }
+        end_of(file, LOG_BYTES_MAX).with_context(reading)?
+    };
     let entries = doctor::explain(&String::from_utf8_lossy(&bytes));
     if is_json {
         let object = |it: &&Entry| json!({"code": it.code, "title": it.title, "explain": it.explain, "type_this": it.type_this});
@@ -250,6 +277,20 @@ pub(crate) fn distinct(names: &[String]) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_log_is_read_from_the_beginning_of_a_line() {
+        let end = |text: &str, max: usize| {
+            String::from_utf8(end_of(text.as_bytes(), max).unwrap()).unwrap()
+        };
+        assert_eq!(end("one\ntwo\nthree\n", 100), "one\ntwo\nthree\n");
+        assert_eq!(end("one\ntwo\nthree\n", 8), "three\n");
+        assert_eq!(end("one\ntwo\nthree\n", 10), "two\nthree\n");
+        assert_eq!(end("one\ntwo\nthree\n", 6), "three\n");
+        assert_eq!(end("one", 2), "");
+        let long = format!("{}\nlast\n", "x\n".repeat(3 << 20));
+        assert_eq!(end(&long, 6), "\nlast\n");
+    }
 
     #[test]
     fn long_explanations_are_wrapped_between_words() {

@@ -143,7 +143,11 @@ fn look(args: &ClusterInfoArgs, environment: &Environment) -> anyhow::Result<()>
             output::line(format!("{err}\n  > {}", err.kind.hint(&err.host)))?;
         }
     }
-    ensure!(num_failed == 0, "{num_failed} machines could not be inspected");
+    ensure!(
+        num_failed == 0,
+        "could not inspect {}",
+        jackalope_protocol::counted(num_failed, "machine")
+    );
     ensure!(
         bad.is_empty(),
         "must be the same on all machines: {}\nhint: install the same version of jackalope everywhere",

@@ -9,7 +9,7 @@ use jackalope_deploy::models::locate_loadable;
 use jackalope_engine::{
     EngineHandle, Event, FinishReason, Generation, Request, RequestOptions, SamplingOptions, Usage,
 };
-use jackalope_protocol::{Logprob, TokenId};
+use jackalope_protocol::{Logprob, TokenId, counted};
 use jackalope_text::{ChatPrompt, ModelText};
 use serde_json::{Map, Value, json};
 
@@ -172,8 +172,9 @@ fn print(args: &GenerateArgs, prompt: &[TokenId], generated: &Generated) -> anyh
     if !args.json {
         output::line("")?;
         eprintln!(
-            "{} prompt tokens, first token after {first_token_ms:.0} ms; {} tokens at {decode_tokens_per_s:.1}/s",
-            usage.prompt_tokens, usage.completion_tokens
+            "{}, first token after {first_token_ms:.0} ms; {} at {decode_tokens_per_s:.1}/s",
+            counted(usage.prompt_tokens, "prompt token"),
+            counted(usage.completion_tokens, "token")
         );
         return Ok(());
     }

@@ -11,7 +11,7 @@ use jackalope_deploy::machines::discover;
 use jackalope_fleet::hostfile::{
     self, ConvertError, Finding, Host, Hostfile, HostfileErrors, RingPorts, Shape,
 };
-use jackalope_protocol::Backend;
+use jackalope_protocol::{Backend, counted};
 use serde_json::{Value, json};
 
 use crate::args::hosts::{
@@ -58,10 +58,7 @@ fn lint(args: &LintArgs) -> anyhow::Result<()> {
         return Ok(output::line(found_json((&hostfile, shape), &findings))?);
     }
     let backend = hostfile.backend.map_or("no backend", Backend::name);
-    let count = match hostfile.hosts.len() {
-        1 => "1 host".to_owned(),
-        len => format!("{len} hosts"),
-    };
+    let count = counted(hostfile.hosts.len(), "host");
     output::line(format_args!("{path}: valid ({} with {count}, {backend})", shape.name()))?;
     for finding in &findings {
         output::line(format_args!("warning: {finding}\nhint: {}", finding.hint()))?;
@@ -135,9 +132,9 @@ fn write(
 fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     ensure!(
         args.ips.len() <= args.hosts.len(),
-        "{} lists of addresses for {} hosts\nhint: join several addresses of one host with `+`",
-        args.ips.len(),
-        args.hosts.len()
+        "`--ips` has {} for {}\nhint: join several addresses of one host with `+`",
+        counted(args.ips.len(), "list"),
+        counted(args.hosts.len(), "host")
     );
     let mut hosts = Vec::new();
     if let Some(num_machines) = args.discover {
@@ -148,7 +145,8 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     }
     for (rank, name) in args.hosts.iter().enumerate() {
         let ips = args.ips.get(rank).map_or("", String::as_str);
-        hosts.push(Host { ssh: name.clone(), ips: addresses(name, ips)?, ..Host::default() });
+        let ssh = machines::host_name(name)?;
+        hosts.push(Host { ips: addresses(&ssh, ips)?, ssh, ..Host::default() });
     }
     let mut hostfile =
         Hostfile { backend: args.backend.map(Backend::from), envs: Vec::new(), hosts };
@@ -185,10 +183,10 @@ fn addresses(name: &str, typed: &str) -> anyhow::Result<Vec<IpAddr>> {
 fn take_devices(hostfile: &mut Hostfile, matrix: &Hostfile, path: &Path) -> anyhow::Result<()> {
     ensure!(
         matrix.hosts.len() == hostfile.hosts.len(),
-        "{} has {} rows for {} hosts",
+        "{} has {} for {}",
         path.display(),
-        matrix.hosts.len(),
-        hostfile.hosts.len()
+        counted(matrix.hosts.len(), "row"),
+        counted(hostfile.hosts.len(), "host")
     );
     for (host, row) in hostfile.hosts.iter_mut().zip(&matrix.hosts) {
         host.rdma.clone_from(&row.rdma);

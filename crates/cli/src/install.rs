@@ -13,6 +13,7 @@ use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::{self, own_program};
 use jackalope_fleet::shell::{Shell, SystemShell};
 use jackalope_fleet::trust::{Credentials, TrustStore};
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use crate::args::install::{BootstrapArgs, SyncArgs, UninstallArgs};
@@ -92,7 +93,7 @@ async fn bring(order: Order, ssh: Option<&str>, environment: &Environment) -> an
     }
     match num_failed {
         0 => Ok(()),
-        _ => bail!("failed on {num_failed} of {} machines", outcomes.len()),
+        _ => bail!("failed on {num_failed} of {}", counted(outcomes.len(), "machine")),
     }
 }
 
@@ -224,6 +225,6 @@ pub(crate) async fn uninstall(
             (false, Err(err)) => output::note(&format!("error: {err}")),
         }
     }
-    ensure!(num_failed == 0, "failed on {num_failed} of {num_hosts} machines");
+    ensure!(num_failed == 0, "failed on {num_failed} of {}", counted(num_hosts, "machine"));
     Ok(())
 }

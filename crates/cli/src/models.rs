@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use indicatif::HumanBytes;
 use jackalope_deploy::content_of_dir;
 use jackalope_deploy::models::{Located, UNSUPPORTED_HINT, and_more, find, reference};
+use jackalope_protocol::counted;
 use jackalope_store::verify::{expectations, verify};
 use jackalope_store::{Check, FoundModel, Hashing, Problem, Removal, Stores, content};
 use serde_json::{Value, json};
@@ -168,16 +169,15 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         let read = match unknown {
             None => String::new(),
             Some(0) => ", all bytes as downloaded".to_owned(),
-            Some(unknown) => format!(", but {unknown} files have no recorded hash"),
+            Some(unknown) => {
+                format!(", but there is no recorded hash of {}", counted(unknown, "file"))
+            }
         };
         let size = HumanBytes(summary.bytes);
         let short: Option<String> = identity.map(|it| it.chars().take(IDENTITY_CHARS).collect());
         let identity = short.map(|it| format!(", identity {it}")).unwrap_or_default();
-        let num_files = summary.num_files;
-        output::line(format_args!(
-            "{name} is complete: {num_files} files, \
-        {size}{read}{identity}"
-        ))?;
+        let num_files = counted(summary.num_files, "file");
+        output::line(format_args!("{name} is complete: {num_files}, {size}{read}{identity}"))?;
     }
     Ok(())
 }

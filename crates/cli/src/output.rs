@@ -23,12 +23,6 @@ pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
-/// Formats a number with its noun, in the plural unless the number is 1.
-pub(crate) fn counted(num: usize, noun: &str) -> String {
-    let plural = if num == 1 { "" } else { "s" };
-    format!("{num} {noun}{plural}")
-}
-
 /// Prints a note for people on standard error.
 pub(crate) fn note(text: &str) {
     // Never blocks: if standard error is not read, the line is dropped.

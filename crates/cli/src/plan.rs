@@ -16,8 +16,8 @@ use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::shell::Shell;
 use jackalope_fleet::{platform, routes};
 use jackalope_placement::{Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
-use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
+use jackalope_protocol::{Backend, counted};
 
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
@@ -34,9 +34,9 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let num_machines = args.machines.map(|machines| machines as usize);
     ensure!(
         num_machines.is_none_or(|wished| wished <= offers.len()),
-        "`--machines` asks for {} machines, and there are {}\nhint: name more with --hosts",
+        "`--machines {}` asks for more than the {} there are\nhint: name more with --hosts",
         num_machines.unwrap_or(0),
-        offers.len()
+        counted(offers.len(), "machine")
     );
     let backend = hostfile.backend.unwrap_or(Backend::Tcp);
     let split = kind_over(backend, args.split.map(Into::into))?;

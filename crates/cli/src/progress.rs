@@ -6,6 +6,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use jackalope_deploy::{Cluster, Observer};
 use jackalope_engine::Status;
+use jackalope_protocol::counted;
 use jackalope_store::progress::{ByteCount, Progress};
 
 use crate::output;
@@ -197,7 +198,7 @@ fn draw_loading(shown: &Receiver<LoadingShown>) {
     for LoadingShown { done_bytes, total_bytes, num_loaded, num_ranks } in shown {
         bar.set_length(total_bytes);
         bar.set_position(done_bytes);
-        bar.set_message(format!("loading: {num_loaded} of {num_ranks} ranks"));
+        bar.set_message(format!("loading: {num_loaded} of {}", counted(num_ranks, "rank")));
     }
     bar.finish_and_clear();
 }

@@ -73,9 +73,10 @@ fn report(args: &PullArgs, pulled: &Pulled) -> anyhow::Result<()> {
         None => args.model.to_string(),
     };
     output::line(format_args!(
-        "{}: {num_files} files, {size} ({fetched} fetched now)\n  in         {}\n  \
+        "{}: {}, {size} ({fetched} fetched now)\n  in         {}\n  \
          serve it   jackalope serve --model {name}",
         args.model,
+        jackalope_protocol::counted(num_files, "file"),
         dir.display()
     ))?;
     Ok(())

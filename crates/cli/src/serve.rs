@@ -255,7 +255,7 @@ fn announcement(
          dashboard    {url}/dashboard\n  \
          talk to it   jackalope chat --url {url}\n  \
          stop it      Ctrl-C",
-        output::counted(status.ranks.len(), "rank"),
+        jackalope_protocol::counted(status.ranks.len(), "rank"),
         split::text(status)
     )
 }

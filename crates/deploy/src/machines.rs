@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use jackalope_fleet::agent::{OnLine, Stream};
 use jackalope_fleet::home::secret_of_token;
-use jackalope_fleet::hostfile::{Host, Hostfile};
+use jackalope_fleet::hostfile::{Host, Hostfile, ssh_name};
 use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::{self, Bootstrap, Nodes, NodesConfig};
 use jackalope_fleet::platform;
@@ -83,6 +83,7 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
         if name.is_empty() {
             bail!("`{text}` names an empty host\nhint: separate names by single commas");
         }
+        let name = host_name(name)?;
         let ips = ips
             .split('+')
             .filter(|ip| !ip.is_empty())
@@ -91,10 +92,20 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
         if ips.is_empty() {
             ips.extend(name.parse::<IpAddr>());
         }
-        Ok(Host { ssh: name.to_owned(), ips, ..Host::default() })
+        Ok(Host { ssh: name, ips, ..Host::default() })
     };
     let hosts = text.split(',').map(str::trim).map(host).collect::<anyhow::Result<_>>()?;
     Ok(Hostfile { hosts, ..Hostfile::default() })
+}
+
+/// Returns the name of a machine on a command line as it is used.
+///
+/// # Errors
+/// If no machine can have this name or address.
+pub fn host_name(name: &str) -> anyhow::Result<String> {
+    ssh_name(name).map_err(|fault| {
+        anyhow!("{fault}\nhint: write what you type after `ssh`: `mac2`, `user@10.0.0.2`")
+    })
 }
 
 /// Returns the credentials that this machine presents to agents. It trusts the holders of the token

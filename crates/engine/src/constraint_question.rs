@@ -7,6 +7,7 @@ use jackalope_protocol::TokenId;
 
 use crate::RequestId;
 use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use crate::cost_history::CostHistory;
 
 /// A constraint to be asked for the tokens that may come next.
 #[derive(Debug)]
@@ -16,8 +17,8 @@ pub(crate) struct Question {
     /// Tokens that the constraint has to accept first.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) vocab_size: u32,
-    /// Whether the constraint was slow before.
-    pub(crate) is_slow: bool,
+    /// CPU time of the constraint's earlier answers.
+    pub(crate) costs: CostHistory,
 }
 
 /// A constraint and its answer.
@@ -27,7 +28,7 @@ pub(crate) struct Answer {
     pub(crate) constraint: Box<dyn TokenConstraint>,
     pub(crate) allowed: Result<AllowedTokens, ConstraintError>,
     pub(crate) mask: TokenMask,
-    pub(crate) is_slow: bool,
+    pub(crate) costs: CostHistory,
 }
 
 impl Question {
@@ -44,7 +45,7 @@ impl Question {
             let message = "the checker of the requested structure failed; this is a bug".to_owned();
             Err(ConstraintError { message })
         });
-        let Question { id, constraint, is_slow, .. } = self;
-        Answer { id, constraint, allowed, mask, is_slow }
+        let Question { id, constraint, costs, .. } = self;
+        Answer { id, constraint, allowed, mask, costs }
     }
 }

@@ -61,7 +61,10 @@ impl fmt::Debug for EngineHandle {
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SubmitError {
     /// Too many requests are waiting already.
-    #[error("{queued} requests are waiting, the limit is {limit}")]
+    #[error(
+        "the queue is full: {} waiting, the limit is {limit}",
+        jackalope_protocol::counted(queued, "request")
+    )]
     QueueFull {
         /// Number of waiting requests.
         queued: usize,

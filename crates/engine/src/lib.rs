@@ -19,6 +19,7 @@ mod command;
 mod constraint;
 mod constraint_pool;
 mod constraint_question;
+mod cost_history;
 mod engine;
 mod event;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use jackalope_protocol::{Mask, Pooling, Sampling, TokenId};
+use jackalope_protocol::{Mask, Pooling, Sampling, TokenId, counted};
 use thiserror::Error;
 
 use crate::constraint::{TokenConstraint, TokenMask};
@@ -142,7 +142,9 @@ pub enum Rejected {
     EmptyPrompt,
     /// The prompt leaves no space in the context.
     #[error(
-        "the prompt of {prompt_tokens} tokens does not fit the context of {context_tokens} tokens"
+        "the prompt of {} does not fit the context of {}",
+        counted(.prompt_tokens, "token"),
+        counted(.context_tokens, "token")
     )]
     TooLong {
         /// Length of the prompt in tokens.
@@ -151,7 +153,7 @@ pub enum Rejected {
         context_tokens: u32,
     },
     /// The prompt is longer than the configuration allows.
-    #[error("the prompt of {prompt_tokens} tokens exceeds the limit of {max_prompt_tokens} tokens")]
+    #[error("the prompt of {} exceeds the limit of {}", counted(.prompt_tokens, "token"), counted(.max_prompt_tokens, "token"))]
     PromptOverLimit {
         /// Length of the prompt in tokens.
         prompt_tokens: usize,

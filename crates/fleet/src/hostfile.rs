@@ -25,6 +25,7 @@ use jackalope_protocol::Backend;
 pub use error::{DevicesNeededBy, Fault, HostfileError, HostfileErrors};
 pub use finding::Finding;
 pub use lint::lint;
+pub use words::ssh_name;
 pub use write::object_text;
 pub use write::{ConvertError, Converted, Loss, RingPorts, convert};
 

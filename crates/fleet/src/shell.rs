@@ -19,6 +19,9 @@ const CONNECT_SECONDS: u32 = 5;
 /// Time for reading the user's configuration of `ssh`.
 const CONFIG_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time for asking a machine for the key that it shows.
+const KEY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How long after the script's deadline its output may end.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
@@ -106,7 +109,10 @@ impl ShellErrorKind {
                 format!("write the machine's address, or add `Host {host}` to ~/.ssh/config")
             }
             ShellErrorKind::HostKey => {
-                format!("run `ssh {host}` once and compare the key it shows")
+                format!(
+                    "on that machine run `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`; if it \
+                     prints the same key, run `ssh {host}` here once and accept it"
+                )
             }
             ShellErrorKind::Refused => format!("run `ssh-copy-id {host}`, then `ssh {host} true`"),
             ShellErrorKind::NoServer => {
@@ -152,7 +158,26 @@ impl SystemShell {
         SystemShell { ssh: if ssh.is_empty() { vec!["ssh".to_owned()] } else { ssh } }
     }
 
-    fn spawn(&self, host: &str, script: &str) -> Spawn {
+    /// Returns the type and the fingerprint of the key that the machine shows. `ssh` prints it in
+    /// its log before it refuses a key that is not trusted.
+    fn shown_key(&self, host: &str) -> Option<String> {
+        let mut spawn = self.spawn(host, "true", "DEBUG1");
+        spawn.reads_stderr = true;
+        let mut child = spawn.start().ok()?;
+        child.close_input();
+        let log = read_all(child.take_stderr().expect("asked for"));
+        let deadline = Instant::now() + KEY_TIMEOUT;
+        if child.wait_until(deadline).is_none() {
+            child.kill();
+        }
+        let log = log.recv_timeout(OUTPUT_GRACE).ok()?;
+        // The last one is the machine's own; those before it are those of jump hosts.
+        let key = log.lines().rev().find_map(|line| line.split_once("Server host key: "))?.1.trim();
+        let is_key = key.split(' ').count() == 2 && key.contains("SHA256:") && key.len() < 200;
+        is_key.then(|| key.to_owned())
+    }
+
+    fn spawn(&self, host: &str, script: &str, log_level: &str) -> Spawn {
         if is_here(host) {
             let mut spawn = Spawn::new("/bin/sh", host);
             spawn.args = ["-c", script].map(OsString::from).to_vec();
@@ -160,6 +185,7 @@ impl SystemShell {
         }
         let mut spawn = Spawn::new(&self.ssh[0], host);
         let timeout = format!("ConnectTimeout={CONNECT_SECONDS}");
+        let log_level = format!("LogLevel={log_level}");
         let options = [
             "-T",
             "-o",
@@ -171,7 +197,7 @@ impl SystemShell {
             "-o",
             "ServerAliveCountMax=3",
             "-o",
-            "LogLevel=ERROR",
+            &log_level,
             "--",
             host,
         ];
@@ -215,7 +241,7 @@ impl Shell for SystemShell {
         if host.is_empty() || host.starts_with('-') {
             return Err(error(ShellErrorKind::UnknownName, None));
         }
-        let mut spawn = self.spawn(host, script);
+        let mut spawn = self.spawn(host, script, "ERROR");
         spawn.reads_stdout = true;
         spawn.reads_stderr = true;
         let mut child =
@@ -239,8 +265,14 @@ impl Shell for SystemShell {
             return Err(error(ShellErrorKind::Timeout, Some(detail.to_owned())));
         };
         if status.code() == Some(SSH_FAILED) && !is_here(host) {
-            let last = stderr.trim().lines().last().map(str::to_owned);
-            return Err(error(kind_of(&stderr), last));
+            let mut last = stderr.trim().lines().last().map(str::to_owned);
+            let kind = kind_of(&stderr);
+            if kind == ShellErrorKind::HostKey
+                && let Some(key) = self.shown_key(host)
+            {
+                last = Some(format!("{} It shows {key}", last.unwrap_or_default()));
+            }
+            return Err(error(kind, last));
         }
         Ok(Output { status: exit_code(status), stdout, stderr })
     }
@@ -301,6 +333,29 @@ mod tests {
         let wanted = Output { status: 3, stdout: "yes".to_owned(), stderr: "no\n".to_owned() };
         assert_eq!(found, wanted);
         assert_eq!(shell.run("localhost", "kill -9 $$", b"", LONG).unwrap().status, 137);
+    }
+
+    /// A person compares the fingerprint before accepting a key.
+    #[test]
+    fn an_unknown_host_key_is_shown() {
+        let shell = fake_ssh(
+            r#"case "$*" in *LogLevel=DEBUG1*)
+                   echo "debug1: Server host key: ssh-ed25519 SHA256:jump" >&2
+                   echo "debug1: Server host key: ssh-ed25519 SHA256:qmo7+F/R" >&2;;
+               esac
+               echo "Host key verification failed." >&2; exit 255"#,
+        );
+        let err = shell.run("mac2", "true", b"", LONG).unwrap_err();
+        assert_eq!(err.kind, ShellErrorKind::HostKey);
+        assert_eq!(
+            err.to_string(),
+            "mac2: its host key is not trusted: Host key verification failed. \
+             It shows ssh-ed25519 SHA256:qmo7+F/R"
+        );
+        assert!(err.kind.hint("mac2").contains("ssh_host_ed25519_key.pub"));
+        let silent = fake_ssh("echo 'Host key verification failed.' >&2; exit 255");
+        let err = silent.run("mac2", "true", b"", LONG).unwrap_err();
+        assert_eq!(err.detail.as_deref(), Some("Host key verification failed."));
     }
 
     #[test]

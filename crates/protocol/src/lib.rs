@@ -22,6 +22,7 @@ pub mod admission;
 pub mod agent;
 mod content;
 mod content_hash;
+mod counted;
 mod embed;
 mod file_path;
 pub mod frame;
@@ -46,6 +47,7 @@ pub use content::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
 };
 pub use content_hash::{ContentHash, HashTextError, parse_hex, write_hex};
+pub use counted::counted;
 pub use embed::{Embed, Embedded, Pooling};
 pub use file_path::{FilePath, FilePathError};
 pub use frame::FrameError;

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
+use crate::counted;
+
 /// Maximum number of queued lines; further ones are dropped.
 pub const LOG_LINES_MAX: usize = 4096;
 
@@ -114,8 +116,8 @@ fn write_all(mut writer: impl Write, entries: &Receiver<Entry>, num_dropped: &At
         }
         let dropped = num_dropped.load(Ordering::Relaxed);
         if num_reported < dropped {
-            let lines = dropped - num_reported;
-            let _ = writeln!(writer, "{lines} lines of the log were dropped: nobody read them");
+            let lines = counted(dropped - num_reported, "line");
+            let _ = writeln!(writer, "{lines} of the log dropped: nobody read them");
             num_reported = dropped;
         }
     }
@@ -171,7 +173,8 @@ mod tests {
         thread.join().unwrap();
         let text: Vec<u8> = output.iter().flatten().collect();
         let text = String::from_utf8(text).unwrap();
-        let report = format!("{num_refused} lines of the log were dropped: nobody read them\n");
+        let report =
+            format!("{} of the log dropped: nobody read them\n", counted(num_refused, "line"));
         assert!(text.starts_with("line 0\n") && text.contains(&report), "{text}");
         assert_eq!(text.matches("dropped").count(), 1, "{text}");
     }

@@ -23,6 +23,7 @@ mod anthropic;
 mod arguments;
 mod connections;
 mod dialect;
+mod half_close;
 mod health;
 mod localai;
 mod metrics;

@@ -34,6 +34,7 @@ use tokio::time::{Sleep, sleep, timeout};
 use tracing::debug;
 
 use crate::connections::{self, Connection, Connections, WrongHosts};
+use crate::half_close::{Awaited, HalfClosable};
 use crate::monitor::memory::sample_until;
 use crate::router::{grpc_router, router};
 use crate::state::ServerState;
@@ -232,13 +233,26 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     limits: &ServerLimits,
     ended: watch::Receiver<bool>,
 ) {
-    let socket = TokioIo::new(WriteTimeout::new(socket, limits.write_timeout));
+    let awaited = Awaited::default();
+    let socket = WriteTimeout::new(socket, limits.write_timeout);
+    let socket = TokioIo::new(HalfClosable::new(socket, awaited.clone()));
     let place = router.place.clone();
     let serving = http1::Builder::new()
+        .half_close(true)
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(socket, service_fn(move |request| router.clone().call(request)));
+        .serve_connection(
+            socket,
+            service_fn(move |request: Request<Incoming>| {
+                let (router, head) = (router.clone(), awaited.begin(request.version()));
+                async move {
+                    let response = router.call(request).await;
+                    drop(head);
+                    response
+                }
+            }),
+        );
     until_over(serving, &place, ended).await;
 }
 

@@ -9,7 +9,7 @@ use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::{Event, Failure, Rejected, SubmitError};
-use jackalope_protocol::TokenId;
+use jackalope_protocol::{TokenId, counted};
 use jackalope_text::TextError;
 use jackalope_text::grammar::GrammarError;
 use thiserror::Error;
@@ -71,8 +71,9 @@ pub enum ApiError {
     #[error("{param}: token {token} is outside the vocabulary of {vocab_size} tokens")]
     UnknownToken { param: &'static str, token: TokenId, vocab_size: u32 },
     #[error(
-        "the prompt has {prompt_tokens} tokens, but the context holds {context_tokens}, answer included\n\
-         hint: send a shorter prompt, or serve the model with a longer --context"
+        "the prompt has {}, but the context holds {context_tokens}, answer included\n\
+         hint: send a shorter prompt, or serve the model with a longer --context",
+        counted(prompt_tokens, "token")
     )]
     ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
     #[error(
@@ -87,8 +88,9 @@ pub enum ApiError {
         limit_tokens: u32,
     },
     #[error(
-        "the prompt has {prompt_tokens} tokens, more than the {limit_tokens} that are accepted\n\
-         hint: send a shorter prompt"
+        "the prompt has {}, more than the {limit_tokens} that are accepted\n\
+         hint: send a shorter prompt",
+        counted(prompt_tokens, "token")
     )]
     PromptLimit { param: &'static str, prompt_tokens: usize, limit_tokens: u32 },
     #[error(
@@ -121,7 +123,10 @@ pub enum ApiError {
     },
     #[error("the model {model} could not be loaded: {why}")]
     NotLoadable { model: String, why: LoadFailure, retry_after: Duration },
-    #[error("the model {model} is in use by {num_open} requests\nhint: try again later")]
+    #[error(
+        "the model {model} is in use by {}\nhint: try again later",
+        counted(num_open, "request")
+    )]
     ModelInUse { model: String, num_open: usize },
     #[error("the model {model} is not deleted: {reason}")]
     ModelKept { model: String, reason: String },
@@ -147,11 +152,11 @@ pub enum ApiError {
     UnknownRequest { found: String },
 
     // Errors caused by the state of the server.
-    #[error("the queue is full: {queued} requests wait, more than {limit} may not")]
+    #[error("the queue is full: {} waiting, the limit is {limit}", counted(queued, "request"))]
     QueueFull { queued: usize, limit: usize, retry_after: Duration },
     #[error("the key {name} has a limit of {limit} {what}, which is reached")]
     KeyLimit { name: String, limit: u32, what: &'static str, retry_after: Option<Duration> },
-    #[error("{limit} requests are open, more may not be")]
+    #[error("the limit of {} is reached", counted(limit, "open request"))]
     TooManyStreams { limit: usize },
     #[error("{reason}")]
     Unavailable { reason: String },

@@ -7,7 +7,7 @@ pub(crate) struct DiscoverArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) timeout: u64,
     /// Port of the agents.
-    #[arg(long, value_name = "PORT", default_value_t = 18081)]
+    #[arg(long, value_name = "PORT", default_value_t = 18081, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) agent_port: u16,
     /// Token of agents started with `worker p2p-mlx`, used in place of this machine's secret.
     #[arg(long, value_name = "TOKEN")]

@@ -48,7 +48,7 @@ pub(crate) struct ClusterInfoArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) every: Option<u64>,
     /// Number of repetitions. Default: unlimited.
-    #[arg(long, value_name = "TIMES", requires = "every")]
+    #[arg(long, value_name = "TIMES", requires = "every", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) count: Option<u64>,
 }
 

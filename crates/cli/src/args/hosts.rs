@@ -59,7 +59,7 @@ pub(crate) struct NewHostsArgs {
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with_all = ["hosts", "ips"])]
     pub(crate) discover: Option<u16>,
     /// Port of the agents to discover.
-    #[arg(long, value_name = "PORT", default_value_t = 18081, requires = "discover")]
+    #[arg(long, value_name = "PORT", default_value_t = 18081, value_parser = clap::value_parser!(u16).range(1..), requires = "discover")]
     pub(crate) agent_port: u16,
     /// IP addresses, one per host, separated by commas; `+` joins several of one host, and a host may have
     /// none.

@@ -22,7 +22,7 @@ pub(crate) struct HostsArgs {
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
     /// Port on which this machine accepts the ranks' control connections.
-    #[arg(long, value_name = "PORT", default_value_t = 18080)]
+    #[arg(long, value_name = "PORT", default_value_t = 18080, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) control_port: u16,
     /// Ports for the connections between ranks; each rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
@@ -53,7 +53,7 @@ pub(crate) struct HostsArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct RankArgs {
     /// Number of this rank. Default: MLX_RANK.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=63))]
     pub(crate) rank: Option<u32>,
     /// Address of `serve`: HOST or HOST:PORT. Default: rank 0's host in MLX_JACCL_COORDINATOR or
     /// MLX_HOSTFILE.
@@ -67,7 +67,7 @@ pub(crate) struct RankArgs {
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
     pub(crate) data_ports: PortRange,
     /// Maximum time to wait for `serve`, in seconds; ranks may be started first.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) wait: u64,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct RankArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ReachArgs {
     /// Port of the agents.
-    #[arg(long, value_name = "PORT", default_value_t = 18081)]
+    #[arg(long, value_name = "PORT", default_value_t = 18081, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) agent_port: u16,
     /// Token of agents started with `worker p2p-mlx`, used in place of this machine's secret.
     #[arg(long, value_name = "TOKEN")]
@@ -96,10 +96,10 @@ pub(crate) struct AgentArgs {
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub(crate) listen: Vec<IpAddr>,
     /// Port to listen on.
-    #[arg(long, default_value_t = 18081)]
+    #[arg(long, default_value_t = 18081, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// Stop after this time without connections and programs, in seconds. Default: never.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
     pub(crate) linger: Option<u64>,
     /// Answer `jackalope discover` on all local networks. Machines without this machine's secret learn only
     /// the version.
@@ -173,7 +173,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<String>,
     /// First port that the transport uses.
-    #[arg(long, short = 'p', default_value_t = 32323)]
+    #[arg(long, short = 'p', default_value_t = 32323, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) starting_port: u16,
     /// Do not prefix output lines with `[rank]`.
     #[arg(long)]

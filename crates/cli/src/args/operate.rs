@@ -13,7 +13,7 @@ pub(crate) struct StartArgs {
     #[arg(long)]
     pub(crate) no_replace: bool,
     /// Maximum time to wait until the server is ready, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) wait: u64,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct StartArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct StopArgs {
     /// Time after which the server is killed, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) grace: u64,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -39,7 +39,7 @@ pub(crate) struct RestartArgs {
     #[arg(long, conflicts_with = "fresh")]
     pub(crate) keep_weights: bool,
     /// Maximum time to wait until the server is ready, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) wait: u64,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -60,7 +60,7 @@ pub(crate) struct ResumeArgs {
     #[arg(long, value_name = "COMMAND")]
     pub(crate) ssh: Option<String>,
     /// Maximum time to wait until the server is ready, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(crate) wait: u64,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -83,7 +83,7 @@ pub(crate) struct MonitorArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) interval: Option<u64>,
     /// Number of repetitions. Default: unlimited.
-    #[arg(long, value_name = "TIMES")]
+    #[arg(long, value_name = "TIMES", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) count: Option<u64>,
     /// Print one line of JSON per status instead of text.
     #[arg(long)]
@@ -98,10 +98,10 @@ pub(crate) struct LogsArgs {
     #[arg(long, short)]
     pub(crate) follow: bool,
     /// Number of last lines to show.
-    #[arg(long, short = 'n', default_value_t = 50)]
-    pub(crate) lines: usize,
+    #[arg(long, short = 'n', default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) lines: u32,
     /// Show only the lines of this rank.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=63))]
     pub(crate) rank: Option<u32>,
     /// Show the log of this machine's agent.
     #[arg(long)]

@@ -17,7 +17,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = clap::value_parser!(u16).range(0..=64), conflicts_with = "hosts")]
     pub(crate) discover: Option<u16>,
     /// Port of the agents to discover.
-    #[arg(long, value_name = "PORT", default_value_t = 18081, requires = "discover")]
+    #[arg(long, value_name = "PORT", default_value_t = 18081, value_parser = clap::value_parser!(u16).range(1..), requires = "discover")]
     pub(crate) agent_port: u16,
     /// Maximum context length in tokens. Default: 8192, or the model's if that is shorter.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]

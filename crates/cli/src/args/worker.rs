@@ -31,7 +31,7 @@ pub(crate) struct MlxDistributedArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) hostfile: Option<String>,
     /// Number of this rank. Default: MLX_RANK, else 0.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=63))]
     pub(crate) rank: Option<u32>,
     /// Transport of the collectives. Default: MLX_DISTRIBUTED_BACKEND, else ring.
     #[arg(long, value_enum)]
@@ -59,7 +59,7 @@ pub(crate) struct MlxDistributedArgs {
     pub(crate) load_wait: Duration,
     /// Memory for the KV cache of each rank, in MiB. Default: four fifths of the memory that is free after
     /// loading, divided by the number of ranks on the machine.
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) kv_mib: Option<u64>,
     /// Ports for the connections between ranks; each rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
@@ -82,7 +82,7 @@ pub(crate) struct P2pMlxArgs {
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
     /// Port to listen on. Default: MLX_LISTEN_PORT, else 5555.
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) mlx_listen_port: Option<u16>,
     /// Accepted for compatibility and ignored: the serving machine selects the transport.
     #[arg(long, value_enum)]

@@ -298,7 +298,7 @@ fn settings(backends: &[Backend], hosts: &[Host]) -> (Usable, Refused) {
 }
 
 fn words(args: &LinkArgs, backends: &[Backend]) -> Vec<String> {
-    let sizes: Vec<String> = args.sizes.iter().map(usize::to_string).collect();
+    let sizes: Vec<String> = args.sizes.iter().map(u64::to_string).collect();
     let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
     let mut words = vec![format!("--sizes={}", sizes.join(","))];
     words.push(format!("--budget-ms={}", args.budget_ms));

@@ -36,7 +36,7 @@ impl Table {
                 let on = if hosts.is_empty() { "" } else { " on " };
                 Some(format!(
                     "{}{on}{}, libmlx {}",
-                    crate::output::counted(row["size"].as_u64().unwrap_or(0) as usize, "rank"),
+                    jackalope_protocol::counted(row["size"].as_u64().unwrap_or(0), "rank"),
                     hosts.join(", "),
                     word("mlx")
                 ))

@@ -6,6 +6,7 @@ use jackalope_deploy::models::{find, library_of};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{self, Node, Nodes};
 use jackalope_protocol::ContentHash;
+use jackalope_protocol::counted;
 use jackalope_store::exchange::{FoundFiles, LibraryClient};
 use jackalope_store::{Difference, FileEntry, HashCache, Hashing, Manifest, files};
 use serde_json::json;
@@ -127,8 +128,9 @@ fn tell(args: &CheckArgs, answers: Vec<Answer>) -> anyhow::Result<()> {
     match num_bad {
         0 => Ok(()),
         _ => bail!(
-            "{num_bad} of {num_machines} machines do not have the same {model}\n\
+            "{model} is not the same on {num_bad} of {}\n\
              hint: jackalope models sync {model} --hosts {}",
+            counted(num_machines, "machine"),
             args.hosts.as_deref().unwrap_or_default()
         ),
     }

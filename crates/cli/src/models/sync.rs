@@ -9,6 +9,7 @@ use jackalope_deploy::models::{Member, locate};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes;
 use jackalope_fleet::trust::Credentials;
+use jackalope_protocol::counted;
 use jackalope_store::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
 use serde_json::json;
 
@@ -130,6 +131,6 @@ fn tell(json: bool, name: &str, peers: &[Peer], ends: &[Copied]) -> anyhow::Resu
     }
     match num_failed {
         0 => Ok(()),
-        _ => bail!("{num_failed} of {} machines do not have {name}", ends.len()),
+        _ => bail!("{name} is missing on {num_failed} of {}", counted(ends.len(), "machine")),
     }
 }

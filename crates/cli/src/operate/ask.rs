@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use super::record::ServeRecord;
@@ -134,9 +135,9 @@ pub(crate) async fn test(args: AskArgs, environment: &Environment) -> anyhow::Re
     }
     output::line(told["text"].as_str().unwrap_or_default().trim())?;
     output::line(format_args!(
-        "{}: {} tokens in {:.2} s, {:.1} tokens/s",
+        "{}: {} in {:.2} s, {:.1} tokens/s",
         told["model"].as_str().unwrap_or_default(),
-        told["completion_tokens"],
+        counted(&told["completion_tokens"], "token"),
         told["seconds"].as_f64().unwrap_or(0.0),
         told["tokens_per_sec"].as_f64().unwrap_or(0.0)
     ))?;

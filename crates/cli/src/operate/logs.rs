@@ -79,7 +79,7 @@ fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::R
         match log {
             Ok(log) => {
                 let lines: Vec<&str> = log.lines().collect();
-                for line in &lines[lines.len().saturating_sub(args.lines)..] {
+                for line in &lines[lines.len().saturating_sub(args.lines as usize)..] {
                     output::line(format_args!("{name} | {line}"))?;
                 }
             }
@@ -110,7 +110,7 @@ pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::R
     }
     let wanted = Wanted { rank: args.rank };
     let mut from = std::fs::metadata(&path)?.len();
-    for line in wanted.last(&path, from, args.lines)? {
+    for line in wanted.last(&path, from, args.lines as usize)? {
         output::line(line)?;
     }
     let mut part = Vec::new();

@@ -9,6 +9,7 @@ use jackalope_fleet::home::Home;
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::Spawn;
 use jackalope_fleet::record::{KILL_GRACE, Request};
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use super::logs::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
@@ -167,7 +168,7 @@ pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<
 pub(super) fn words_of(ended: Option<&Value>) -> String {
     let Some(ended) = ended else { return "no server runs here".to_owned() };
     let how = if ended["killed"] == true { "was killed" } else { "has ended" };
-    let ranks = output::counted(ended["ranks"].as_array().map_or(0, Vec::len), "rank");
+    let ranks = counted(ended["ranks"].as_array().map_or(0, Vec::len), "rank");
     format!(
         "the server of {} at {}, pid {}, {how} with {ranks}",
         ended["model"].as_str().unwrap_or("a model"),

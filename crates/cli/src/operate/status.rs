@@ -11,6 +11,7 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes;
 use jackalope_fleet::record::Recorded;
 use jackalope_placement::size;
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use super::off_runtime;
@@ -82,8 +83,11 @@ impl Report {
                 text(&serve["version"])
             ));
             let context = &health["context_tokens"];
-            let context =
-                if context.is_null() { String::new() } else { format!(", {context} tokens") };
+            let context = if context.is_null() {
+                String::new()
+            } else {
+                format!(", {}", counted(context, "token"))
+            };
             lines.push(format!(
                 "model    {}: {}{context}",
                 text(&serve["model"]),
@@ -114,7 +118,7 @@ fn other_models(health: &Value) -> impl Iterator<Item = String> {
         let failure = model["failure"].as_str().map(|it| format!(", {it}"));
         let failure = failure.unwrap_or_default().replace('\n', "\n         ");
         let open = model["open_requests"].as_u64().filter(|&it| 0 < it);
-        let open = open.map(|it| format!(", {it} requests")).unwrap_or_default();
+        let open = open.map(|it| format!(", {}", counted(it, "request"))).unwrap_or_default();
         let line =
             format!("model    {}: {}{open}{failure}", text(&model["id"]), text(&model["state"]));
         let ranks = model["ranks"].as_array().into_iter().flatten().map(rank_line);

@@ -36,8 +36,8 @@ pub(super) async fn run(
     let num_ranks = cluster.hostfile.hosts.len();
     ensure!(
         (rank as usize) < num_ranks,
-        "`--rank {rank}` is none of the {num_ranks} ranks of {hostfile}\n\
-         hint: ranks are numbered from 0"
+        "`--rank {rank}` does not exist: {hostfile} has {}\nhint: ranks are numbered from 0",
+        jackalope_protocol::counted(num_ranks, "rank")
     );
     let control = rank_process::address(&cluster.control())?;
     let ticket =

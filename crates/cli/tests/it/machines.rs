@@ -252,5 +252,5 @@ fn hardware_is_watched_again_and_again() {
     let away = ["cluster-info", "--host", "studio,elsewhere", "--hardware", "--every", "1"];
     let away = macs.run(&[&away[..], &["--count", "2"]].concat());
     assert!(away.status.success(), "{away:?}");
-    assert_eq!(away.stderr.matches("1 machines could not be inspected").count(), 2, "{away:?}");
+    assert_eq!(away.stderr.matches("could not inspect 1 machine").count(), 2, "{away:?}");
 }

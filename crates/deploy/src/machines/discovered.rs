@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use jackalope_fleet::discovery::{self, FindConfig, Found, Listed, ListedHost};
 use jackalope_fleet::trust::{Credentials, Expected};
+use jackalope_protocol::counted;
 use tokio::task::spawn_blocking;
 
 use super::credentials;
@@ -57,7 +58,8 @@ pub fn discover(
             num => format!(", {num} with another secret (`jackalope discover` lists them)"),
         };
         bail!(
-            "{num_found} machines were found, including this one{strangers}\nhint: {HOW_TO_ANSWER}"
+            "found only {}, including this one{strangers}\nhint: {HOW_TO_ANSWER}",
+            counted(num_found, "machine")
         );
     }
     pin_names(&listed.hosts, ours)?;

@@ -5,6 +5,7 @@ use jackalope_protocol::TokenId;
 use super::Scheduler;
 use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 use crate::constraint_question::{Answer, Question};
+use crate::cost_history::CostHistory;
 use crate::{Event, FinishReason, RequestId};
 
 /// A constraint with its last answer.
@@ -21,8 +22,7 @@ pub(super) struct SequenceConstraint {
     is_news: bool,
     /// The token under way was planned as one that does not end the output.
     planned_not_end: bool,
-    /// It took long to answer before.
-    is_slow: bool,
+    costs: CostHistory,
 }
 
 /// The constraint's answer about the token after the last known one.
@@ -54,7 +54,7 @@ impl SequenceConstraint {
             next: Next::Unknown,
             is_news: true,
             planned_not_end: false,
-            is_slow: false,
+            costs: CostHistory::default(),
         }
     }
 
@@ -103,13 +103,13 @@ impl SequenceConstraint {
         }
         let constraint = self.constraint.take()?;
         let tokens = std::mem::take(&mut self.tokens);
-        Some(Question { id, constraint, tokens, vocab_size, is_slow: self.is_slow })
+        Some(Question { id, constraint, tokens, vocab_size, costs: self.costs })
     }
 
     fn take_answer(&mut self, answer: Answer) {
-        let Answer { constraint, allowed, mut mask, is_slow, .. } = answer;
+        let Answer { constraint, allowed, mut mask, costs, .. } = answer;
         self.constraint = Some(constraint);
-        self.is_slow = is_slow;
+        self.costs = costs;
         self.is_news = true;
         self.next = match allowed {
             Err(err) => Next::Failed(err),

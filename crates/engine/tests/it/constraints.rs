@@ -1,7 +1,8 @@
 //! Slow constraints do not delay requests without a constraint or with a fast one.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jackalope_engine::{
     AllowedTokens, ConstraintError, EngineConfig, Event, Request, TokenConstraint, TokenMask,
@@ -97,6 +98,65 @@ fn a_request_can_be_left_while_its_constraint_is_asked() {
     assert_eq!(read_all(after).0.len(), 20);
 }
 
+/// Computes for this long at each token, or only at the first one.
+#[derive(Clone, Debug)]
+struct Computing {
+    time: Duration,
+    is_at_first_only: bool,
+    num_tokens: u32,
+    num_computed: Arc<AtomicUsize>,
+}
+
+impl TokenConstraint for Computing {
+    fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
+        if self.num_tokens == 0 || !self.is_at_first_only {
+            let begin = Instant::now();
+            while begin.elapsed() < self.time {
+                std::hint::spin_loop();
+            }
+            self.num_computed.fetch_add(1, Ordering::SeqCst);
+        }
+        *mask = TokenMask::only(&[self.num_tokens], mask.vocab_size());
+        Ok(AllowedTokens::Masked)
+    }
+
+    fn accept(&mut self, _token: TokenId) -> Result<(), ConstraintError> {
+        self.num_tokens += 1;
+        Ok(())
+    }
+
+    fn clone_boxed(&self) -> Box<dyn TokenConstraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// The first answer of most constraints is slow, because it builds tables.
+#[test]
+fn a_constraint_that_was_slow_once_does_not_wait_for_those_that_always_are() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
+    let limits = fixture.handle.status().limits.unwrap();
+    let num_computed = Arc::new(AtomicUsize::new(0));
+    let submit = |time: u64, num_tokens: u32, is_at_first_only: bool| {
+        let constraint = Computing {
+            time: Duration::from_millis(time),
+            is_at_first_only,
+            num_tokens: 0,
+            num_computed: Arc::clone(&num_computed),
+        };
+        let request = Request::new(seeded(vec![1, 2, 3], num_tokens, 7), &limits).unwrap();
+        fixture.handle.submit(request.with_constraint(Box::new(constraint))).unwrap()
+    };
+    let heavy: Vec<_> = (0..3).map(|_| submit(20, 200, false)).collect();
+    while num_computed.load(Ordering::SeqCst) < 6 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = num_computed.load(Ordering::SeqCst);
+    assert_eq!(read_all(submit(5, 100, true)).0.len(), 100);
+    let meanwhile = num_computed.load(Ordering::SeqCst) - before;
+    assert!(meanwhile < 50, "{meanwhile} answers of the slow ones during 100 of the other");
+    drop(heavy);
+}
+
 /// Panics at the fourth token.
 #[derive(Clone, Debug, Default)]
 struct Panicking {
@@ -125,7 +185,7 @@ fn a_constraint_that_panics_ends_its_own_request_alone() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
     let limits = fixture.handle.status().limits.unwrap();
     let plain = fixture.submit(seeded(vec![9; 30], 40, 1)).unwrap();
-    // More guides than threads.
+    // More constraints than threads.
     for _ in 0..40 {
         let request = Request::new(seeded(vec![1, 2, 3], 20, 7), &limits).unwrap();
         let request = request.with_constraint(Box::new(Panicking::default()));

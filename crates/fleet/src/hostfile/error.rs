@@ -119,6 +119,12 @@ pub enum Fault {
         /// The text.
         found: String,
     },
+    /// Not the name of a machine.
+    #[error("{found:?} is no name of a machine")]
+    BadHost {
+        /// The text.
+        found: String,
+    },
     /// Not an IP address.
     #[error("{found:?} is no IP address")]
     BadIp {
@@ -270,8 +276,10 @@ impl Fault {
             Fault::NoHosts => "list at least one, for this machine {\"ssh\": \"127.0.0.1\"}",
             Fault::EmptySsh => "write what you type after `ssh`, or \"127.0.0.1\" for this machine",
             Fault::BadSsh { .. } => "write what you type after `ssh`: `mac2`, `user@10.0.0.2`",
+            Fault::BadHost { .. } => "write a name such as \"mac2.local\", or an address",
             Fault::BadIp { .. } => {
-                "write a numeric address such as \"10.254.0.1\", without port, mask or zone"
+                "write a numeric address such as \"10.254.0.1\", without port, mask or zone; each of \
+                 its four numbers is at most 255"
             }
             Fault::DuplicateIp { .. } => "list each address once",
             Fault::BadListen { .. } => {

@@ -8,7 +8,7 @@ use jackalope_protocol::Backend;
 
 use super::error::Fault;
 use super::json::{self, Key, Node, Value};
-use super::words::{is_variable, listen_addr, nearest};
+use super::words::{is_variable, listen_addr, nearest, ssh_name};
 use super::{HOSTS_MAX, ListenAddr, Shape};
 
 /// `jaccl-ring` is read as JACCL with this variable, as MLX does.
@@ -248,7 +248,10 @@ impl Reader<'_> {
             {
                 self.fault(place, Fault::BadSsh { found: name });
             }
-            Value::String(name) => return name,
+            Value::String(name) => match ssh_name(&name) {
+                Ok(name) => return name,
+                Err(fault) => self.fault(place, fault),
+            },
             other => self.wrong_kind(place, "a string", &other),
         }
         String::new()

@@ -98,6 +98,12 @@ const REFUSED: &[(&str, &str)] = &[
         "1:22: [0].ips: expected a list of strings, found the string \"10.0.0.1\"",
     ),
     ("[{\"ssh\": \"a\", \"ips\": [\"10.0.0\"]}]", "1:23: [0].ips[0]: \"10.0.0\" is no IP address"),
+    ("[{\"ssh\": \"10.0.0.300\"}]", "1:10: [0].ssh: \"10.0.0.300\" is no IP address"),
+    ("[{\"ssh\": \"me@10.0.0\"}]", "1:10: [0].ssh: \"10.0.0\" is no IP address"),
+    ("[{\"ssh\": \"me@\"}]", "1:10: [0].ssh: \"\" is no name of a machine"),
+    ("[{\"ssh\": \"mac2..local\"}]", "1:10: [0].ssh: \"mac2..local\" is no name of a machine"),
+    ("[{\"ssh\": \".local.\"}]", "1:10: [0].ssh: \".local.\" is no name of a machine"),
+    ("[\"10.0.0.300:5555\", \"b:1\"]", "1:2: [0]: \"10.0.0.300\" is no IP address"),
     (
         "[{\"ssh\": \"a\", \"ips\": [\"::1\", \"0::1\"]}]",
         "1:30: [0].ips[1]: ::1 stands twice in this list",
@@ -348,7 +354,7 @@ fn matrix(num_hosts: usize) -> impl Strategy<Value = Vec<Vec<Vec<String>>>> {
 /// Hostfiles that use everything the object form can contain.
 fn full() -> impl Strategy<Value = Hostfile> {
     (1_usize..5).prop_flat_map(|num_hosts| {
-        let name = "([a-z]{1,5}@)?[A-Za-z0-9.é_]{1,8}";
+        let name = "([a-z]{1,5}@)?[A-Za-z0-9é_]{1,4}(\\.[A-Za-zé_]{1,4}){0,2}";
         let names = prop::collection::vec(name, num_hosts);
         let ips = prop::collection::vec(host_ips(), num_hosts);
         let backend = prop::option::of(prop::sample::select(Backend::ALL.to_vec()));
@@ -427,4 +433,17 @@ proptest! {
             }
         }
     }
+}
+
+/// mDNS tools print names with a dot at the end, and everything else prints them without.
+#[test]
+fn the_dot_at_the_end_of_a_name_is_left_out() {
+    let file =
+        parse(r#"[{"ssh": "me@mac1.local.", "ips": ["10.0.0.1"]}, {"ssh": "mac2."}]"#).unwrap();
+    let names: Vec<&str> = file.hosts.iter().map(|host| host.ssh.as_str()).collect();
+    assert_eq!(names, ["me@mac1.local", "mac2"]);
+    let file = parse(r#"["mac1.local.:5555", "10.0.0.2.:5555"]"#).unwrap();
+    let names: Vec<&str> = file.hosts.iter().map(|host| host.listen[0].host.as_str()).collect();
+    assert_eq!(names, ["mac1.local", "10.0.0.2"]);
+    assert_eq!(file.hosts[1].ips, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
 }

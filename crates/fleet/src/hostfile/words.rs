@@ -17,6 +17,32 @@ const ALIASES: &[(&str, &str)] = &[
     ("machines", "hosts"),
 ];
 
+/// Returns a host as it is used: without the dot with which mDNS tools end a name (`mac2.local.`),
+/// since other places write it without.
+pub(super) fn host(text: &str) -> Result<&str, Fault> {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let is_number = name.contains('.') && name.bytes().all(|it| it == b'.' || it.is_ascii_digit());
+    if is_number && name.parse::<std::net::Ipv4Addr>().is_err() {
+        return Err(Fault::BadIp { found: name.to_owned() });
+    }
+    let bad =
+        name.is_empty() || name.starts_with('.') || name.contains("..") || name.ends_with('.');
+    if bad { Err(Fault::BadHost { found: text.to_owned() }) } else { Ok(name) }
+}
+
+/// Returns what `ssh` takes, `user@host` or `host`, with the host as it is used.
+///
+/// # Errors
+/// If the host is neither a name nor an address.
+pub fn ssh_name(text: &str) -> Result<String, Fault> {
+    let (user, name) = match text.rsplit_once('@') {
+        Some((user, name)) => (Some(user), name),
+        None => (None, text),
+    };
+    let name = host(name)?;
+    Ok(user.map_or_else(|| name.to_owned(), |user| format!("{user}@{name}")))
+}
+
 /// Parses `host:port` or `[address]:port`.
 pub(super) fn listen_addr(text: &str) -> Result<ListenAddr, Fault> {
     let bad = || Fault::BadListen { found: text.to_owned() };
@@ -34,6 +60,7 @@ pub(super) fn listen_addr(text: &str) -> Result<ListenAddr, Fault> {
     if host.is_empty() || (!is_v6 && !host.chars().all(is_name)) {
         return Err(bad());
     }
+    let host = if is_v6 { host } else { self::host(host)? };
     let bad_port = || Fault::BadPort { found: port.to_owned() };
     let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let number = port.parse().ok().filter(|&number: &u16| is_number && number != 0);

@@ -97,6 +97,61 @@ async fn a_client_that_does_not_wait_for_a_whole_answer_frees_its_place() {
     server.until("nothing runs", |status| status.running == 0).await;
 }
 
+/// Only writing tells a client that sends no more from one that has left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_sends_no_more_gets_its_answer() {
+    let server = talker().await;
+    let listening = listen(&server).await;
+    for (path, body, end) in [
+        ("/v1/completions", completion_body(json!({"max_tokens": 500})), "\"usage\""),
+        ("/v1/chat/completions", chat_body(json!({"max_tokens": 500, "stream": true})), "[DONE]"),
+    ] {
+        let mut socket = listening.send(path, &body.to_string()).await;
+        socket.shutdown().await.unwrap();
+        server.until("it runs", |status| status.running == 1).await;
+        let mut said = String::new();
+        socket.read_to_string(&mut said).await.unwrap();
+        let (interim, answer) = said.split_at(said.find("HTTP/1.1 200 OK\r\n").expect(&said));
+        assert!(answer.contains(end), "{said}");
+        let interim = interim.replace("HTTP/1.1 100 Continue\r\n\r\n", "");
+        assert!(interim.is_empty(), "{said}");
+    }
+    assert_eq!(server.engine.status().counters.cancelled, 0);
+}
+
+/// HTTP/1.0 has no interim responses, so that nothing tells the two apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_http_1_0_that_sends_no_more_has_left() {
+    let server = talker().await;
+    let listening = listen(&server).await;
+    let body = completion_body(json!({"max_tokens": 100_000})).to_string();
+    let mut socket = listening.connect().await;
+    let head = head("/v1/completions", body.len()).replace("HTTP/1.1", "HTTP/1.0");
+    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    server.until("it runs", |status| status.running == 1).await;
+    socket.shutdown().await.unwrap();
+    server.until("it is cancelled", |status| status.counters.cancelled == 1).await;
+    let mut said = String::new();
+    socket.read_to_string(&mut said).await.unwrap();
+    assert_eq!(said, "");
+}
+
+/// The next request waits while the first one is answered, and is not read as its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_comes_before_the_answer_of_another_is_answered_after_it() {
+    let server = talker().await;
+    let listening = listen(&server).await;
+    let body = completion_body(json!({"max_tokens": 200})).to_string();
+    let mut socket = listening.send("/v1/completions", &body).await;
+    server.until("it runs", |status| status.running == 1).await;
+    socket.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+    socket.shutdown().await.unwrap();
+    let mut said = String::new();
+    socket.read_to_string(&mut said).await.unwrap();
+    assert_eq!(said.matches("HTTP/1.1 200 OK\r\n").count(), 2, "{said}");
+    assert!(said.find("\"usage\"") < said.find("healthy").or(said.find("ok")), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_while_its_prompt_computes_frees_its_place() {
     let server = talker().await;

@@ -176,7 +176,8 @@ impl<F: AnswerWriter> Answer<F> {
         };
         if let Some(requested) = requested_tokens {
             let note = format!(
-                "at most {max_tokens} tokens are generated, not {requested}: the context has room for no more"
+                "at most {} will be generated, not {requested}: the context has room for no more",
+                jackalope_protocol::counted(max_tokens, "token")
             );
             notes::append(&mut response, &note);
         }

@@ -80,8 +80,8 @@ impl Models {
         }
     }
 
-    /// Ends the load of a model that is not up yet and that nobody waits for. Does not wait for its
-    /// end.
+    /// Ends the load of a model that is not up yet and that nobody waits for. Returns when its
+    /// memory is free.
     pub async fn give_up(&self, name: &str) {
         let Some(idx) = self.find(Some(name)) else { return };
         let stop = {
@@ -89,11 +89,18 @@ impl Models {
             let entry = &mut entries[idx];
             let is_up = entry.loaded().is_some_and(|it| it.load_time.is_some());
             let is_wanted = is_up || 0 < entry.num_open + entry.num_waiting;
-            entry.task.as_mut().filter(|_| !is_wanted).and_then(|task| task.stop.take())
+            let task = entry.task.as_mut().filter(|_| !is_wanted);
+            let stop = task.and_then(|task| task.stop.take());
+            if stop.is_some() {
+                let need = entry.need().cloned().unwrap_or_default();
+                entry.state = State::Unloading { need };
+            }
+            stop
         };
         if let Some(stop) = stop {
             // If the task no longer listens, it is already ending.
             stop.send(Ending::Shutdown).ok();
+            self.shared.tell();
             self.shared.until_unloaded(idx).await;
         }
     }
@@ -344,6 +351,8 @@ impl Shared {
         let entry = &mut entries[idx];
         let since = match &entry.state {
             State::Preparing { since, .. } => *since,
+            // The load was given up in the meantime: its engine ends at once.
+            State::Unloading { .. } => return,
             _ => Instant::now(),
         };
         let need = entry.need().cloned().unwrap_or_default();
@@ -431,5 +440,37 @@ pub(super) async fn unload_idle(shared: Weak<Shared>) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{KnownModel, ModelLoader, ModelsConfig};
+
+    /// A loader that never comes to an end.
+    struct Stuck;
+
+    impl ModelLoader for Stuck {
+        fn need(&self, _id: &str) -> LoadFuture<MachineBytes> {
+            Box::pin(async { Ok(MachineBytes::default()) })
+        }
+
+        fn start(&self, _id: &str) -> LoadFuture<StartedModel> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_load_that_was_given_up_has_ended() {
+        let known = vec![KnownModel::new("a"), KnownModel::new("b")];
+        let models = Models::new(Arc::new(Stuck), known, ModelsConfig::default());
+        models.begin_load("b");
+        while models.status("b").unwrap().state != "loading" {
+            tokio::task::yield_now().await;
+        }
+        models.give_up("b").await;
+        assert_eq!(models.status("b").unwrap().state, "unloaded");
+        assert_eq!(models.unload("b", Duration::ZERO).await, Err(Kept::NotLoaded));
     }
 }

@@ -21,5 +21,10 @@ pub(crate) enum Free {
     Anywhere,
     /// Text may only come instead of calls: `text`, followed by a match of the Lark expression
     /// `body`.
-    Start { text: &'static str, body: &'static str },
+    Start {
+        text: &'static str,
+        body: &'static str,
+        /// Text with which calls can follow the text after all.
+        to_calls: Option<&'static str>,
+    },
 }

@@ -109,8 +109,13 @@ impl Lark<'_> {
         };
         let head = self.text(trigger);
         match (demand.calls, free) {
-            (CallCount::Any, Free::Start { text, body }) => {
-                format!("{before} {head} {calls} | {before} {} {body}", self.text(text))
+            (CallCount::Any, Free::Start { text, body, to_calls }) => {
+                let text = self.text(text);
+                let more = to_calls.map(|to_calls| {
+                    format!("| {before} {text} {} {head} {calls}", self.text_until(to_calls))
+                });
+                let more = more.unwrap_or_default();
+                format!("{before} {head} {calls} | {before} {text} {body} {more}")
             }
             (CallCount::Any, Free::Anywhere) => {
                 let head = self.text_until(trigger);

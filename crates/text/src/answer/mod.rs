@@ -76,6 +76,8 @@ pub struct AnswerFormat {
     pub reasoning: Option<ReasoningFormat>,
     /// Format of the tool calls; `None` if the model has none.
     pub tools: Option<ToolFormat>,
+    /// Format of calls that are not read; its other markup is.
+    unread: Option<ToolFormat>,
     /// Special tokens of the formats, with their text.
     special: Arc<[(TokenId, String)]>,
 }
@@ -166,9 +168,10 @@ impl AnswerFormat {
         Ok(AnswerFormat::of(tokenizer, reasoning, tools))
     }
 
-    /// Returns this format without tools, for a request that has none.
+    /// Returns this format without tools, for a request that has none: calls stay in the text as
+    /// the model wrote them.
     pub fn without_tools(&self) -> AnswerFormat {
-        AnswerFormat { tools: None, ..self.clone() }
+        AnswerFormat { tools: None, unread: self.tools.or(self.unread), ..self.clone() }
     }
 
     /// Returns this format without reasoning: reasoning stays in the text as the model wrote it.
@@ -181,7 +184,7 @@ impl AnswerFormat {
         reasoning: Option<ReasoningFormat>,
         tools: Option<ToolFormat>,
     ) -> AnswerFormat {
-        let mut format = AnswerFormat { reasoning, tools, special: Arc::new([]) };
+        let mut format = AnswerFormat { reasoning, tools, unread: None, special: Arc::new([]) };
         format.special = tokenizer.special_tokens_within(&format.literals()).into();
         format
     }
@@ -216,6 +219,14 @@ impl AnswerFormat {
         Some(self.tools?.family.grammar(&self.special, tools, demand, instead))
     }
 
+    /// Returns the patterns of the tools, without tools only those that carry no call.
+    fn tool_patterns(&self) -> impl Iterator<Item = &'static pattern::Pattern> {
+        let read = self.tools.map_or(&[][..], |tools| tools.family.patterns);
+        let unread = self.unread.map_or(&[][..], |tools| tools.family.patterns);
+        let is_bare = |pattern: &&pattern::Pattern| matches!(pattern.form, form::Form::Bare);
+        read.iter().chain(unread.iter().filter(is_bare))
+    }
+
     /// Returns every string that the format reads literally.
     fn literals(&self) -> Vec<&'static str> {
         let mut literals = Vec::new();
@@ -226,8 +237,8 @@ impl AnswerFormat {
         }
         if let Some(tools) = self.tools {
             literals.extend(tools.family.marks);
-            patterns.extend(tools.family.patterns);
         }
+        patterns.extend(self.tool_patterns());
         for pattern in patterns {
             literals.push(pattern.trigger);
             literals.extend(pattern.steps.iter().filter_map(pattern::Step::literal));

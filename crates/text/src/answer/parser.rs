@@ -45,6 +45,7 @@ pub enum AnswerEnd {
 pub struct AnswerParser {
     format: AnswerFormat,
     tools: Tools,
+    /// What can leave the mode. A trigger that is the beginning of another one comes after it.
     triggers: Vec<Trigger>,
     /// Text that is not settled yet, from `start` on; the bytes before `start` are settled.
     held: String,
@@ -180,8 +181,8 @@ impl AnswerParser {
                     leads_to: LeadsTo::Reasoning,
                 }));
                 let markup = reasoning.map_or(&[][..], |reasoning| reasoning.family.markup);
-                let patterns = self.format.tools.map_or(&[][..], |tools| tools.family.patterns);
-                self.triggers.extend(patterns.iter().chain(markup).map(|pattern| Trigger {
+                let patterns = self.format.tool_patterns();
+                self.triggers.extend(patterns.chain(markup).map(|pattern| Trigger {
                     text: pattern.trigger,
                     place: pattern.place,
                     leads_to: LeadsTo::Pattern(pattern),
@@ -223,13 +224,14 @@ impl AnswerParser {
             let byte = bytes[self.scanned];
             let mut has_begun = false;
             for trigger in &self.triggers {
-                if trigger.text.as_bytes()[0] != byte || !counts(trigger.place, self.place) {
+                let begins = trigger.text.as_bytes().first().is_none_or(|first| *first == byte);
+                if !begins || !counts(trigger.place, self.place) {
                     continue;
                 }
                 self.work += trigger.text.len() as u64;
                 match compare(&self.held[self.scanned..], trigger.text) {
-                    Some(true) => return (self.scanned, Some(*trigger)),
-                    Some(false) => {}
+                    Some(true) if !has_begun => return (self.scanned, Some(*trigger)),
+                    Some(_) => {}
                     None => has_begun |= self.end != Some(AnswerEnd::Stopped),
                 }
             }
@@ -285,6 +287,9 @@ impl AnswerParser {
             // White space before the markup belongs to the content, unless it follows a call.
             let markup = *markup;
             self.release(markup);
+            if self.place == Position::Start {
+                self.place = Position::Anywhere;
+            }
         } else {
             self.place = Position::AfterCall;
             self.drops_space = true;

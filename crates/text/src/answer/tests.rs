@@ -21,6 +21,7 @@ fn formats() -> impl Iterator<Item = AnswerFormat> {
         AnswerFormat {
             reasoning: ReasoningFormat::named(reasoning),
             tools: ToolFormat::named(name),
+            unread: None,
             special: Arc::new([]),
         }
     })
@@ -97,19 +98,15 @@ fn len_of(segment: &Segment) -> usize {
 }
 
 #[test]
-fn no_trigger_is_the_beginning_of_another() {
+fn no_trigger_is_the_beginning_of_a_later_one() {
     for format in formats() {
         let reasoning = format.reasoning.unwrap();
         let patterns = format.tools.unwrap().family.patterns.iter();
-        let mut triggers: Vec<_> =
-            patterns.chain(reasoning.family.markup).map(|pattern| pattern.trigger).collect();
-        triggers.push(reasoning.open());
+        let mut triggers = vec![reasoning.open()];
+        triggers.extend(patterns.chain(reasoning.family.markup).map(|pattern| pattern.trigger));
         for (idx, one) in triggers.iter().enumerate() {
             for other in triggers.iter().skip(idx + 1) {
-                assert!(
-                    !one.starts_with(other) && !other.starts_with(one),
-                    "{format:?}: {one:?} and {other:?}"
-                );
+                assert!(!other.starts_with(one), "{format:?}: {one:?} and {other:?}");
             }
         }
     }

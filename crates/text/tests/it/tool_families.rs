@@ -153,6 +153,39 @@ const EXAMPLES: &[Example] = &[
         "I look. <function=weather>{\"city\": \"Oslo\", \"days\": 3}</function><function=time>{}</function>",
         &["text I look.", OSLO, "call time {}"],
     ),
+    (
+        "none",
+        "functionary_v3_2",
+        "all\nI look.>>>weather\n{\"city\": \"Oslo\", \"days\": 3}>>>time\n{}",
+        &["text I look.", OSLO, "call time {}"],
+    ),
+    (
+        "none",
+        "functionary_v3_2",
+        "weather\n{\"city\": \"Oslo\", \"days\": 3}>>>all\nDone, >>> that's it.",
+        &[OSLO, "text Done, >>> that's it."],
+    ),
+    (
+        "none",
+        "functionary_v3_2",
+        ">>>weather\n{\"city\": \"Oslo\", \"days\": 3}>>>time\n{}",
+        &[OSLO, "call time {}"],
+    ),
+    // A message to the user that looks like the beginning of a call.
+    ("none", "functionary_v3_2", "all\ntime\n{}", &["text time\n{}"]),
+    ("none", "functionary_v3_2", "allow {me}", &["text allow {me}"]),
+    (
+        "poolside_v1",
+        "poolside_v1",
+        "<think>Hm.</think>I look.<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>\n<tool_call>we<arg_key>note</arg_key><arg_value>  x(\"é\")\n </arg_value></tool_call><tool_call>time</tool_call>",
+        &[
+            "thought Hm.",
+            "text I look.",
+            OSLO,
+            "call we {\"note\": \"  x(\\\"é\\\")\\n \"}",
+            "call time {}",
+        ],
+    ),
     ("none", "llama", "<|python_tag|>print(1)", &["text <|python_tag|>print(1)"]),
     (
         "none",
@@ -330,6 +363,23 @@ fn a_thought_that_the_prompt_opened_ends_where_it_is_closed() {
     assert!(!opens(""));
 }
 
+/// A request without tools leaves calls in the text, but not the names of recipients.
+#[test]
+fn a_message_to_the_user_has_no_header_without_tools_either() {
+    let format = format("none", "functionary_v3_2").without_tools();
+    let cases = [
+        ("all\nHello >>>time\n{}", "text Hello >>>time\n{}"),
+        (">>>all\nHello", "text Hello"),
+        ("time\n{}", "text time\n{}"),
+    ];
+    for (answer, expected) in cases {
+        for cut in [1, 2, 100] {
+            let parsed = parse(AnswerParser::new(&format, None, false), &pieces(answer, cut));
+            assert_eq!(shown(&parsed), [expected], "{answer} cut by {cut}");
+        }
+    }
+}
+
 /// A call of an unknown tool is content.
 #[test]
 fn a_call_of_an_unknown_tool_is_content_as_it_was_written() {
@@ -338,15 +388,16 @@ fn a_call_of_an_unknown_tool_is_content_as_it_was_written() {
     for (_, tool, answer, expected) in EXAMPLES {
         let format = format("none", tool);
         let parsed = parse(AnswerParser::new(&format, Some(Arc::clone(&others)), false), &[answer]);
+        let written = without_recipients(tool, answer).replace(">>>all\n", "");
         for segment in &parsed {
             match segment {
                 Segment::Call(call) => assert_eq!(call.name, "we"),
-                Segment::Text(text) => assert!(answer.contains(text.as_str()), "{text:?}"),
+                Segment::Text(text) => assert!(written.contains(text.as_str()), "{text:?}"),
                 other => panic!("not expected: {other:?}"),
             }
         }
         if !expected.iter().any(|line| line.starts_with("call we ")) {
-            assert_eq!(parsed, [Segment::Text((*answer).to_owned())], "{tool}");
+            assert_eq!(parsed, [Segment::Text(written)], "{tool}");
         }
     }
 }
@@ -381,9 +432,14 @@ fn the_template_and_the_vocabulary_tell_the_format() {
     assert_eq!(tools_of("<｜tool▁calls▁begin｜>"), Some("deepseek_v31"));
     let functionary = "<|start_header_id|><function=f>{}</function><|python_tag|>";
     assert_eq!(tools_of(functionary), Some("functionary"));
+    let functionary =
+        "<|start_header_id|>{{ '>>>all\\n' + message.content }}<function=f></function>";
+    assert_eq!(tools_of(functionary), Some("functionary_v3_2"));
     let step = "<tool_call>\n<function=f>\n<parameter=p>";
     assert_eq!(tools_of(step), ToolFormat::named("step3p5").map(|it| it.name()));
-    for (alias, name) in [("granite3", "json"), ("meetkai", "functionary")] {
+    for (alias, name) in
+        [("granite3", "json"), ("meetkai", "functionary"), ("poolside_v1", "glm45")]
+    {
         assert_eq!(ToolFormat::named(alias).map(|it| it.name()), Some(name));
     }
     assert_eq!(tools_of("<|channel|>final<|message|>"), Some("harmony"));
@@ -501,9 +557,16 @@ fn fragment() -> impl Strategy<Value = String> {
     prop::sample::select(all)
 }
 
+/// The answer without the line that names the user as its recipient, in the format that has one.
+fn without_recipients<'a>(tool: &str, answer: &'a str) -> &'a str {
+    let is_named = format("none", tool).tools == ToolFormat::named("functionary_v3_2");
+    answer.trim_ascii_start().strip_prefix("all\n").filter(|_| is_named).unwrap_or(answer)
+}
+
 /// The text without white space and without the markup of the reasoning's formats.
 fn unmarked(text: &str) -> String {
-    const MARKUP: [&str; 18] = [
+    const MARKUP: [&str; 19] = [
+        ">>>all",
         "<think>",
         "</think>",
         "[THINK]",
@@ -557,7 +620,7 @@ proptest! {
             Segment::Text(text) | Segment::Reasoning(text) => text,
         }).collect();
         if !has_calls {
-            prop_assert_eq!(unmarked(&kept), unmarked(&whole));
+            prop_assert_eq!(unmarked(&kept), unmarked(without_recipients(tool, &whole)));
         }
         let mut rest = whole.chars();
         prop_assert!(kept.chars().all(|kept| rest.any(|character| character == kept)));

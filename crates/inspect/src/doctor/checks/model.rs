@@ -26,7 +26,7 @@ pub(super) fn check(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>)
         }
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
-    let found = format!("{} files, {}", files.len(), gib(bytes));
+    let found = format!("{}, {}", jackalope_protocol::counted(files.len(), "file"), gib(bytes));
     findings.push(Finding::ok(&node.name, "model", found));
 }
 

@@ -86,7 +86,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "[",
         separator: Some(", "),
         close: "]",
-        free: Free::Start { text: "", body: "/[^{\\[`<\\s](?s:.*)/" },
+        free: Free::Start { text: "", body: "/[^{\\[`<\\s](?s:.*)/", to_calls: None },
     },
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };

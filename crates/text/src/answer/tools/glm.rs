@@ -1,4 +1,4 @@
-//! GLM 4.5 and later: alternating keys and values.
+//! GLM 4.5 and later, and Laguna: alternating keys and values. The line breaks may be missing.
 //!
 //! ```text
 //! <tool_call>weather
@@ -18,7 +18,7 @@ const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "glm45",
-    aliases: &["glm4", "glm47", "glm4_moe"],
+    aliases: &["glm4", "glm47", "glm4_moe", "poolside_v1"],
     signs: &[&["<arg_key>"]],
     patterns: &[Pattern {
         trigger: "<tool_call>",

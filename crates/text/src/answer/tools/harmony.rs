@@ -79,7 +79,11 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "<|channel|>commentary to=functions.",
         separator: None,
         close: "",
-        free: Free::Start { text: "<|channel|>final<|message|>", body: "/(?s:.*)/" },
+        free: Free::Start {
+            text: "<|channel|>final<|message|>",
+            body: "/(?s:.*)/",
+            to_calls: None,
+        },
     },
     item: |lark, tool| {
         let head = lark.text(&format!("{} <|constrain|>json<|message|>", tool.name));

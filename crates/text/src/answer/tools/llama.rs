@@ -15,6 +15,7 @@ use super::super::frame::{Frame, Free};
 use super::super::json::Needs;
 use super::super::pattern::{Pattern, Position, Step};
 use super::ToolFamily;
+use super::functionary::TAGGED;
 use super::generic::KEYS;
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -40,20 +41,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             steps: &[Step::Literal(";"), Step::Space, Step::Json { opened: 0 }],
             form: FORM,
         },
-        Pattern {
-            trigger: "<function=",
-            place: Position::Anywhere,
-            steps: &[
-                Step::Literal("<function="),
-                Step::Word,
-                Step::Literal(">"),
-                Step::Space,
-                Step::Json { opened: 0 },
-                Step::Space,
-                Step::Literal("</function>"),
-            ],
-            form: FORM,
-        },
+        TAGGED,
     ],
     marks: &[],
     frame: Frame {
@@ -62,7 +50,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "",
         separator: Some("; "),
         close: "",
-        free: Free::Start { text: "", body: "/[^{;<\\s](?s:.*)/" },
+        free: Free::Start { text: "", body: "/[^{;<\\s](?s:.*)/", to_calls: None },
     },
     item: |lark, tool| Ok(lark.named_json(tool, "parameters")),
 };

@@ -49,7 +49,7 @@ pub(crate) struct ToolFamily {
 
 /// All families, in order of detection: a template belongs to the first family whose signs it has,
 /// so families with signs that no other family has come first.
-static FAMILIES: [&ToolFamily; 17] = [
+static FAMILIES: [&ToolFamily; 18] = [
     &harmony::FAMILY,
     &minimax::FAMILY,
     &gemma::FAMILY,
@@ -64,7 +64,8 @@ static FAMILIES: [&ToolFamily; 17] = [
     &hermes::FAMILY,
     &pythonic::FAMILY,
     &pythonic::MARKED,
-    &functionary::FAMILY,
+    &functionary::V32,
+    &functionary::V31,
     &llama::FAMILY,
     &generic::FAMILY,
 ];

@@ -53,7 +53,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "[",
         separator: Some(", "),
         close: "]",
-        free: Free::Start { text: "", body: "/[^\\[<\\s](?s:.*)/" },
+        free: Free::Start { text: "", body: "/[^\\[<\\s](?s:.*)/", to_calls: None },
     },
     item,
 };
