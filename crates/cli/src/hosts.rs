@@ -145,7 +145,7 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
     }
     for (rank, name) in args.hosts.iter().enumerate() {
         let ips = args.ips.get(rank).map_or("", String::as_str);
-        let ssh = machines::host_name(name)?;
+        let ssh = jackalope_deploy::machines::host_name(name)?;
         hosts.push(Host { ips: addresses(&ssh, ips)?, ssh, ..Host::default() });
     }
     let mut hostfile =

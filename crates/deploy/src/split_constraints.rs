@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use jackalope_placement::{LinkKind, Links, ModelFacts, NodeOffer, SplitKind, Wishes, place};
 use jackalope_protocol::Backend;
+use jackalope_protocol::counted;
 use jackalope_protocol::split::{Shares, Split, stages};
 
 /// What is required of the split of a model over ranks.
@@ -78,8 +79,9 @@ impl SplitConstraints {
         );
         ensure!(
             numbers.len() == num_ranks,
-            "`{flag}` names {} ranks, there are {num_ranks}\nhint: give one number for each rank",
-            numbers.len()
+            "`{flag}` has {} for {}\nhint: give one number for each rank",
+            counted(numbers.len(), "number"),
+            counted(num_ranks, "rank")
         );
         ensure!(
             numbers.iter().all(|&number| 0 < number),
@@ -91,9 +93,9 @@ impl SplitConstraints {
         let num_layers = ModelFacts::read(model_dir)?.num_layers();
         ensure!(
             stages(numbers, num_layers).is_some(),
-            "`--layers` adds up to {} layers, the model has {num_layers}\n\
+            "`--layers` adds up to {}, the model has {num_layers}\n\
              hint: give numbers that add up to {num_layers}",
-            numbers.iter().map(|&number| u64::from(number)).sum::<u64>()
+            counted(numbers.iter().map(|&number| u64::from(number)).sum::<u64>(), "layer")
         );
         Ok(Some(Split::Pipeline(numbers.clone())))
     }

@@ -173,8 +173,8 @@ fn tasks<'a>(
 }
 
 /// As [`expert_matmul`], for a part of the columns of a product that is divided among machines; see
-/// [`crate::divisible_matmul`]. `x` is `[choices, input]`; the results of each row of activations
-/// are added to `out` `[tokens, features]`.
+/// [`crate::divisible_matmul`]. `x` is `[choices, input]`; the result `[tokens, features]` has the
+/// sum over the choices of each row of activations.
 ///
 /// # Panics
 /// Panics if a length does not fit, or the format is not one of MLX's.
@@ -184,16 +184,15 @@ pub fn divisible_expert_matmul(
     rows: &ExpertRows,
     matrix: &Matrix<'_>,
     chunk: usize,
-    out: &mut [f64],
     threads: &Threads,
-) {
+) -> Vec<f64> {
     let _span = threads.span("experts", rows.bytes(matrix));
     matrix.assert_valid();
     let (features, input) = (rows.features(matrix), matrix.input());
     assert_eq!(x.len(), rows.len() * input, "activations: {} rows of {input}", rows.len());
-    assert_eq!(out.len(), rows.num_tokens * features, "results of {} rows", rows.num_tokens);
+    let mut out = vec![0.0; rows.num_tokens * features];
     if input == 0 || features == 0 || rows.is_empty() {
-        return;
+        return out;
     }
     let mut results = vec![0.0; rows.len() * features];
     let mut rest = &mut results[..];
@@ -216,6 +215,7 @@ pub fn divisible_expert_matmul(
         let sums = &mut out[token * features..(token + 1) * features];
         sums.iter_mut().zip(result).for_each(|(sum, result)| *sum += result);
     }
+    out
 }
 
 /// Multiplies each row of `rows`, which are equally long, by its factor.

@@ -376,11 +376,12 @@ Array quantized_matmul(
       spec.bits, to_string(spec.mode)));
 }
 Array gather_quantized_matmul(
-    const array& x, Refs w_scales, Refs biases, const array& indices, bool is_sorted,
-    const QuantSpec& spec) {
+    const array& x, Refs w_scales_indices, Refs biases, bool is_sorted, const QuantSpec& spec) {
+  const array &w = w_scales_indices[0].array, &scales = w_scales_indices[1].array,
+              &indices = w_scales_indices[2].array;
   return boxed(mx::gather_qmm(
-      x, w_scales[0].array, w_scales[1].array, optional(biases), std::nullopt, indices, true,
-      spec.group_size, spec.bits, to_string(spec.mode), std::nullopt, is_sorted));
+      x, w, scales, optional(biases), std::nullopt, indices, true, spec.group_size, spec.bits,
+      to_string(spec.mode), std::nullopt, is_sorted));
 }
 Array gather_matmul(const array& x, const array& w, const array& indices, bool is_sorted) {
   return boxed(mx::gather_mm(x, mx::swapaxes(w, -1, -2), std::nullopt, indices, is_sorted));

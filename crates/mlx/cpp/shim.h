@@ -111,8 +111,7 @@ Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask);
 Array quantized_matmul(
     const array& x, Refs w_scales, Refs biases, bool transpose, const QuantSpec& spec);
 Array gather_quantized_matmul(
-    const array& x, Refs w_scales, Refs biases, const array& indices, bool is_sorted,
-    const QuantSpec& spec);
+    const array& x, Refs w_scales_indices, Refs biases, bool is_sorted, const QuantSpec& spec);
 Array gather_matmul(const array& x, const array& w, const array& indices, bool is_sorted);
 Arrays quantize(const array& w, const QuantSpec& spec);
 Array dequantize(

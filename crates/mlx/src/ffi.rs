@@ -210,9 +210,8 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<RawArray>>;
         fn gather_quantized_matmul(
             x: &RawArray,
-            w_scales: &[ArrayRef],
+            w_scales_indices: &[ArrayRef],
             biases: &[ArrayRef],
-            indices: &RawArray,
             is_sorted: bool,
             spec: &QuantSpec,
         ) -> Result<UniquePtr<RawArray>>;

@@ -94,9 +94,8 @@ pub fn gather_matmul(x: &Array, w: &Array, gather: Gather<'_>) -> Array {
 pub fn gather_quantized_matmul(x: &Array, w: &Quantized, gather: Gather<'_>) -> Array {
     let node = bridge::gather_quantized_matmul(
         &x.0,
-        &refs(&[&w.words, &w.scales]),
+        &refs(&[&w.words, &w.scales, gather.indices]),
         &optional(w.biases.as_ref()),
-        &gather.indices.0,
         gather.is_sorted,
         &w.format.spec(),
     );

@@ -155,9 +155,9 @@ mod tests {
         let (written, output) = std::sync::mpsc::channel();
         let (sender, entries) = sync_channel(4);
         let num_dropped = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&num_dropped);
+        let shared_count = Arc::clone(&num_dropped);
         let thread = std::thread::spawn(move || {
-            write_all(Gate { leave, written }, &entries, &counted);
+            write_all(Gate { leave, written }, &entries, &shared_count);
         });
         let mut num_refused = 0;
         for idx in 0..100 {

@@ -121,7 +121,7 @@ pub enum FeedForward {
     /// A block that every token passes.
     Mlp(MlpSpec),
     /// Experts, of which a router chooses some for each token.
-    Experts(ExpertsSpec),
+    Experts(Box<ExpertsSpec>),
 }
 
 /// `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).

@@ -132,11 +132,9 @@ proptest! {
         };
         for threads in pools(2) {
             let sums = |range: Range<usize>| {
-                let mut out = vec![0.0; case.tokens * case.features];
                 let (x, values) = (columns(&x, range.clone()), columns(values, range.clone()));
                 let matrix = Matrix::Dense(dense(&values, (shape.0, range.len())));
-                divisible_expert_matmul(x.view(), &rows, &matrix, chunk, &mut out, &threads);
-                out
+                divisible_expert_matmul(x.view(), &rows, &matrix, chunk, &threads)
             };
             let end = (cut * chunk).min(case.input);
             let whole = sums(0..case.input);
@@ -157,8 +155,8 @@ proptest! {
         let x = random.floats(case.float, rows.len() * case.input, 1.0);
         let chunk = case.format.map_or(1, |format| format.group_size as usize) * 4;
         for threads in pools(2) {
-            let mut found = vec![0.0; case.tokens * case.features];
-            divisible_expert_matmul(x.view(), &rows, &matrix.view(), chunk, &mut found, &threads);
+            let found =
+                divisible_expert_matmul(x.view(), &rows, &matrix.view(), chunk, &threads);
             let mut expected = vec![0.0; found.len()];
             for (idx, (expert, token, _)) in rows.iter().enumerate() {
                 let x = x.part(idx * case.input, (idx + 1) * case.input);
@@ -199,8 +197,7 @@ fn values_that_are_not_finite_stay_with_their_token() {
         for ((_, token, _), found) in rows.iter().zip(found.chunks(case.features)) {
             assert_eq!(found.iter().all(|it| it.is_finite()), token != 2);
         }
-        let mut sums = vec![0.0; case.tokens * case.features];
-        divisible_expert_matmul(inner.view(), &rows, &matrix.view(), 32, &mut sums, &threads);
+        let sums = divisible_expert_matmul(inner.view(), &rows, &matrix.view(), 32, &threads);
         for (token, sums) in sums.chunks(case.features).enumerate() {
             assert_eq!(sums.iter().all(|it| it.is_finite()), token != strange_token);
         }

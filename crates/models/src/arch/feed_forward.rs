@@ -15,8 +15,8 @@ use crate::weights::Weights;
 /// The feed-forward block of a layer.
 #[derive(Debug)]
 pub(super) enum FeedForwardBlock {
-    Dense(Mlp),
-    Sparse(SparseMlp),
+    Dense(Box<Mlp>),
+    Sparse(Box<SparseMlp>),
 }
 
 impl FeedForwardBlock {
@@ -34,9 +34,11 @@ impl FeedForwardBlock {
                 let block = MlpBlock { inner: mlp.inner, unit, has_bias: mlp.has_bias };
                 let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
                 let mlp = Mlp::load(&w.at("mlp"), hidden, block, parallel)?;
-                Ok(FeedForwardBlock::Dense(mlp))
+                Ok(FeedForwardBlock::Dense(Box::new(mlp)))
             }
-            FeedForward::Experts(spec) => Ok(FeedForwardBlock::Sparse(mixture(spec, parts)?)),
+            FeedForward::Experts(spec) => {
+                Ok(FeedForwardBlock::Sparse(Box::new(mixture(spec, parts)?)))
+            }
         }
     }
 

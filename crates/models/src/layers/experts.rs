@@ -122,11 +122,9 @@ impl ExpertsKernel {
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
-        let mut sums = vec![0.0; x.len()];
         let DivisibleKernel { matrix, unit } = &self.down;
         let down = &matrix.view();
-        kernels::divisible_expert_matmul(inner.elements(), rows, down, *unit, &mut sums, threads);
-        sums
+        kernels::divisible_expert_matmul(inner.elements(), rows, down, *unit, threads)
     }
 }
 

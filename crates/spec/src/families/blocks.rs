@@ -209,5 +209,5 @@ pub(super) fn experts(
         tensors.push(routing(gate, 1));
     }
     let spec = ExpertsSpec { num_experts, experts_per_token, inner, shared_inner, router, modules };
-    Block { feed_forward: FeedForward::Experts(spec), tensors }
+    Block { feed_forward: FeedForward::Experts(Box::new(spec)), tensors }
 }
