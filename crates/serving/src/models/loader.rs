@@ -55,7 +55,7 @@ pub struct KnownModel {
     /// Time after which the model is unloaded without a request; [`ModelsConfig::idle_unload`] if
     /// absent.
     ///
-    /// [`ModelsConfig::idle_unload`]: crate::ModelsConfig::idle_unload
+    /// [`ModelsConfig::idle_unload`]: crate::models::table::ModelsConfig::idle_unload
     pub idle_unload: Option<Duration>,
     /// Properties of the checkpoint, for lists of models.
     pub details: Option<ModelDetails>,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - However many requests need a model that is not loaded, it is loaded once; they wait, at most
-//!   [`ServerLimits::load_wait`](crate::ServerLimits::load_wait). A failure is reported to all of
+//!   [`ServerLimits::load_wait`](crate::limits::ServerLimits::load_wait). A failure is reported to all of
 //!   them.
 //! - A request holds a [`Lease`] of its model until its last token. A leased model is not unloaded.
 //! - Memory is reserved for one model at a time; models that have their memory load concurrently.
