@@ -42,6 +42,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
             "placement",
             "protocol",
             "server",
+            "spec",
             "store",
             "text",
         ],

@@ -475,12 +475,15 @@ pub(crate) struct LinkArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SynthArgs {
-    /// Architecture of the model.
-    #[arg(long, value_enum, default_value_t = SynthArch::Qwen3)]
-    pub(crate) arch: SynthArch,
-    /// Size of the model, in parameters.
+    /// Dimensions of a Qwen3 model of this size, in parameters.
     #[arg(long, value_enum, ignore_case = true, default_value = "0.6b")]
     pub(crate) size: SynthSize,
+    /// Dimensions of the model that this `config.json` describes, instead of `--size`.
+    #[arg(long, value_name = "FILE", conflicts_with = "size")]
+    pub(crate) config: Option<PathBuf>,
+    /// Number of layers, instead of the model's own.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) layers: Option<u32>,
     /// Bits per weight: 2, 3, 4, 5, 6 or 8 in groups of 64, or 16 for bfloat16.
     #[arg(long, default_value_t = 4, value_parser = parse_bits)]
     pub(crate) bits: u32,
@@ -490,12 +493,6 @@ pub(crate) struct SynthArgs {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum SynthArch {
-    /// Dense Qwen3.
-    Qwen3,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -512,6 +509,9 @@ pub(crate) enum SynthSize {
     /// 8 billion parameters.
     #[value(name = "8b")]
     B8,
+    /// 30 billion parameters in 128 experts, of which a token uses 3 billion.
+    #[value(name = "30b-a3b")]
+    B30A3,
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

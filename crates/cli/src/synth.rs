@@ -9,9 +9,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use jackalope_spec::{HeadTable, ModelSpec, TensorRole};
 use serde_json::{Map, Value, json};
 
-use crate::args::{SynthArch, SynthArgs, SynthSize};
+use crate::args::{SynthArgs, SynthSize};
 use crate::output;
 use crate::progress::Writing;
 use tensors::{Kind, Tensor};
@@ -20,87 +21,106 @@ use tensors::{Kind, Tensor};
 const MARK: &str = "jackalope_synthetic";
 
 const GROUP_SIZE: usize = 64;
-const CONTEXT_TOKENS: usize = 40_960;
 
-/// Dimensions of the Qwen3 models, from the `config.json` of their checkpoints.
-#[derive(Clone, Copy, Debug)]
-struct Dimensions {
-    hidden: usize,
-    mlp: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    vocab: usize,
-    is_tied: bool,
+/// Bits of routers, whatever those of the other weights: mlx-lm quantises them in this way.
+const ROUTER_BITS: u32 = 8;
+
+/// Returns the configuration of a Qwen3 model, with the dimensions of its published checkpoint.
+fn qwen3(size: SynthSize) -> Value {
+    let (hidden, mlp, layers, heads, is_tied) = match size {
+        SynthSize::B0_6 => (1024, 3072, 28, 16, true),
+        SynthSize::B1_7 => (2048, 6144, 28, 16, true),
+        SynthSize::B4 => (2560, 9728, 36, 32, true),
+        SynthSize::B8 => (4096, 12_288, 36, 32, false),
+        SynthSize::B30A3 => (2048, 6144, 48, 32, false),
+    };
+    let is_sparse = matches!(size, SynthSize::B30A3);
+    let mut config = json!({
+        "model_type": if is_sparse { "qwen3_moe" } else { "qwen3" }, "hidden_act": "silu",
+        "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": if is_sparse { 4 } else { 8 },
+        "head_dim": 128, "vocab_size": 151_936, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+        "attention_bias": false, "max_position_embeddings": 40_960,
+        "tie_word_embeddings": is_tied,
+    });
+    if is_sparse {
+        let experts = json!({
+            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": true,
+        });
+        let fields = experts.as_object().into_iter().flatten();
+        fields.for_each(|(name, value)| config[name] = value.clone());
+    }
+    config
 }
 
-impl Dimensions {
-    fn of(arch: SynthArch, size: SynthSize) -> Dimensions {
-        let SynthArch::Qwen3 = arch;
-        let (hidden, mlp, layers, heads, is_tied) = match size {
-            SynthSize::B0_6 => (1024, 3072, 28, 16, true),
-            SynthSize::B1_7 => (2048, 6144, 28, 16, true),
-            SynthSize::B4 => (2560, 9728, 36, 32, true),
-            SynthSize::B8 => (4096, 12_288, 36, 32, false),
-        };
-        let (kv_heads, head_dim, vocab) = (8, 128, 151_936);
-        Dimensions { hidden, mlp, layers, heads, kv_heads, head_dim, vocab, is_tied }
-    }
+/// The model to write: its configuration, and its tensors in the order of the file.
+struct Model {
+    config: Value,
+    tensors: Vec<Tensor>,
+}
 
-    fn config(&self, bits: u32) -> Value {
-        let mut config = json!({
-            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
-            "hidden_size": self.hidden, "intermediate_size": self.mlp,
-            "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
-            "vocab_size": self.vocab, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
-            "attention_bias": false, "max_position_embeddings": CONTEXT_TOKENS,
-            "tie_word_embeddings": self.is_tied, "torch_dtype": "bfloat16",
-            "eos_token_id": tokenizer::END,
-            MARK: "random weights: made by `jackalope synth` to measure speed, useless otherwise",
-        });
-        if bits < 16 {
-            config["quantization"] = json!({"group_size": GROUP_SIZE, "bits": bits});
+impl Model {
+    /// Describes the model of `config`, quantised to `bits`.
+    fn new(mut config: Value, bits: u32) -> anyhow::Result<Model> {
+        for key in ["quantization", "quantization_config"] {
+            config.as_object_mut().map(|fields| fields.remove(key));
         }
-        config
-    }
-
-    /// Returns all tensors in the order of the file.
-    fn tensors(&self, bits: u32) -> Vec<Tensor> {
-        let mut all = Vec::new();
-        let mut matrix = |name: &str, output: usize, input: usize| {
-            all.extend(tensors::matrix(name, (output, input), bits, GROUP_SIZE));
-        };
-        matrix("model.embed_tokens", self.vocab, self.hidden);
-        if !self.is_tied {
-            matrix("lm_head", self.vocab, self.hidden);
-        }
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        for layer in 0..self.layers {
-            let mut part = |name: &str, output, input| {
-                matrix(&format!("model.layers.{layer}.{name}"), output, input);
+        let spec = ModelSpec::from_config(&config)?;
+        let is_tied = spec.head_table == HeadTable::Tied;
+        let (mut tensors, mut quantization) = (Vec::new(), Map::new());
+        for tensor in spec.tensors(is_tied) {
+            let width = tensor.shape.last().copied().unwrap_or(0);
+            if !tensor.is_quantizable {
+                let kind =
+                    if tensor.role == TensorRole::Norm { Kind::Ones } else { Kind::Near(0.0) };
+                let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+                tensors.push(Tensor { name, shape, kind });
+                continue;
+            }
+            let bits = match tensor.role {
+                // Groups do not fit.
+                _ if !width.is_multiple_of(GROUP_SIZE) => 16,
+                TensorRole::Router => bits.max(ROUTER_BITS),
+                _ => bits,
             };
-            part("self_attn.q_proj", q, self.hidden);
-            part("self_attn.k_proj", kv, self.hidden);
-            part("self_attn.v_proj", kv, self.hidden);
-            part("self_attn.o_proj", self.hidden, q);
-            part("mlp.gate_proj", self.mlp, self.hidden);
-            part("mlp.up_proj", self.mlp, self.hidden);
-            part("mlp.down_proj", self.hidden, self.mlp);
+            let module = tensor.module();
+            if bits == ROUTER_BITS && tensor.role == TensorRole::Router {
+                quantization
+                    .insert(module.to_owned(), json!({"group_size": GROUP_SIZE, "bits": bits}));
+            }
+            tensors.extend(tensors::matrix(module, &tensor.shape, bits, GROUP_SIZE));
         }
-        let mut norm = |name: String, width: usize| {
-            all.push(Tensor { name: name + ".weight", shape: vec![width], kind: Kind::Ones });
-        };
-        for layer in 0..self.layers {
-            norm(format!("model.layers.{layer}.input_layernorm"), self.hidden);
-            norm(format!("model.layers.{layer}.post_attention_layernorm"), self.hidden);
-            norm(format!("model.layers.{layer}.self_attn.q_norm"), self.head_dim);
-            norm(format!("model.layers.{layer}.self_attn.k_norm"), self.head_dim);
+        if bits < 16 {
+            quantization.insert("group_size".to_owned(), json!(GROUP_SIZE));
+            quantization.insert("bits".to_owned(), json!(bits));
+            config["quantization"] = Value::Object(quantization);
         }
-        norm("model.norm".to_owned(), self.hidden);
-        all
+        config["torch_dtype"] = json!("bfloat16");
+        config["eos_token_id"] = json!(tokenizer::END);
+        config[MARK] =
+            json!("random weights: made by `jackalope synth` to measure speed, useless otherwise");
+        Ok(Model { config, tensors })
     }
+}
+
+/// Returns the configuration that the arguments choose.
+fn chosen(args: &SynthArgs) -> anyhow::Result<Value> {
+    let mut config = match &args.config {
+        None => qwen3(args.size),
+        Some(path) => {
+            let text =
+                std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+            let config: Value = serde_json::from_slice(&text)
+                .with_context(|| format!("{} is not JSON", path.display()))?;
+            ensure!(config.is_object(), "{} holds no JSON object", path.display());
+            config
+        }
+    };
+    if let Some(layers) = args.layers {
+        config["num_hidden_layers"] = json!(layers);
+    }
+    Ok(config)
 }
 
 /// Whether the checkpoint in `dir` was made by [`run`]: its text is meaningless.
@@ -119,16 +139,17 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
         dir.display()
     );
     std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    let dimensions = Dimensions::of(args.arch, args.size);
-    let num_bytes = write_weights(&dir.join("model.safetensors"), &dimensions.tensors(args.bits))?;
+    let Model { config, tensors } = Model::new(chosen(args)?, args.bits)?;
+    let vocab_size = config["vocab_size"].as_u64().context("`vocab_size` is missing")?;
+    let num_bytes = write_weights(&dir.join("model.safetensors"), &tensors)?;
     let write = |name: &str, content: String| {
         let path = dir.join(name);
         std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))
     };
-    write("tokenizer.json", tokenizer::tokenizer(dimensions.vocab).to_string())?;
+    write("tokenizer.json", tokenizer::tokenizer(vocab_size as usize).to_string())?;
     write("tokenizer_config.json", tokenizer::config().to_string())?;
     // Written last, so that a directory with a configuration is complete.
-    write("config.json", format!("{:#}\n", dimensions.config(args.bits)))?;
+    write("config.json", format!("{config:#}\n"))?;
     if args.json {
         return Ok(output::line(json!({
             "model": dir, "bits": args.bits, "weights_bytes": num_bytes, "random_weights": true,
@@ -184,10 +205,12 @@ mod tests {
             (SynthSize::B1_7, 1_720_574_976),
             (SynthSize::B4, 4_022_468_096),
             (SynthSize::B8, 8_190_735_360),
+            (SynthSize::B30A3, 30_532_122_624),
         ];
         for (size, expected) in expected {
-            let tensors = Dimensions::of(SynthArch::Qwen3, size).tensors(16);
-            let found: usize = tensors.iter().map(|it| it.shape.iter().product::<usize>()).sum();
+            let model = Model::new(qwen3(size), 16).unwrap();
+            let found: usize =
+                model.tensors.iter().map(|it| it.shape.iter().product::<usize>()).sum();
             assert_eq!(found, expected, "{size:?}");
         }
     }

@@ -33,23 +33,19 @@ impl Kind {
     }
 }
 
-/// Returns the tensors of a matrix `[output, input]`, in affine quantisation below 16 bits. Its
+/// Returns the tensors of a matrix `[…, output, input]`, in affine quantisation below 16 bits. Its
 /// values have a variance of `1 / input`, so that activations keep their size from layer to layer.
-pub(super) fn matrix(
-    name: &str,
-    (output, input): (usize, usize),
-    bits: u32,
-    group_size: usize,
-) -> Vec<Tensor> {
+pub(super) fn matrix(name: &str, shape: &[usize], bits: u32, group_size: usize) -> Vec<Tensor> {
+    let (input, outer) = shape.split_last().expect("a matrix has dimensions");
     let tensor = |part: &str, width: usize, kind| Tensor {
         name: format!("{name}.{part}"),
-        shape: vec![output, width],
+        shape: outer.iter().copied().chain([width]).collect(),
         kind,
     };
     // The standard deviation of a uniform distribution over n steps of s is s·n/√12.
-    let spread = (12.0 / input as f32).sqrt();
+    let spread = (12.0 / *input as f32).sqrt();
     if bits == 16 {
-        return vec![tensor("weight", input, Kind::Spread(spread / 2.0))];
+        return vec![tensor("weight", *input, Kind::Spread(spread / 2.0))];
     }
     let num_steps = (1_u32 << bits) as f32;
     vec![
@@ -127,11 +123,11 @@ mod tests {
     #[test]
     fn tensors_have_the_bytes_they_announce_and_the_variance_that_keeps_activations() {
         for bits in [2, 3, 4, 5, 6, 8, 16] {
-            for tensor in matrix("x", (3, 192), bits, 64) {
+            for tensor in matrix("x", &[3, 192], bits, 64) {
                 assert_eq!(content(&tensor).len(), tensor.num_bytes(), "{tensor:?}");
             }
         }
-        let [dense] = &matrix("x", (64, 256), 16, 64)[..] else { panic!("one tensor") };
+        let [dense] = &matrix("x", &[64, 256], 16, 64)[..] else { panic!("one tensor") };
         let values: Vec<f32> = content(dense)
             .chunks_exact(2)
             .map(|half| f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16))
