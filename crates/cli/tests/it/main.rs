@@ -23,6 +23,7 @@ mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
+mod mixture;
 mod operate;
 mod pages;
 mod plan;
