@@ -289,12 +289,12 @@ mod tests {
              model    org/m: recovering, 4096 tokens\n         rank 1 died\n         last words\n\
              rank 0   a, pid 11, idle, 3.0 MiB of weights\n\
              rank 1   pid null, starting, silent for 9 s\n\
-             queue    1 of 8 wait, 2 are computed\n\
+             queue    1 of 8 waiting, 2 running\n\
              link     a and c do not reach each other, for 9 s: no answer\n\
              model    org/n: ready, 3 requests\n\
              rank 0   pid 12, idle, 4.9 KiB of weights\n\
              model    o: failed, no room\n         hint: x\n\
-             agent    a: looks after 2 programs\n\
+             agent    a: runs 2 programs\n\
              agent    b: cannot be reached: refused"
         );
         assert!(!report.is_well());
