@@ -167,7 +167,7 @@ pub(crate) struct RankArgs {
     pub(crate) ranks: u32,
     /// Relative share of every layer that each rank holds, e.g. `3,1`.
     /// Default: by the memory of the machines; equal shares on one machine and with `--by-hand`.
-    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "layers")]
+    #[arg(long, value_delimiter = ',', value_name = "WEIGHTS", value_parser = clap::value_parser!(u32).range(..=1_000_000), conflicts_with = "layers")]
     pub(crate) share: Vec<u32>,
     /// Split every layer over the ranks (`tensor`), or give each rank whole layers (`pipeline`).
     /// Default: the one with the faster estimate on several machines; `tensor` on one machine and with
@@ -175,7 +175,7 @@ pub(crate) struct RankArgs {
     #[arg(long, value_enum)]
     pub(crate) split: Option<SplitArg>,
     /// Number of layers of each rank, e.g. `20,12`; implies a pipeline. Rank 0 has the last layers.
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "NUMBERS")]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..=10_000), value_name = "NUMBERS")]
     pub(crate) layers: Vec<u32>,
     /// Transport of the collectives. Default: the one in the hostfile, else tcp.
     #[arg(long, alias = "dist-backend", value_enum)]

@@ -12,13 +12,15 @@ use super::Args;
 const NEVER: [&str; 8] =
     ["", "-1", "NaN", "inf", "1e30", "ten", "0x10", "340282366920938463463374607431768211456"];
 
-/// Flags for which 0 has a meaning.
+/// Flags for which 0 has a meaning, or is refused later with a hint: parts of a split.
 const ZERO: &[&str] = &[
     "absent-after",
     "bandwidth",
+    "control-port",
     "discover",
     "grace",
     "idle-unload",
+    "layers",
     "lease",
     "lines",
     "linger",
@@ -32,6 +34,7 @@ const ZERO: &[&str] = &[
     "rank",
     "retries",
     "seed",
+    "share",
     "temperature",
     "top-k",
     "wait",

@@ -21,8 +21,8 @@ pub(crate) struct HostsArgs {
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
-    /// Port on which this machine accepts the ranks' control connections.
-    #[arg(long, value_name = "PORT", default_value_t = 18080, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Port on which this machine accepts the ranks' control connections; 0: any free port.
+    #[arg(long, value_name = "PORT", default_value_t = 18080)]
     pub(crate) control_port: u16,
     /// Ports for the connections between ranks; each rank uses one of them.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PortRange::DATA)]
