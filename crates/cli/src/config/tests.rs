@@ -142,7 +142,11 @@ fn what_does_nothing_here_is_told_once_and_slips_are_recognised() {
     assert!(noted.notes[1].ends_with("did you mean API_PORT?"), "{:?}", noted.notes);
     let unknown = resolved(ring, &[("DISTRIBUTED_BACKEND", "gloo")], "");
     assert!(!unknown.set.contains_key("backend"));
-    assert!(unknown.notes[0].contains("known values are tcp, ring, jaccl, nccl"), "{:?}", unknown.notes);
+    assert!(
+        unknown.notes[0].contains("known values are tcp, ring, jaccl, nccl"),
+        "{:?}",
+        unknown.notes
+    );
     let known = resolved(ring, &[("DISTRIBUTED_BACKEND", "ring")], "");
     assert_eq!(value(&known, "backend"), "ring: env DISTRIBUTED_BACKEND");
     let forwarded = resolved(JACCL, &[("MLX_METAL_FAST_SYNCH", "1")], "");
