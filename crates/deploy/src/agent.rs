@@ -38,14 +38,14 @@ pub struct AgentServiceConfig {
     pub listen: Vec<IpAddr>,
     /// Port to listen on.
     pub port: u16,
-    /// How long the agent keeps running while nobody needs it; absent: for ever.
+    /// How long the agent runs without a client before it ends. Absent: it does not end by itself.
     pub linger: Option<Duration>,
     /// Whether it answers queries on the local networks.
     pub announces: bool,
 }
 
-/// Runs the agent until `end` is ready, or nobody needs it any more. A record in jackalope's
-/// directory describes it meanwhile.
+/// Runs the agent until `end` is ready, or until it has had no client for the `linger` time. While
+/// it runs, a record in jackalope's directory describes it.
 ///
 /// # Errors
 /// If it cannot listen, or is not installed.

@@ -79,7 +79,7 @@ impl Default for RankConfig {
 pub struct HostsConfig {
     /// A hostfile, or names separated by commas; one rank runs on each entry. Absent: this machine.
     pub hosts: Option<String>,
-    /// Use the machines that answer on the local networks; with a number above 0, wait for so many.
+    /// Use the machines that answer on the local networks. A number above 0 is how many to wait for.
     pub discover: Option<u16>,
     /// Environment variables of every rank.
     pub env: Vec<(String, String)>,

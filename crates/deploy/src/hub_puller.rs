@@ -180,25 +180,25 @@ async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Re
     let mut work = tokio::task::spawn_blocking(move || pull.run());
     let mut looks = interval(LOOK_AGAIN);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = HashMap::new();
+    let mut reported = HashMap::new();
     loop {
         tokio::select! {
             pulled = &mut work => {
-                tell(&underway.0, &mut told, progress);
+                report(&underway.0, &mut reported, progress);
                 return pulled?;
             }
             () = progress.closed() => bail!("the client has cancelled the download"),
-            _ = looks.tick() => tell(&underway.0, &mut told, progress),
+            _ = looks.tick() => report(&underway.0, &mut reported, progress),
         }
     }
 }
 
-/// Reports the progress of each file whose number of received bytes has changed; `told` has the
+/// Reports the progress of each file whose number of received bytes differs from `reported`, the
 /// numbers of the last report.
-fn tell(pull: &Pull, told: &mut HashMap<usize, u64>, progress: &Sender<PullProgress>) {
+fn report(pull: &Pull, reported: &mut HashMap<usize, u64>, progress: &Sender<PullProgress>) {
     for (idx, file) in pull.files().iter().enumerate() {
         let done = file.done.load(Ordering::Relaxed);
-        if told.insert(idx, done).unwrap_or(0) == done {
+        if reported.insert(idx, done).unwrap_or(0) == done {
             continue;
         }
         let (kind, hash) = match file.blob {

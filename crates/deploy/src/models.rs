@@ -56,7 +56,7 @@ pub fn locate_loadable(model: &Path, context: &LocalContext) -> anyhow::Result<L
     refuse(located, reason)
 }
 
-/// Like [`locate`], for a model of which only the memory matters.
+/// Like [`locate`], for a model whose memory is planned but which need not be loadable.
 ///
 /// # Errors
 /// As in [`locate`], and if this version does not know the model's tensors.

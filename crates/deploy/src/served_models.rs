@@ -38,7 +38,7 @@ pub struct ServedModelsConfig {
     pub pinned: Vec<String>,
     /// The model for requests that name none. Default: the first one.
     pub default: Option<String>,
-    /// Time after which a model that nobody has asked for is unloaded. Default: never.
+    /// Time without requests after which a model is unloaded. Default: never.
     pub idle_unload: Option<Duration>,
 }
 
@@ -74,7 +74,7 @@ pub struct ServedModels {
     pub models: Vec<ServedModel>,
     /// Id of the model for requests that name none.
     pub default: String,
-    /// Time after which a model that nobody has asked for is unloaded.
+    /// Time without requests after which a model is unloaded.
     pub idle_unload: Option<Duration>,
     /// Directory whose models are all offered, if there is one.
     pub models_dir: Option<Place>,

@@ -1,5 +1,5 @@
 //! Chooses what every step computes. Pure: no clock, no thread, no I/O, no randomness; the same
-//! calls give the same plans. Whoever calls it asks the constraints on tokens (see
+//! calls give the same plans. The caller asks the constraints on tokens (see
 //! [`Scheduler::ask_constraints`]).
 //!
 //! ```text

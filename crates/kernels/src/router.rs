@@ -18,7 +18,7 @@ pub enum Scores {
     Sigmoid,
 }
 
-/// Groups of experts, of which only the best are considered.
+/// Groups of experts. Experts are chosen from the best groups only.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ExpertGroups {
     /// Number of groups of neighbouring experts; a divisor of the number of experts.

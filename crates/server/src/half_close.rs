@@ -1,8 +1,8 @@
 //! Clients that close their sending side and wait for the answer.
 //!
 //! A client that has left and one that only sends no more look alike: the end of what it sends
-//! arrives. Only writing tells them apart, because the system of a client that has left answers
-//! with a reset. While the head of a response is awaited, this socket therefore writes the interim
+//! arrives. Only a write distinguishes them: the operating system of a client that has left
+//! answers it with a reset. While the head of a response is awaited, this socket therefore writes the interim
 //! response `100 Continue`, which HTTP/1.1 allows before any response and every client has to skip
 //! (RFC 9110, section 15.2). Once the response has begun, its own bytes do the same.
 

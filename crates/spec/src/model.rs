@@ -155,7 +155,7 @@ pub struct ExpertsSpec {
 pub struct RouterSpec {
     /// How logits become scores.
     pub scores: RouterScores,
-    /// Groups of experts, of which only the best are considered; `None` if all are.
+    /// Groups of experts, if experts are chosen from the best groups only.
     pub groups: Option<RouterGroups>,
     /// Set if the weights of the chosen experts are divided by their sum plus this.
     pub normalization_eps: Option<f32>,

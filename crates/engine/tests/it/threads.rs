@@ -1,5 +1,5 @@
 //! Ranks that are threads of the test: they speak the protocol over loopback, wait for each other
-//! in every step as a collective does, and misbehave as told.
+//! in every step as a collective does, and misbehave as the test configures.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

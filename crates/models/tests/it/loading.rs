@@ -291,7 +291,7 @@ fn progress_rises_to_what_this_rank_reads() {
     }
 }
 
-/// What whoever plans counts with, before anything is loaded.
+/// The planner counts with these numbers before anything is loaded.
 #[test]
 fn each_rank_of_any_split_holds_and_caches_what_the_description_says() {
     let splits = [

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jackalope_protocol::split::{Shares, Split};
 use jackalope_spec::{
     ElementType, ModelLayout, ModelSpec, TensorHeader, TensorHeaders, TensorProblem,
-    described_types,
+    computed_types, described_types,
 };
 use serde_json::Value;
 
@@ -102,6 +102,8 @@ fn every_described_family_has_a_checkpoint_here_and_is_not_loaded() {
     let listed = described_types().into_iter().filter(|name| *name != "minimax");
     let listed: BTreeSet<String> = listed.map(str::to_owned).collect();
     assert!(listed.is_subset(&known), "{listed:?}");
+    let computed = computed_types().into_iter().map(str::to_owned).collect();
+    assert!(known.is_subset(&(&listed | &computed)), "{known:?}");
     for sample in described().into_iter().filter(|sample| listed.contains(&sample.name)) {
         let err = ModelSpec::computed_from(&sample.config).unwrap_err();
         assert!(err.to_string().contains("supported are llama"), "{err}");
