@@ -15,18 +15,16 @@ const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
 /// MLX for machines without a GPU, which is a separate wheel on Linux only.
 const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
 
-/// Each script, and the file that it writes.
+/// Each script, and the file or folder that it writes.
 const SCRIPTS: &[(&str, &str)] = &[
     ("crates/models/tests/golden/make.py", OUTPUT),
     ("crates/spec/tests/data/make.py", "crates/spec/tests/data/tensors.json"),
 ];
-const OUTPUT: &str = "crates/models/tests/data/golden.json";
+const OUTPUT: &str = "crates/models/tests/data/golden";
 
-/// Installs the pinned packages in an environment under `target/`, and runs the scripts.
-pub(crate) fn run(args: &[String]) -> Result<()> {
-    if !args.is_empty() {
-        bail!("usage: cargo xtask golden");
-    }
+/// Installs the pinned packages in an environment under `target/`, and runs the scripts. Arguments are
+/// the families whose golden values are computed; all if there are none.
+pub(crate) fn run(families: &[String]) -> Result<()> {
     let python = environment(&process::target_dir().join("venv"))?;
     let root = process::workspace_dir();
     for (script, output) in SCRIPTS {
@@ -34,6 +32,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         let status = process::command(&python.to_string_lossy())
             .arg(root.join(script))
             .arg(root.join(output))
+            .args(families)
             .status()
             .with_context(|| format!("starting {}", python.display()))?;
         if !status.success() {
@@ -98,10 +97,14 @@ mod tests {
 
     #[test]
     fn the_committed_references_are_of_the_pinned_versions() {
-        let text = std::fs::read_to_string(process::workspace_dir().join(OUTPUT)).unwrap();
-        for (name, version) in PACKAGES {
-            let stated = format!("\"{}\": \"{version}\"", name.replace('-', "_"));
-            assert!(text.starts_with('{') && text[..200].contains(&stated), "{stated}");
+        for entry in std::fs::read_dir(process::workspace_dir().join(OUTPUT)).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            for (name, version) in PACKAGES {
+                let stated = format!("\"{}\": \"{version}\"", name.replace('-', "_"));
+                let is_stated = text.starts_with('{') && text[..200].contains(&stated);
+                assert!(is_stated, "{}: {stated}", path.display());
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Comparison with mlx-lm: `golden.json`, written by `cargo xtask golden`.
+//! Comparison with mlx-lm: the files of `tests/data/golden`, written by `cargo xtask golden`.
 //!
 //! Logits of f32 checkpoints agree to 1e-4 of the largest one, and tokens agree wherever the
 //! reference's margin is above 1e-3. The reference of f16 and bf16 checkpoints is computed in f32

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-/// `tests/data/golden.json`.
+/// The files of `tests/data/golden`, one for each family.
 #[derive(Deserialize)]
 pub(crate) struct Golden {
     pub(crate) prompt: Vec<u32>,
@@ -17,12 +17,24 @@ pub(crate) struct Golden {
 
 impl Golden {
     pub(crate) fn read() -> Golden {
-        let text = include_str!("../data/golden.json");
-        serde_json::from_str(text).unwrap()
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut paths: Vec<PathBuf> = entries.collect();
+        paths.sort();
+        let read = |path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            serde_json::from_str::<Golden>(&text).unwrap()
+        };
+        let families = paths.into_iter().map(read);
+        let join = |all: Golden, family: Golden| {
+            assert_eq!(all.prompt, family.prompt, "one prompt for all families");
+            Golden { cases: [all.cases, family.cases].concat(), ..all }
+        };
+        families.reduce(join).expect("a family")
     }
 
     pub(crate) fn case(&self, name: &str) -> &Case {
-        self.cases.iter().find(|case| case.name == name).expect("a case of golden.json")
+        self.cases.iter().find(|case| case.name == name).expect("a golden case")
     }
 }
 

@@ -1,6 +1,7 @@
 //! The description of each test checkpoint names exactly the tensors that it has.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use jackalope_protocol::split::{Shares, Split};
 use jackalope_spec::{
@@ -33,7 +34,11 @@ impl Sample {
 
 /// The checkpoints of the golden tests: `F32 128x128 0.0 0.4` by name.
 fn samples() -> Vec<Sample> {
-    read(include_str!("../../../models/tests/data/golden.json"))
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/golden");
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().flat_map(|path| read(&std::fs::read_to_string(path).unwrap())).collect()
 }
 
 /// What mlx-lm makes of each described family: `F32 128x128` by name.
