@@ -235,6 +235,25 @@ pub enum CacheKind {
 }
 
 impl AttentionSpec {
+    /// Creates attention without biases and norms, in which a query sees all positions up to its own.
+    pub(crate) fn plain(
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        rope: RopeSpec,
+    ) -> AttentionSpec {
+        AttentionSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            has_qkv_bias: false,
+            has_output_bias: false,
+            qk_norm: None,
+            window: None,
+            rope,
+        }
+    }
+
     /// Returns what a layer with this attention keeps.
     pub(crate) fn cache(&self) -> CacheKind {
         let elements_per_kv_head = 2 * self.head_dim;

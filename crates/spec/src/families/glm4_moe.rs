@@ -73,15 +73,12 @@ fn attention(
     rope: RopeSpec,
 ) -> Result<AttentionSpec, SpecError> {
     let sizes = config.decoder.sizes()?;
+    let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
+    let head_dim = sizes.head_dim_or(config.head_dim)?;
     Ok(AttentionSpec {
-        heads: sizes.heads,
-        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
-        head_dim: sizes.head_dim_or(config.head_dim)?,
         has_qkv_bias,
-        has_output_bias: false,
         qk_norm,
-        window: None,
-        rope,
+        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     })
 }
 

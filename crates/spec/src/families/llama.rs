@@ -31,15 +31,12 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
     let head_dim = sizes.head_dim_or(config.head_dim)?;
+    let kv_heads = sizes.kv_heads_or_all(config.num_key_value_heads)?;
+    let rope = config.decoder.rope.spec(head_dim, Some(LLAMA1_ROPE_THETA))?;
     let attention = AttentionSpec {
-        heads: sizes.heads,
-        kv_heads: sizes.kv_heads_or_all(config.num_key_value_heads)?,
-        head_dim,
         has_qkv_bias: config.attention_bias,
         has_output_bias: config.attention_bias,
-        qk_norm: None,
-        window: None,
-        rope: config.decoder.rope.spec(head_dim, Some(LLAMA1_ROPE_THETA))?,
+        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let windows = windows(&config, sizes)?.into_iter().enumerate();

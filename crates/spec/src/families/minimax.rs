@@ -36,15 +36,12 @@ fn yes() -> bool {
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
+    let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
+    let head_dim = sizes.head_dim_or(config.head_dim)?;
+    let rope = config.decoder.rope.unscaled(dimension("rotary_dim", config.rotary_dim)?)?;
     let attention = AttentionSpec {
-        heads: sizes.heads,
-        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
-        head_dim: sizes.head_dim_or(config.head_dim)?,
-        has_qkv_bias: false,
-        has_output_bias: false,
         qk_norm: config.use_qk_norm.then_some(QkNorm::AllHeads),
-        window: None,
-        rope: config.decoder.rope.unscaled(dimension("rotary_dim", config.rotary_dim)?)?,
+        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let num_experts = count("num_local_experts", config.num_local_experts)?;
     let spec = ExpertSizes {

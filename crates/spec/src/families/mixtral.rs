@@ -25,16 +25,9 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
     let head_dim = sizes.head_dim();
-    let attention = AttentionSpec {
-        heads: sizes.heads,
-        kv_heads: sizes.kv_heads_or_all(config.num_key_value_heads)?,
-        head_dim,
-        has_qkv_bias: false,
-        has_output_bias: false,
-        qk_norm: None,
-        window: None,
-        rope: config.decoder.rope.unscaled(head_dim)?,
-    };
+    let kv_heads = sizes.kv_heads_or_all(config.num_key_value_heads)?;
+    let rope = config.decoder.rope.unscaled(head_dim)?;
+    let attention = AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope);
     let num_experts = count("num_local_experts", config.num_local_experts)?;
     let spec = ExpertSizes {
         num_experts,

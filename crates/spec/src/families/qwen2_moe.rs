@@ -31,15 +31,11 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
     let head_dim = sizes.head_dim();
+    let kv_heads = sizes.kv_heads_or_all(config.num_key_value_heads)?;
+    let rope = config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?;
     let attention = AttentionSpec {
-        heads: sizes.heads,
-        kv_heads: sizes.kv_heads_or_all(config.num_key_value_heads)?,
-        head_dim,
         has_qkv_bias: true,
-        has_output_bias: false,
-        qk_norm: None,
-        window: None,
-        rope: config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?,
+        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let field = "shared_expert_intermediate_size";
     let num_experts = count("num_experts", config.num_experts)?;

@@ -29,15 +29,11 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
     let head_dim = dimension("head_dim", config.head_dim)?;
+    let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
+    let rope = config.decoder.rope.unscaled(head_dim)?;
     let attention = AttentionSpec {
-        heads: sizes.heads,
-        kv_heads: sizes.kv_heads(config.num_key_value_heads)?,
-        head_dim,
-        has_qkv_bias: false,
-        has_output_bias: false,
         qk_norm: Some(QkNorm::PerHead),
-        window: None,
-        rope: config.decoder.rope.unscaled(head_dim)?,
+        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let dense = MlpSpec {
         inner: dimension("intermediate_size", config.intermediate_size)?,
