@@ -1,8 +1,7 @@
 //! The properties of a model on which its placement depends.
 
 use jackalope_spec::{
-    FeedForward, Mixer, ModelLayout, ModelSpec, RankShard, StatedFormat, Support, TensorRole,
-    WeightPart,
+    FeedForward, ModelLayout, ModelSpec, RankShard, StatedFormat, Support, TensorRole, WeightPart,
 };
 
 /// A model that is to be placed.
@@ -31,8 +30,9 @@ pub struct ModelFacts {
 impl ModelFacts {
     /// Combines the description of a model with how it lies in its checkpoint.
     pub fn new(spec: &ModelSpec, layout: ModelLayout) -> ModelFacts {
-        let queries = spec.layers.iter().map(|layer| match &layer.mixer {
-            Mixer::Attention(attention) => attention.heads * attention.head_dim,
+        let queries = spec.layers.iter().map(|layer| {
+            let heads = layer.mixer.heads();
+            heads.heads * heads.head_dim
         });
         let inner = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Mlp(mlp) => mlp.inner,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
-use crate::model::{CacheKind, FeedForward, Mixer, ModelSpec};
+use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
 use crate::quantization::QuantizationFormat;
 use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
 
@@ -52,8 +52,19 @@ pub struct LayerLayout {
 pub(crate) struct LayoutSums {
     /// Parts, with the fraction of them that one token uses.
     pub(crate) parts: Vec<(WeightPart, f64)>,
-    /// Bytes that a key-value head caches for each position.
-    pub(crate) caches: Vec<(HeadCounts, u64)>,
+    /// What layers with these heads cache.
+    pub(crate) caches: Vec<(HeadCounts, HeadCache)>,
+}
+
+/// What the heads of layers cache of a sequence, in bytes.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct HeadCache {
+    /// A key-value head, for each position.
+    pub(crate) per_position: u64,
+    /// The state of a head.
+    pub(crate) state: u64,
+    /// The part of a state that belongs to a key-value head.
+    pub(crate) kv_state: u64,
 }
 
 impl LayoutSums {
@@ -71,10 +82,14 @@ impl LayoutSums {
         for part in &layer.parts {
             self.add_part(*part, layer.active_experts);
         }
-        let (counts, bytes) = (layer.heads, layer.cache_bytes_per_head(element_type));
+        let (counts, cache) = (layer.heads, layer.head_cache(element_type));
         match self.caches.iter_mut().find(|(known, _)| *known == counts) {
-            Some((_, known)) => *known += bytes,
-            None => self.caches.push((counts, bytes)),
+            Some((_, known)) => {
+                known.per_position += cache.per_position;
+                known.state += cache.state;
+                known.kv_state += cache.kv_state;
+            }
+            None => self.caches.push((counts, cache)),
         }
     }
 }
@@ -127,8 +142,7 @@ impl ModelLayout {
             for tensor in &layer.tensors {
                 add_parts(&mut parts, find(tensor), |it| divisions[&it]);
             }
-            let Mixer::Attention(attention) = &layer.mixer;
-            let heads = units.counts([attention.heads, attention.kv_heads, attention.head_dim]);
+            let heads = units.counts(layer.mixer.heads());
             let inner_units = divisions.iter().filter_map(|(dimension, division)| match division {
                 Division::Units { unit, .. } => Some((*dimension, *unit)),
                 _ => None,
@@ -180,25 +194,34 @@ impl ModelLayout {
 }
 
 impl LayerLayout {
-    /// Returns what a key-value head caches for each position, in bytes. Ranks keep all positions
-    /// of windows for now.
-    pub(crate) fn cache_bytes_per_head(&self, element_type: &ElementType) -> u64 {
-        let (CacheKind::Positions { elements_per_kv_head }
-        | CacheKind::Window { elements_per_kv_head, .. }) = self.cache;
-        elements_per_kv_head as u64 * element_type.size_bytes()
+    /// Returns what its heads cache. Ranks keep all positions of windows for now.
+    pub(crate) fn head_cache(&self, element_type: &ElementType) -> HeadCache {
+        let bytes = |elements: usize| elements as u64 * ElementType::F32.size_bytes();
+        match self.cache {
+            CacheKind::Positions { elements_per_kv_head }
+            | CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
+                per_position: elements_per_kv_head as u64 * element_type.size_bytes(),
+                ..HeadCache::default()
+            },
+            CacheKind::State { elements_per_head, elements_per_kv_head } => HeadCache {
+                per_position: 0,
+                state: bytes(elements_per_head),
+                kv_state: bytes(elements_per_kv_head),
+            },
+            CacheKind::None => HeadCache::default(),
+        }
     }
 }
 
 /// For each shape of heads, the quantisation group of the output projections. One unit for all
 /// layers, because the caches of all layers have one shape.
-struct HeadUnits(Vec<([usize; 3], usize)>);
+struct HeadUnits(Vec<(HeadShape, usize)>);
 
 impl HeadUnits {
     fn of(spec: &ModelSpec, group_size: impl Fn(&TensorSpec) -> Option<usize>) -> HeadUnits {
-        let mut units: Vec<([usize; 3], usize)> = Vec::new();
+        let mut units: Vec<(HeadShape, usize)> = Vec::new();
         for layer in &spec.layers {
-            let Mixer::Attention(attention) = &layer.mixer;
-            let shape = [attention.heads, attention.kv_heads, attention.head_dim];
+            let shape = layer.mixer.heads();
             let group = row_group(&layer.tensors, Dimension::Heads, &group_size).unwrap_or(1);
             match units.iter_mut().find(|(known, _)| *known == shape) {
                 Some((_, common)) => *common = lcm(*common, group),
@@ -208,8 +231,8 @@ impl HeadUnits {
         HeadUnits(units)
     }
 
-    fn counts(&self, shape: [usize; 3]) -> HeadCounts {
-        let [heads, kv_heads, head_dim] = shape;
+    fn counts(&self, shape: HeadShape) -> HeadCounts {
+        let HeadShape { heads, kv_heads, head_dim } = shape;
         let known = self.0.iter().find(|(known, _)| *known == shape);
         let group = known.map_or(1, |(_, group)| *group);
         HeadCounts::new(heads, kv_heads, head_dim, group)
@@ -233,8 +256,7 @@ fn divisions(
     units: &HeadUnits,
     group_size: impl Fn(&TensorSpec) -> Option<usize>,
 ) -> BTreeMap<Dimension, Division> {
-    let Mixer::Attention(attention) = &layer.mixer;
-    let counts = units.counts([attention.heads, attention.kv_heads, attention.head_dim]);
+    let counts = units.counts(layer.mixer.heads());
     let mut divisions = BTreeMap::from([
         (Dimension::Heads, Division::Heads(counts)),
         (Dimension::KvHeads, Division::KvHeads(counts)),

@@ -19,6 +19,7 @@ mod families;
 mod layout;
 mod model;
 mod quantization;
+mod recurrent;
 mod report;
 mod rope;
 mod shard;
@@ -28,10 +29,12 @@ pub use error::SpecError;
 pub use families::{computed_types, described_types};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    AttentionSpec, CacheKind, ExpertModules, ExpertsSpec, FeedForward, HeadTable, LayerSpec, Mixer,
-    MlpSpec, ModelSpec, QkNorm, RouterGroups, RouterScores, RouterSpec, StackedModule, Support,
+    AttentionSpec, CacheKind, ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable,
+    LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, RouterGroups, RouterScores, RouterSpec,
+    StackedModule, Support,
 };
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
+pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
 pub use report::{CheckReport, TensorProblem};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shard::RankShard;

@@ -1,6 +1,7 @@
 //! The description of a model.
 
 use crate::quantization::QuantizationMap;
+use crate::recurrent::GatedDeltaSpec;
 use crate::rope::RopeSpec;
 use crate::tensor::TensorSpec;
 
@@ -83,6 +84,29 @@ pub struct LayerSpec {
 pub enum Mixer {
     /// Grouped-query attention.
     Attention(AttentionSpec),
+    /// A gated delta net.
+    GatedDelta(Box<GatedDeltaSpec>),
+}
+
+impl Mixer {
+    /// Returns the heads by which ranks divide it.
+    pub fn heads(&self) -> HeadShape {
+        match self {
+            Mixer::Attention(attention) => attention.shape(),
+            Mixer::GatedDelta(delta) => delta.sizes.heads(),
+        }
+    }
+}
+
+/// The heads by which ranks divide a mixer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct HeadShape {
+    /// Number of heads whose results the output projection reads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Number of heads that several of these share: of keys and values, or of keys alone.
+    pub kv_heads: usize,
+    /// Width of a head's result.
+    pub head_dim: usize,
 }
 
 /// Grouped-query attention.
@@ -232,9 +256,24 @@ pub enum CacheKind {
         /// Number of positions that are seen.
         window: usize,
     },
+    /// A state in single precision, whose size does not depend on the number of positions.
+    State {
+        /// Number of elements for each head.
+        elements_per_head: usize,
+        /// Number of elements for each of the heads that several heads share.
+        elements_per_kv_head: usize,
+    },
+    /// Nothing.
+    None,
 }
 
 impl AttentionSpec {
+    /// Returns its heads.
+    pub(crate) fn shape(&self) -> HeadShape {
+        let &AttentionSpec { heads, kv_heads, head_dim, .. } = self;
+        HeadShape { heads, kv_heads, head_dim }
+    }
+
     /// Creates attention without biases and norms, in which a query sees all positions up to its own.
     pub(crate) fn plain(
         heads: usize,

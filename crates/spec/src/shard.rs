@@ -21,6 +21,8 @@ pub struct RankShard {
     pub active_bytes: u64,
     /// Bytes that it caches for each position of a sequence.
     pub cache_bytes_per_token: u64,
+    /// Bytes of the states that it keeps of a sequence, whatever its length.
+    pub state_bytes: u64,
 }
 
 impl ModelLayout {
@@ -43,10 +45,13 @@ impl ModelLayout {
         for (part, active) in &self.sums.parts {
             self.add_part(&mut shards, cuts.of(part.division), part, *active);
         }
-        for (counts, bytes_per_head) in &self.sums.caches {
-            let kv_heads = cuts.of(Division::KvHeads(*counts));
-            for (shard, own) in shards.iter_mut().zip(kv_heads) {
-                shard.cache_bytes_per_token += own.len() as u64 * bytes_per_head;
+        for (counts, cache) in &self.sums.caches {
+            for (shard, own) in shards.iter_mut().zip(cuts.of(Division::Heads(*counts))) {
+                shard.state_bytes += own.len() as u64 * cache.state;
+            }
+            for (shard, own) in shards.iter_mut().zip(cuts.of(Division::KvHeads(*counts))) {
+                shard.cache_bytes_per_token += own.len() as u64 * cache.per_position;
+                shard.state_bytes += own.len() as u64 * cache.kv_state;
             }
         }
         shards
@@ -73,9 +78,10 @@ impl ModelLayout {
                 let cuts = cuts.of(part.division);
                 self.add_part(&mut shards, cuts, part, layer.active_experts);
             }
-            let kv_heads = layer.heads.kv_heads as u64;
-            let bytes_per_head = layer.cache_bytes_per_head(&self.element_type);
-            shards[0].cache_bytes_per_token += kv_heads * bytes_per_head;
+            let (heads, kv_heads) = (layer.heads.heads as u64, layer.heads.kv_heads as u64);
+            let cache = layer.head_cache(&self.element_type);
+            shards[0].cache_bytes_per_token += kv_heads * cache.per_position;
+            shards[0].state_bytes += heads * cache.state + kv_heads * cache.kv_state;
         }
         let [shard] = shards;
         shard

@@ -30,7 +30,10 @@ impl AttentionLayer {
         parts: &LayerParts<'_, '_>,
     ) -> Result<AttentionLayer, LoadError> {
         let hidden = parts.model.hidden_size;
-        let Mixer::Attention(spec) = &parts.spec.mixer;
+        let spec = match &parts.spec.mixer {
+            Mixer::Attention(spec) => spec,
+            Mixer::GatedDelta(_) => panic!("no computed family has a gated delta net"),
+        };
         Ok(AttentionLayer {
             input_layernorm: parts.norm(&w.at("input_layernorm"), hidden)?,
             self_attn: attention(&w.at("self_attn"), spec, parts)?,

@@ -1,0 +1,135 @@
+//! Mixers whose memory of a sequence is a state of fixed size, and where their projections are.
+
+use std::ops::Range;
+
+use crate::model::HeadShape;
+
+/// A gated delta net (Yang et al. 2024, "Gated Delta Networks"): a causal convolution over queries,
+/// keys and values, then for each value head a state `[value_dim, key_dim]`, which a token decays and
+/// corrects towards its value.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GatedDeltaSpec {
+    /// Sizes of heads and convolution.
+    pub sizes: GatedDeltaSizes,
+    /// Projection to queries, `[key_heads, key_dim]`.
+    pub queries: HeadRows,
+    /// Projection to keys, `[key_heads, key_dim]`.
+    pub keys: HeadRows,
+    /// Projection to values, `[value_heads, value_dim]`.
+    pub values: HeadRows,
+    /// Projection to the gates of the output, `[value_heads, value_dim]`.
+    pub gates: HeadRows,
+    /// Projection to the logits of the correction's rate, `[value_heads]`.
+    pub rates: HeadRows,
+    /// Projection to the decay, `[value_heads]`.
+    pub decays: HeadRows,
+    /// Kernels of the convolutions of queries, keys and values: a row of `conv_width` weights for
+    /// each element.
+    pub convolutions: [HeadRows; 3],
+    /// Logarithm of the decay's factor, `[value_heads]`.
+    pub a_log: String,
+    /// Added to the decay's projection, `[value_heads]`.
+    pub dt_bias: String,
+    /// Norm of each value head of the output, `[value_dim]`.
+    pub norm: String,
+    /// Output projection.
+    pub output: String,
+    /// Maximum rate of the correction: 1, or 2 where eigenvalues may be negative.
+    pub rate_max: u8,
+}
+
+/// Sizes of a gated delta net.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct GatedDeltaSizes {
+    /// Number of heads of queries and keys.
+    pub key_heads: usize,
+    /// Number of heads of values, each with a state; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Number of positions that the convolution sees, including its own.
+    pub conv_width: usize,
+}
+
+impl GatedDeltaSizes {
+    /// Returns the heads by which ranks divide the layer: key heads with their value heads.
+    pub(crate) fn heads(&self) -> HeadShape {
+        HeadShape { heads: self.value_heads, kv_heads: self.key_heads, head_dim: self.value_dim }
+    }
+}
+
+/// The rows of a stored tensor that belong to one projection of a fused one. Heads of the projection
+/// are in groups, the groups at equal distances.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HeadRows {
+    /// The stored tensor's module.
+    pub module: String,
+    /// Number of rows of the stored tensor.
+    pub num_rows: usize,
+    /// First row of the projection.
+    pub start: usize,
+    /// Number of rows of a head.
+    pub rows_per_head: usize,
+    /// Number of heads of a group, whose rows follow one another.
+    pub heads_per_group: usize,
+    /// Distance between the first rows of two groups.
+    pub group_stride: usize,
+}
+
+impl HeadRows {
+    /// Returns the rows of a tensor that holds nothing else.
+    pub fn whole(module: String, num_heads: usize, rows_per_head: usize) -> HeadRows {
+        let num_rows = num_heads * rows_per_head;
+        HeadRows {
+            module,
+            num_rows,
+            start: 0,
+            rows_per_head,
+            heads_per_group: num_heads,
+            group_stride: num_rows,
+        }
+    }
+
+    /// Returns the rows of these heads, in order; consecutive ones are joined.
+    pub fn of_heads(&self, heads: Range<usize>) -> Vec<Range<usize>> {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for head in heads {
+            let group = head / self.heads_per_group;
+            let start = self.start
+                + group * self.group_stride
+                + head % self.heads_per_group * self.rows_per_head;
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end += self.rows_per_head,
+                _ => ranges.push(start..start + self.rows_per_head),
+            }
+        }
+        ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_heads_are_found_in_a_fused_tensor() {
+        // Two key heads, each with a query and a key of 4 rows, and two values of 3 rows.
+        let values = HeadRows {
+            module: String::new(),
+            num_rows: 28,
+            start: 8,
+            rows_per_head: 3,
+            heads_per_group: 2,
+            group_stride: 14,
+        };
+        assert_eq!(values.of_heads(0..4), [8..14, 22..28]);
+        assert_eq!(values.of_heads(1..3), [11..14, 22..25]);
+        let keys = HeadRows { start: 4, rows_per_head: 4, heads_per_group: 1, ..values };
+        assert_eq!(keys.of_heads(0..2), [4..8, 18..22]);
+        let whole = HeadRows::whole(String::new(), 4, 8);
+        assert_eq!((whole.of_heads(1..3).len(), whole.of_heads(1..3)[0].clone()), (1, 8..24));
+        assert!(keys.of_heads(1..1).is_empty());
+    }
+}
