@@ -11,6 +11,7 @@ use jackalope_mlx::Array;
 use jackalope_protocol::TokenId;
 
 use self::decoder::Decoder;
+use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::Heads;
@@ -33,6 +34,9 @@ pub(crate) trait Network: std::fmt::Debug {
 
     /// Returns the network's sizes on this rank.
     fn dimensions(&self) -> Dimensions;
+
+    /// Returns what each layer of this rank keeps of a sequence.
+    fn cache_shapes(&self) -> Vec<LayerCacheShape>;
 }
 
 /// The sizes of a network, of the whole model and of this rank.

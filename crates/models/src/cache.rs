@@ -1,36 +1,66 @@
-//! The keys and values of one sequence, kept between steps.
-//!
-//! For our own kernels, keys and values are stored in pages that this crate allocates, which the
-//! attention primitive writes in place. A growing cache gets additional pages, and a fork shares
-//! the pages until one side writes to them. For MLX's operations, they are arrays, updated in place
-//! by donation.
+//! What is kept of one sequence between steps: the keys and values of each layer.
 //!
 //! Lengths change when a step's graph is built, contents when it is evaluated. Graphs are evaluated
 //! in the order in which they were built.
 
-use std::cell::RefCell;
-use std::ops::Range;
-use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod arrays;
+mod pages;
 
-use jackalope_kernels::{Floats, KvPage, key_place};
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use jackalope_mlx::{Array, Dtype, Error};
 use jackalope_protocol::KV_BLOCK_TOKENS;
 
-use crate::layers::{dim, float};
+use self::arrays::KvArrays;
+use self::pages::PageList;
 use crate::parallel::Compute;
+
+pub(crate) use self::pages::{LayerPages, Page};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
 
+/// The keys and values that a layer keeps of each position on this rank.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct KvShape {
+    /// Number of key and value heads.
+    pub(crate) kv_heads: usize,
+    /// Width of a key.
+    pub(crate) key_dim: usize,
+    /// Width of a value.
+    pub(crate) value_dim: usize,
+}
+
+impl KvShape {
+    /// Returns the number of elements for one position.
+    fn elements(self) -> usize {
+        self.kv_heads * (self.key_dim + self.value_dim)
+    }
+}
+
+/// What a layer keeps of a sequence on this rank.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum LayerCacheShape {
+    /// Keys and values of every position.
+    Positions(KvShape),
+}
+
+impl LayerCacheShape {
+    /// Returns the number of elements for one position.
+    fn elements_per_token(&self) -> usize {
+        let LayerCacheShape::Positions(shape) = self;
+        shape.elements()
+    }
+}
+
 /// The properties that the caches of a model share.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheShape {
-    /// Range of the model's layers that are on this rank.
-    pub(crate) layers: Range<usize>,
-    /// Key and value heads of this rank.
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
+    /// Number of the model's first layer on this rank.
+    pub(crate) first_layer: usize,
+    /// Shape of each layer on this rank.
+    pub(crate) layers: Rc<[LayerCacheShape]>,
     pub(crate) dtype: Dtype,
     pub(crate) compute: Compute,
     /// Result of the last step's graph: once it is evaluated, all writes to all caches are done.
@@ -40,7 +70,8 @@ pub(crate) struct CacheShape {
 impl CacheShape {
     /// Returns the size of one token's keys and values in bytes.
     pub(crate) fn bytes_per_token(&self) -> usize {
-        2 * self.layers.len() * self.kv_heads * self.head_dim * self.dtype.size_bytes()
+        let elements: usize = self.layers.iter().map(LayerCacheShape::elements_per_token).sum();
+        elements * self.dtype.size_bytes()
     }
 }
 
@@ -56,11 +87,11 @@ pub struct SequenceCache {
 impl SequenceCache {
     /// Creates an empty cache.
     pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
-        let layer = |_| match shape.compute {
-            Compute::Kernels(_) => LayerCache::Pages(Arc::default()),
+        let layer = |_: &LayerCacheShape| match shape.compute {
+            Compute::Kernels(_) => LayerCache::Pages(PageList::default()),
             Compute::Stock => LayerCache::Arrays(None),
         };
-        let layers = shape.layers.clone().map(layer).collect();
+        let layers = shape.layers.iter().map(layer).collect();
         SequenceCache { shape: shape.clone(), layers, len: 0, capacity: 0 }
     }
 
@@ -114,10 +145,11 @@ impl SequenceCache {
     pub fn arrays(&self) -> Vec<Array> {
         let held = self.layers.iter().filter_map(|layer| match layer {
             LayerCache::Pages(_) => None,
-            LayerCache::Arrays(arrays) => arrays.as_ref(),
+            LayerCache::Arrays(held) => held.as_ref(),
         });
         let last_step = self.shape.last_step.borrow();
-        held.flatten().chain(&*last_step).cloned().collect()
+        let held = held.flat_map(|held| [&held.keys, &held.values]);
+        held.chain(&*last_step).cloned().collect()
     }
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
@@ -131,24 +163,17 @@ impl SequenceCache {
     /// # Panics
     /// Panics if the model computes with MLX's operations.
     pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
-        match &self.layers[layer_idx - self.shape.layers.start] {
-            LayerCache::Pages(pages) => {
-                let CacheShape { kv_heads, head_dim, dtype, .. } = self.shape;
-                let pages = Arc::clone(pages);
-                LayerPages {
-                    pages,
-                    num_pages: self.capacity / BLOCK_TOKENS,
-                    kv_heads,
-                    head_dim,
-                    dtype,
-                }
-            }
-            LayerCache::Arrays(_) => panic!("this cache is not the kernels'"),
-        }
+        let idx = layer_idx - self.shape.first_layer;
+        let LayerCache::Pages(pages) = &self.layers[idx] else {
+            panic!("this cache is not the kernels'")
+        };
+        let LayerCacheShape::Positions(shape) = self.shape.layers[idx];
+        let num_pages = self.capacity / BLOCK_TOKENS;
+        LayerPages { pages: pages.clone(), num_pages, shape, dtype: self.shape.dtype }
     }
 
-    /// Appends keys and values `[1, kv_heads, tokens, head_dim]` at `start` to one layer and
-    /// returns all keys and values up to their end. For MLX's operations.
+    /// Appends keys `[1, kv_heads, tokens, key_dim]` and values `[1, kv_heads, tokens, value_dim]` at
+    /// `start` to one layer and returns all keys and values up to their end. For MLX's operations.
     ///
     /// # Panics
     /// Panics if the model computes with our kernels.
@@ -156,189 +181,38 @@ impl SequenceCache {
         &mut self,
         layer_idx: usize,
         start: usize,
-        (keys, values): (&Array, &Array),
-    ) -> (Array, Array) {
-        let capacity = dim(self.capacity);
-        let LayerCache::Arrays(held) = &mut self.layers[layer_idx - self.shape.layers.start] else {
+        keys: &Array,
+        values: &Array,
+    ) -> [Array; 2] {
+        let LayerCache::Arrays(held) = &mut self.layers[layer_idx - self.shape.first_layer] else {
             panic!("this cache is the kernels'");
         };
-        let stop = dim(start) + keys.dim(2);
-        let [old_keys, old_values] = held.take().map_or([None, None], |pair| pair.map(Some));
-        let keys = updated(old_keys, keys, dim(start), capacity);
-        let values = updated(old_values, values, dim(start), capacity);
-        let views = (keys.slice_axis(2, 0, stop), values.slice_axis(2, 0, stop));
-        *held = Some([keys, values]);
-        views
+        let new = KvArrays { keys: keys.clone(), values: values.clone() };
+        let stop = start + usize::try_from(keys.dim(2)).expect("a length is not negative");
+        let updated = KvArrays::updated(held.take(), &new, start, self.capacity);
+        let KvArrays { keys, values } = updated.first(stop);
+        *held = Some(updated);
+        [keys, values]
     }
-}
-
-/// Returns `held`, grown to `capacity`, with `new` from `start` on. Takes `held` by value, so that
-/// MLX writes into its memory if there is no other handle to it.
-fn updated(held: Option<Array>, new: &Array, start: i32, capacity: i32) -> Array {
-    let (kv_heads, len, head_dim) = (new.dim(1), new.dim(2), new.dim(3));
-    let held_len = held.as_ref().map_or(0, |held| held.dim(2));
-    let room = |len| Array::zeros(&[1, kv_heads, len, head_dim], new.dtype());
-    let grown = match held {
-        Some(held) if capacity <= held_len => held,
-        Some(held) => Array::concatenate(&[&held, &room(capacity - held_len)], 2),
-        None => room(capacity),
-    };
-    grown.slice_update(new, &[0, 0, start, 0], &[1, kv_heads, start + len, head_dim])
 }
 
 /// The keys and values of one layer.
 #[derive(Debug)]
 enum LayerCache {
-    /// Pages, written by the attention primitive on MLX's worker thread.
-    Pages(Arc<Mutex<Vec<Arc<Page>>>>),
-    /// Keys and values as arrays `[1, kv_heads, capacity, head_dim]`; `None` before the first
-    /// write.
-    Arrays(Option<[Array; 2]>),
+    /// For our kernels.
+    Pages(PageList),
+    /// For MLX's operations; `None` before the first write.
+    Arrays(Option<KvArrays>),
 }
 
 impl LayerCache {
     fn fork(&self, capacity: usize) -> LayerCache {
         match self {
-            LayerCache::Pages(pages) => {
-                let held = locked(pages);
-                let num_pages = (capacity / BLOCK_TOKENS).min(held.len());
-                LayerCache::Pages(Arc::new(Mutex::new(held[..num_pages].to_vec())))
-            }
-            LayerCache::Arrays(arrays) if capacity > 0 => {
-                let prefix = |array: &Array| array.slice_axis(2, 0, dim(capacity)).contiguous();
-                LayerCache::Arrays(arrays.as_ref().map(|pair| pair.each_ref().map(prefix)))
+            LayerCache::Pages(pages) => LayerCache::Pages(pages.fork(capacity)),
+            LayerCache::Arrays(Some(held)) if 0 < capacity => {
+                LayerCache::Arrays(Some(held.fork(capacity)))
             }
             LayerCache::Arrays(_) => LayerCache::Arrays(None),
         }
-    }
-}
-
-/// A handle to one layer's pages that can be sent to the worker thread.
-#[derive(Debug)]
-pub(crate) struct LayerPages {
-    pages: Arc<Mutex<Vec<Arc<Page>>>>,
-    /// Number of pages that the step needs.
-    num_pages: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    dtype: Dtype,
-}
-
-impl LayerPages {
-    /// Rounds keys and values `[tokens, kv_heads, head_dim]` into the positions from `start` on,
-    /// and returns all pages.
-    pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {
-        let width = self.kv_heads * self.head_dim;
-        let mut pages = locked(&self.pages);
-        while pages.len() < self.num_pages {
-            pages.push(Arc::new(Page::new(self.dtype, width, self.head_dim)));
-        }
-        let rows = keys.chunks_exact(width).zip(values.chunks_exact(width));
-        for (position, (keys, values)) in (start..).zip(rows) {
-            // A page that is shared with a fork is copied before the first write.
-            let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
-            page.write(position % BLOCK_TOKENS, keys, values);
-        }
-        pages.clone()
-    }
-}
-
-/// Locks the pages. A poisoned lock means that a kernel panicked; its step has failed, and the
-/// cache with it.
-fn locked(pages: &Mutex<Vec<Arc<Page>>>) -> MutexGuard<'_, Vec<Arc<Page>>> {
-    pages.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
-#[derive(Clone, Debug)]
-pub(crate) struct Page {
-    keys: Floats,
-    values: Floats,
-    head_dim: usize,
-}
-
-impl Page {
-    fn new(dtype: Dtype, width: usize, head_dim: usize) -> Page {
-        let zeros = || Floats::zeros(float(dtype), BLOCK_TOKENS * width);
-        Page { keys: zeros(), values: zeros(), head_dim }
-    }
-
-    /// Rounds the keys and values of one token, `[kv_heads, head_dim]`, into its position.
-    fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
-        let head_dim = self.head_dim;
-        let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
-        for (head, (keys, values)) in heads.enumerate() {
-            let place = key_place(BLOCK_TOKENS, head_dim, (head, position));
-            self.keys.store_strided(place.start, place.step, keys);
-            self.values.store((head * BLOCK_TOKENS + position) * head_dim, values);
-        }
-    }
-
-    /// Returns the page in the form that the kernels take.
-    pub(crate) fn view(&self) -> KvPage<'_> {
-        KvPage { keys: self.keys.elements(), values: self.values.elements() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WIDTH: usize = 6;
-
-    fn pages() -> LayerPages {
-        LayerPages {
-            pages: Arc::default(),
-            num_pages: 2,
-            kv_heads: 2,
-            head_dim: 3,
-            dtype: Dtype::F32,
-        }
-    }
-
-    fn rows(tokens: std::ops::Range<usize>, offset: f32) -> Vec<f32> {
-        let value = |idx: usize| idx as f32 + offset;
-        (tokens.start * WIDTH..tokens.end * WIDTH).map(value).collect()
-    }
-
-    /// Returns the keys of one position, head by head.
-    fn keys_at(pages: &[Arc<Page>], position: usize) -> Vec<f32> {
-        let Floats::F32(keys) = &pages[position / BLOCK_TOKENS].keys else {
-            panic!("the pages are f32")
-        };
-        let key = |head| {
-            let place = key_place(BLOCK_TOKENS, 3, (head, position % BLOCK_TOKENS));
-            [0, 1, 2].map(|idx| keys[place.start + idx * place.step])
-        };
-        [key(0), key(1)].concat()
-    }
-
-    #[test]
-    fn every_row_is_where_its_position_says() {
-        let layer = pages();
-        layer.write(0, &rows(0..200, 0.0), &rows(0..200, 1e6));
-        let held = layer.write(200, &rows(200..300, 0.0), &rows(200..300, 1e6));
-        assert_eq!(held.len(), 2);
-        for position in 0..300 {
-            assert_eq!(keys_at(&held, position), rows(position..position + 1, 0.0));
-        }
-    }
-
-    #[test]
-    fn a_fork_shares_what_it_does_not_write_to() {
-        let layer = pages();
-        layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0));
-        let LayerCache::Pages(forked) = LayerCache::Pages(Arc::clone(&layer.pages)).fork(512)
-        else {
-            panic!("a fork is of the same kind")
-        };
-        let fork = LayerPages { pages: forked, ..pages() };
-        let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5));
-        let held = locked(&layer.pages).clone();
-        assert!(Arc::ptr_eq(&held[0], &forked[0]));
-        assert!(!Arc::ptr_eq(&held[1], &forked[1]));
-        assert_eq!(keys_at(&held, 282), rows(282..283, 0.0));
-        assert_eq!(keys_at(&forked, 282), rows(2..3, 0.5));
-        assert_eq!(keys_at(&forked, 270), rows(270..271, 0.0));
     }
 }

@@ -14,6 +14,7 @@ mod residual;
 mod rope;
 mod router;
 mod stack;
+mod stock_attention;
 
 pub(crate) use attention::{Attention, AttentionParts, Heads};
 pub(crate) use embedding::{Embedding, Head, vocabulary};

@@ -95,9 +95,8 @@ impl Model {
         let (network, counters) = arch::load(checkpoint, parallel, progress)?;
         let dimensions = network.dimensions();
         let cache_shape = CacheShape {
-            layers: dimensions.layers.clone(),
-            kv_heads: dimensions.heads.cut.kv_heads.len(),
-            head_dim: dimensions.heads.head_dim,
+            first_layer: dimensions.layers.start,
+            layers: network.cache_shapes().into(),
             dtype: counters.dtype,
             compute: parallel.compute().clone(),
             last_step: std::rc::Rc::default(),

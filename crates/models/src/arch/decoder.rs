@@ -6,6 +6,7 @@ use jackalope_protocol::TokenId;
 use super::layer::AttentionLayer;
 use super::parts::LayerParts;
 use super::{Dimensions, Network};
+use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{Embedding, Head, Heads, RmsNorm, Ropes, Stack, vocabulary};
@@ -81,6 +82,10 @@ impl Network for Decoder {
 
     fn head(&self, h: &Array) -> Array {
         self.lm_head.forward(h)
+    }
+
+    fn cache_shapes(&self) -> Vec<LayerCacheShape> {
+        self.layers.iter().map(AttentionLayer::cache_shape).collect()
     }
 
     fn dimensions(&self) -> Dimensions {

@@ -5,6 +5,7 @@ use jackalope_spec::{AttentionSpec, Mixer, QkNorm};
 
 use super::feed_forward::FeedForwardBlock;
 use super::parts::LayerParts;
+use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{Attention, AttentionParts, HasBias, Heads, Linear, Residual, RmsNorm};
 use crate::split::Cut;
@@ -51,6 +52,11 @@ impl AttentionLayer {
     /// Returns this rank's part of the inner dimension of the feed-forward block.
     pub(super) fn inner(&self) -> &Cut {
         self.feed_forward.inner()
+    }
+
+    /// Returns what the layer keeps of a sequence on this rank.
+    pub(super) fn cache_shape(&self) -> LayerCacheShape {
+        self.self_attn.cache_shape()
     }
 
     /// Returns this rank's attention heads.

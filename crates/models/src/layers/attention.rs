@@ -6,14 +6,15 @@ use std::sync::Arc;
 use jackalope_kernels::{
     self as kernels, AttentionConfig, Elements, Floats, KvPage, SequenceKv, Threads,
 };
-use jackalope_mlx::{Array, Dtype, fast};
+use jackalope_mlx::{Array, Dtype};
 
 use super::kernel::{DivisibleKernel, dim, float};
 use super::linear::{HasBias, Linear, LinearKernel, RowInput};
 use super::norm::{NormKernel, RmsNorm};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
-use crate::cache::{LayerPages, Page};
+use super::stock_attention::{StockAttention, StockHeads};
+use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
@@ -103,6 +104,13 @@ impl Attention {
         &self.parts.heads
     }
 
+    /// Returns what the layer keeps of a sequence on this rank.
+    pub(crate) fn cache_shape(&self) -> LayerCacheShape {
+        let Heads { head_dim, ref cut, .. } = self.parts.heads;
+        let kv_heads = cut.kv_heads.len();
+        LayerCacheShape::Positions(KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim })
+    }
+
     /// Returns `residual + attention(norm(residual))`.
     pub(crate) fn add_to(
         &self,
@@ -147,7 +155,7 @@ impl Attention {
         }
     }
 
-    /// Computes the heads' results with MLX, one sequence after the other.
+    /// Computes the heads' results `[tokens, heads * head_dim]` with MLX.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
         let mut q = self.split(&parts.q_proj.stock(x)); // [tokens, heads, head_dim]
@@ -156,44 +164,17 @@ impl Attention {
         if let Some((q_norm, k_norm)) = &parts.head_norms {
             (q, k) = (q_norm.stock(&q), k_norm.stock(&k));
         }
-        let spans = step.spans.iter().zip(step.caches.iter_mut());
-        let outs = spans.map(|(span, cache)| {
-            let own = |x: &Array| {
-                let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
-                rows.transpose(&[1, 0, 2]).expand_dims(0) // [1, heads, seq, head_dim]
-            };
-            let q = parts.rope.stock(&own(&q), span.start);
-            let k = parts.rope.stock(&own(&k), span.start);
-            let (k, v) = cache.append(self.layer_idx, span.start, (&k, &own(&v)));
-            let out = self.stock_attention(&q, &k, &v);
-            out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1]) // [seq, heads * head_dim]
-        });
-        let outs: Vec<Array> = outs.collect();
-        Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0)
+        let attention = StockAttention {
+            layer_idx: self.layer_idx,
+            rope: Some(&parts.rope),
+            scale: self.scale,
+            window: parts.window,
+        };
+        attention.forward(&StockHeads { q, k, v }, step)
     }
 
     fn split(&self, x: &Array) -> Array {
         x.reshape(&[x.dim(0), -1, dim(self.parts.heads.head_dim)])
-    }
-
-    /// Computes attention with MLX; `q` belongs to the last positions of `k` and `v`.
-    fn stock_attention(&self, q: &Array, k: &Array, v: &Array) -> Array {
-        let (num_queries, num_keys) = (q.dim(2), k.dim(2));
-        let window = self.parts.window.map_or(num_keys, dim);
-        // The first query sees the keys from `num_keys - num_queries + 1 - window` on.
-        let first_key = (num_keys - num_queries + 1 - window).max(0);
-        let [k, v] = [k, v].map(|x| x.slice_axis(2, first_key, num_keys));
-        if num_queries == 1 {
-            return fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::None);
-        }
-        if num_keys <= window {
-            return fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::Causal);
-        }
-        let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
-        let j = Array::arange_from(first_key, num_keys, Dtype::I32).expand_dims(0);
-        let reach = j.add(&Array::from_slice(&[window], &[1]));
-        let mask = j.less_equal(&i).logical_and(&i.less(&reach));
-        fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::Array(&mask))
     }
 }
 

@@ -61,6 +61,11 @@ impl<L> Stack<L> {
         &self.layers[0]
     }
 
+    /// Returns the layers of this rank, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &L> {
+        self.layers.iter()
+    }
+
     /// Returns the range of the model's layers that are here.
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()

@@ -1,0 +1,149 @@
+//! Keys and values for our own kernels: pages that this crate allocates and the attention primitive
+//! writes in place. Forks share the pages until one side writes to them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jackalope_kernels::{Floats, KvPage, key_place};
+use jackalope_mlx::Dtype;
+
+use super::{BLOCK_TOKENS, KvShape};
+use crate::layers::float;
+
+/// The pages of one layer, written by the attention primitive on MLX's worker thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PageList(Arc<Mutex<Vec<Arc<Page>>>>);
+
+impl PageList {
+    /// Returns a list that shares the pages of the first `capacity` positions.
+    pub(super) fn fork(&self, capacity: usize) -> PageList {
+        let held = self.locked();
+        let num_pages = (capacity / BLOCK_TOKENS).min(held.len());
+        PageList(Arc::new(Mutex::new(held[..num_pages].to_vec())))
+    }
+
+    /// Locks the pages. A poisoned lock means that a kernel panicked; its step has failed, and the
+    /// cache with it.
+    fn locked(&self) -> MutexGuard<'_, Vec<Arc<Page>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A handle to one layer's pages that can be sent to the worker thread.
+#[derive(Debug)]
+pub(crate) struct LayerPages {
+    pub(super) pages: PageList,
+    /// Number of pages that the step needs.
+    pub(super) num_pages: usize,
+    pub(super) shape: KvShape,
+    pub(super) dtype: Dtype,
+}
+
+impl LayerPages {
+    /// Rounds keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` into the
+    /// positions from `start` on, and returns all pages.
+    pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {
+        let KvShape { kv_heads, key_dim, value_dim } = self.shape;
+        let mut pages = self.pages.locked();
+        while pages.len() < self.num_pages {
+            pages.push(Arc::new(Page::new(self.dtype, self.shape)));
+        }
+        let keys = keys.chunks_exact(kv_heads * key_dim);
+        let rows = keys.zip(values.chunks_exact(kv_heads * value_dim));
+        for (position, (keys, values)) in (start..).zip(rows) {
+            // A page that is shared with a fork is copied before the first write.
+            let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
+            page.write(position % BLOCK_TOKENS, keys, values);
+        }
+        pages.clone()
+    }
+}
+
+/// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
+#[derive(Clone, Debug)]
+pub(crate) struct Page {
+    keys: Floats,
+    values: Floats,
+    shape: KvShape,
+}
+
+impl Page {
+    fn new(dtype: Dtype, shape: KvShape) -> Page {
+        let zeros = |dim: usize| Floats::zeros(float(dtype), BLOCK_TOKENS * shape.kv_heads * dim);
+        Page { keys: zeros(shape.key_dim), values: zeros(shape.value_dim), shape }
+    }
+
+    /// Rounds the keys `[kv_heads, key_dim]` and the values `[kv_heads, value_dim]` of one token into
+    /// its position.
+    fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
+        let KvShape { key_dim, value_dim, .. } = self.shape;
+        let heads = keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim));
+        for (head, (keys, values)) in heads.enumerate() {
+            let place = key_place(BLOCK_TOKENS, key_dim, (head, position));
+            self.keys.store_strided(place.start, place.step, keys);
+            self.values.store((head * BLOCK_TOKENS + position) * value_dim, values);
+        }
+    }
+
+    /// Returns the page in the form that the kernels take.
+    pub(crate) fn view(&self) -> KvPage<'_> {
+        KvPage { keys: self.keys.elements(), values: self.values.elements() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTH: usize = 6;
+
+    fn pages() -> LayerPages {
+        LayerPages {
+            pages: PageList::default(),
+            num_pages: 2,
+            shape: KvShape { kv_heads: 2, key_dim: 3, value_dim: 3 },
+            dtype: Dtype::F32,
+        }
+    }
+
+    fn rows(tokens: std::ops::Range<usize>, offset: f32) -> Vec<f32> {
+        let value = |idx: usize| idx as f32 + offset;
+        (tokens.start * WIDTH..tokens.end * WIDTH).map(value).collect()
+    }
+
+    /// Returns the keys of one position, head by head.
+    fn keys_at(pages: &[Arc<Page>], position: usize) -> Vec<f32> {
+        let Floats::F32(keys) = &pages[position / BLOCK_TOKENS].keys else {
+            panic!("the pages are f32")
+        };
+        let key = |head| {
+            let place = key_place(BLOCK_TOKENS, 3, (head, position % BLOCK_TOKENS));
+            [0, 1, 2].map(|idx| keys[place.start + idx * place.step])
+        };
+        [key(0), key(1)].concat()
+    }
+
+    #[test]
+    fn every_row_is_where_its_position_says() {
+        let layer = pages();
+        layer.write(0, &rows(0..200, 0.0), &rows(0..200, 1e6));
+        let held = layer.write(200, &rows(200..300, 0.0), &rows(200..300, 1e6));
+        assert_eq!(held.len(), 2);
+        for position in 0..300 {
+            assert_eq!(keys_at(&held, position), rows(position..position + 1, 0.0));
+        }
+    }
+
+    #[test]
+    fn a_fork_shares_what_it_does_not_write_to() {
+        let layer = pages();
+        layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0));
+        let fork = LayerPages { pages: layer.pages.fork(512), ..pages() };
+        let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5));
+        let held = layer.pages.locked().clone();
+        assert!(Arc::ptr_eq(&held[0], &forked[0]));
+        assert!(!Arc::ptr_eq(&held[1], &forked[1]));
+        assert_eq!(keys_at(&held, 282), rows(282..283, 0.0));
+        assert_eq!(keys_at(&forked, 282), rows(2..3, 0.5));
+        assert_eq!(keys_at(&forked, 270), rows(270..271, 0.0));
+    }
+}
