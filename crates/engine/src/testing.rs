@@ -10,8 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    CacheId, Embed, Embedded, Fork, Input, KV_BLOCK_TOKENS, Logprob, Phase, Pooling, RankFacts,
-    Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId, UnitRange,
+    CacheCost, CacheId, Embed, Embedded, Fork, Input, KV_BLOCK_TOKENS, Logprob, Phase, Pooling,
+    RankFacts, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId,
+    UnitRange,
 };
 
 use crate::{Failure, GroupEvent, RankGroup, Reporter};
@@ -294,7 +295,7 @@ pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
         kv_heads: UnitRange { start: 0, end: 2 },
         mlp: UnitRange { start: 0, end: 128 },
         vocab: UnitRange { start: 0, end: vocab_size },
-        kv_bytes_per_token: 1024,
+        cache_cost: CacheCost { bytes_per_token: 1024, state_bytes: 0 },
         weights_bytes: 1 << 20,
         bytes_read: 1 << 20,
         replicated_bytes: 1 << 10,

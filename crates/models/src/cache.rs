@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype, Error};
-use jackalope_protocol::KV_BLOCK_TOKENS;
+use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
 
 use self::arrays::KvArrays;
 use self::pages::PageList;
@@ -68,6 +68,11 @@ pub(crate) struct CacheShape {
 }
 
 impl CacheShape {
+    /// Returns the memory that caches take.
+    pub(crate) fn cost(&self) -> CacheCost {
+        CacheCost { bytes_per_token: self.bytes_per_token() as u64, state_bytes: 0 }
+    }
+
     /// Returns the size of one token's keys and values in bytes.
     pub(crate) fn bytes_per_token(&self) -> usize {
         let elements: usize = self.layers.iter().map(LayerCacheShape::elements_per_token).sum();
@@ -109,6 +114,22 @@ impl SequenceCache {
     pub fn bytes(&self) -> usize {
         self.capacity * self.shape.bytes_per_token()
     }
+
+    /// Whether the cache can be cut or forked at `tokens`: always, unless it holds states.
+    pub fn can_cut(&self, tokens: usize) -> bool {
+        tokens <= self.len
+    }
+
+    /// Returns the lengths at which states are kept, in ascending order; none without states.
+    pub fn kept(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Keeps the states at the present length. Does nothing without states.
+    pub fn keep(&mut self) {}
+
+    /// Gives up the states at a kept length. Does nothing without states.
+    pub fn forget(&mut self, _tokens: usize) {}
 
     /// Drops all positions from `tokens` on. Their memory is kept for later positions.
     ///

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use jackalope_mlx::{Array, Dtype};
-use jackalope_protocol::{TokenId, UnitRange};
+use jackalope_protocol::{CacheCost, TokenId, UnitRange};
 
 use crate::arch::{self, Dimensions, Network};
 use crate::cache::{CacheShape, SequenceCache};
@@ -49,8 +49,8 @@ pub struct ModelFacts {
     pub mlp: UnitRange,
     /// Vocabulary rows of this rank.
     pub vocab: UnitRange,
-    /// Size of one token's keys and values on this rank, in bytes.
-    pub kv_bytes_per_token: u64,
+    /// Memory that caches take on this rank.
+    pub cache_cost: CacheCost,
     /// Size of the weights in this rank's memory, in bytes.
     pub weights_bytes: u64,
     /// Number of bytes of tensor data that this rank read.
@@ -101,8 +101,8 @@ impl Model {
             compute: parallel.compute().clone(),
             last_step: std::rc::Rc::default(),
         };
-        let kv_bytes_per_token = cache_shape.bytes_per_token() as u64;
-        let facts = facts(&checkpoint.spec.model_type, &dimensions, &counters, kv_bytes_per_token);
+        let cache_cost = cache_shape.cost();
+        let facts = facts(&checkpoint.spec.model_type, &dimensions, &counters, cache_cost);
         let has_last_layer = parallel.has_last_layer();
         Ok(Model { network, facts, cache_shape, has_last_layer })
     }
@@ -116,6 +116,12 @@ impl Model {
     /// rank of the pipeline does.
     pub fn has_last_layer(&self) -> bool {
         self.has_last_layer
+    }
+
+    /// Whether this rank holds layers with a state, whose caches can be cut only at lengths that
+    /// are kept.
+    pub fn has_states(&self) -> bool {
+        self.facts.cache_cost.has_states()
     }
 
     /// Creates an empty cache for one sequence.
@@ -197,7 +203,7 @@ fn facts(
     architecture: &str,
     dimensions: &Dimensions,
     counters: &LoadCounters,
-    kv_bytes_per_token: u64,
+    cache_cost: CacheCost,
 ) -> ModelFacts {
     let number = |len: usize| u32::try_from(len).expect("bounded by config.json");
     let range = |cut: &Cut| UnitRange { start: number(cut.own.start), end: number(cut.own.end) };
@@ -215,7 +221,7 @@ fn facts(
         kv_heads: range(&dimensions.heads.cut.kv_heads),
         mlp: range(&dimensions.mlp),
         vocab: range(&dimensions.vocab),
-        kv_bytes_per_token,
+        cache_cost,
         weights_bytes: counters.weights_bytes,
         bytes_read: counters.bytes_read,
         replicated_bytes: counters.replicated_bytes,

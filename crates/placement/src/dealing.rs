@@ -58,7 +58,7 @@ pub(super) fn shards(model: &ModelFacts, split: &Split) -> Vec<RankShard> {
 pub(super) fn need(model: &ModelFacts, shard: &RankShard, context_tokens: u32) -> RankNeed {
     let blocks = context_tokens.div_ceil(KV_BLOCK_TOKENS);
     let cached_tokens = u64::from(blocks) * u64::from(KV_BLOCK_TOKENS);
-    let kv_bytes = shard.cache_bytes_per_token * cached_tokens;
+    let kv_bytes = shard.cache.bytes_per_token * cached_tokens;
     RankNeed {
         weights_bytes: shard.weights_bytes,
         kv_bytes,

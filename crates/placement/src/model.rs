@@ -81,7 +81,7 @@ impl ModelFacts {
 
     /// Returns the bytes of the KV cache for one token over all layers, counted once.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        self.whole().cache_bytes_per_token
+        self.whole().cache.bytes_per_token
     }
 
     /// Returns the size in bytes of an element that is not quantised.

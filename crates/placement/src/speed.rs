@@ -162,7 +162,7 @@ pub(super) fn predict(
     let shards = shards(model, split);
     let ranks = nodes.iter().zip(&shards).map(|(node, shard)| {
         let bytes_per_s = node.memory_bytes_per_s? as f64;
-        let kv_bytes = shard.cache_bytes_per_token as f64 * f64::from(context_tokens) / 2.0;
+        let kv_bytes = shard.cache.bytes_per_token as f64 * f64::from(context_tokens) / 2.0;
         let read_bytes = shard.active_bytes as f64;
         let macs_per_byte = match node.device {
             Device::Gpu => GPU_MACS_PER_BYTE,

@@ -20,6 +20,7 @@
 
 pub mod admission;
 pub mod agent;
+mod cache_cost;
 mod content;
 mod content_hash;
 mod counted;
@@ -43,6 +44,7 @@ pub mod secure;
 pub mod split;
 mod version;
 
+pub use cache_cost::CacheCost;
 pub use content::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
 };
@@ -60,7 +62,7 @@ pub use messages::{
     RankFacts, RankFailure, RankMemory, Setup, ToRank, UnitRange,
 };
 pub use plan::{
-    Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored, StepOutput,
+    Forget, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored, StepOutput,
     StepPlan, StepTimings,
 };
 pub use pressure::PressureTier;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache_cost::CacheCost;
 use crate::content::{CheckpointId, ExpectedContent};
 use crate::plan::{StepOutput, StepPlan, StepTimings};
 use crate::secret::{HintedKey, Secret};
@@ -324,8 +325,8 @@ pub struct RankFacts {
     pub mlp: UnitRange,
     /// Vocabulary rows of this rank.
     pub vocab: UnitRange,
-    /// Size of one token's keys and values on this rank, in bytes.
-    pub kv_bytes_per_token: u64,
+    /// Memory that caches take on this rank.
+    pub cache_cost: CacheCost,
     /// Size of the weights in memory, in bytes.
     pub weights_bytes: u64,
     /// Number of bytes of tensor data read from the checkpoint.

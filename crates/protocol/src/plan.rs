@@ -6,13 +6,21 @@ use crate::embed::{Embed, Embedded};
 use crate::ids::{CacheId, TokenId};
 use crate::mask::Mask;
 
-/// Everything that all ranks do in one step, applied in this order: forks, drops, rows.
+/// Everything that all ranks do in one step, applied in this order: forks, forgets, drops,
+/// rows.
+///
+/// A cache of length L with kept lengths K can be cut, by a row that starts below L, or forked at n
+/// only if n is 0, n is L, n is in K, or the rank holds no layer with a state. A cut to n drops the
+/// kept lengths above n; n itself stays kept. A fork at a kept length gives the target this one kept
+/// length, any other fork gives it none.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct StepPlan {
     /// Number of the step; increases by one within an epoch, from 0.
     pub step: u64,
     /// Copies of prefixes of existing caches.
     pub forks: Vec<Fork>,
+    /// Kept lengths to give up.
+    pub forgets: Vec<Forget>,
     /// Caches to free.
     pub drops: Vec<CacheId>,
     /// Whether freed memory is returned to the machine instead of being kept for reuse.
@@ -29,7 +37,10 @@ impl StepPlan {
 
     /// Whether ranks have nothing to do in this step.
     pub fn is_empty(&self) -> bool {
-        self.forks.is_empty() && self.drops.is_empty() && self.rows.is_empty()
+        self.forks.is_empty()
+            && self.forgets.is_empty()
+            && self.drops.is_empty()
+            && self.rows.is_empty()
     }
 }
 
@@ -41,6 +52,15 @@ pub struct Fork {
     /// Cache to create; must not exist yet.
     pub target: CacheId,
     /// Length of the copied prefix in tokens.
+    pub num_tokens: u32,
+}
+
+/// Gives up a kept length of a cache. The positions stay.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Forget {
+    /// The cache.
+    pub cache: CacheId,
+    /// A length that it keeps.
     pub num_tokens: u32,
 }
 
@@ -56,6 +76,9 @@ pub struct Row {
     pub start: u32,
     /// The tokens at positions `start..`.
     pub input: Input,
+    /// Whether the states after this row's last token are kept, so that the cache can later be cut
+    /// or forked at this length.
+    pub keeps: bool,
     /// `Some` if the token after the last one of `input` is to be sampled.
     pub sample: Option<Sampling>,
     /// `Some` if log-probabilities of known next tokens are requested.

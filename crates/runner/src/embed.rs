@@ -57,6 +57,7 @@ mod tests {
 
     fn row(start: u32, len: usize, pooling: Pooling) -> Row {
         Row {
+            keeps: false,
             cache: CacheId(3),
             start,
             input: Input::Tokens(vec![1; len]),

@@ -11,8 +11,8 @@ use jackalope_mlx::{Array, Dtype, Group};
 use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
-    CacheId, Embedded, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput, StepPlan,
-    StepTimings, TokenId,
+    CacheId, Embedded, Forget, Fork, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput,
+    StepPlan, StepTimings, TokenId,
 };
 use jackalope_transport::GroupStats;
 
@@ -121,6 +121,7 @@ impl Stepper {
             let inputs = self.take_inputs(model, &plan.rows)?;
             let needed = needed_positions(&plan.rows, &inputs.spans);
             let (hidden, computing) = self.forward(model, plan, &inputs, &needed)?;
+            self.keep_lengths(&plan.rows);
             timings.planning_us = micros(started.elapsed().saturating_sub(computing));
             let answers = if model.has_last_layer() {
                 self.answer(model, plan, &needed, &hidden)?
@@ -167,31 +168,15 @@ impl Stepper {
         Ok(answers)
     }
 
-    /// Forks caches, then drops caches, as the plan says.
+    /// Forks caches, then gives up kept lengths, then drops caches, as the plan says.
     fn move_caches(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        for fork in &plan.forks {
-            let source = self.sequences.get(&fork.source).ok_or_else(|| {
-                StepError::Plan(format!("cache {} to copy from is unknown", fork.source.0))
+        plan.forks.iter().try_for_each(|fork| self.fork(*fork))?;
+        for Forget { cache, num_tokens } in &plan.forgets {
+            let sequence = self.sequences.get_mut(cache);
+            let sequence = sequence.ok_or_else(|| {
+                StepError::Plan(format!("cache {} to give up a length of is unknown", cache.0))
             })?;
-            let num_tokens = fork.num_tokens as usize;
-            if source.tokens.len() < num_tokens || self.sequences.contains_key(&fork.target) {
-                return Err(StepError::Plan(format!(
-                    "cannot copy {num_tokens} of {} tokens from cache {} to {}",
-                    source.tokens.len(),
-                    fork.source.0,
-                    fork.target.0
-                )));
-            }
-            let copy = Sequence {
-                cache: source
-                    .cache
-                    .fork(num_tokens)
-                    .map_err(|err| StepError::Device(err.to_string()))?,
-                tokens: source.tokens[..num_tokens].to_vec(),
-                last_sampled: None,
-                pool: None,
-            };
-            self.sequences.insert(fork.target, copy);
+            sequence.cache.forget(*num_tokens as usize);
         }
         for cache in &plan.drops {
             if self.sequences.remove(cache).is_none() {
@@ -203,6 +188,41 @@ impl Stepper {
                 .map_err(|err| StepError::Device(err.to_string()))?;
         }
         Ok(())
+    }
+
+    fn fork(&mut self, fork: Fork) -> Result<(), StepError> {
+        let Fork { source: from, target, num_tokens } = fork;
+        let source = self
+            .sequences
+            .get(&from)
+            .ok_or_else(|| StepError::Plan(format!("cache {} to copy from is unknown", from.0)))?;
+        let num_tokens = num_tokens as usize;
+        let num_held = source.tokens.len();
+        if num_held < num_tokens || self.sequences.contains_key(&target) {
+            let target = target.0;
+            return Err(StepError::Plan(format!(
+                "cannot copy {num_tokens} of {num_held} tokens from cache {} to {target}",
+                from.0
+            )));
+        }
+        require_cut(from, &source.cache, num_tokens)?;
+        let cache = source.cache.fork(num_tokens);
+        let copy = Sequence {
+            cache: cache.map_err(|err| StepError::Device(err.to_string()))?,
+            tokens: source.tokens[..num_tokens].to_vec(),
+            last_sampled: None,
+            pool: None,
+        };
+        self.sequences.insert(target, copy);
+        Ok(())
+    }
+
+    /// Keeps the states after the rows that ask for it. All of their tokens are in the graph.
+    fn keep_lengths(&mut self, rows: &[Row]) {
+        for row in rows.iter().filter(|row| row.keeps) {
+            let sequence = self.sequences.get_mut(&row.cache);
+            sequence.expect("rows hold their sequences").cache.keep();
+        }
     }
 
     /// Cuts caches to the rows' starts and gathers the tokens of all rows, concatenated.
@@ -224,6 +244,7 @@ impl Stepper {
                     sequence.tokens.len()
                 )));
             }
+            require_cut(row.cache, &sequence.cache, start)?;
             sequence.cache.truncate(start);
             sequence.tokens.truncate(start);
             let start_idx = tokens.len();
@@ -444,6 +465,17 @@ impl Stepper {
         }
         Ok(())
     }
+}
+
+/// Refuses to cut or fork a cache at a length whose states are gone.
+fn require_cut(id: CacheId, cache: &SequenceCache, num_tokens: usize) -> Result<(), StepError> {
+    if cache.can_cut(num_tokens) {
+        return Ok(());
+    }
+    let (id, len, kept) = (id.0, cache.len(), cache.kept());
+    Err(StepError::Plan(format!(
+        "cache {id} of {len} tokens cannot be cut to {num_tokens}: its states are kept at {kept:?}"
+    )))
 }
 
 /// Lists the positions whose logits the rows need, without listing any twice.

@@ -218,7 +218,7 @@ fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {
         kv_heads: facts.kv_heads,
         mlp: facts.mlp,
         vocab: facts.vocab,
-        kv_bytes_per_token: facts.kv_bytes_per_token,
+        cache_cost: facts.cache_cost,
         weights_bytes: facts.weights_bytes,
         bytes_read: facts.bytes_read,
         replicated_bytes: facts.replicated_bytes,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::{Cut, HeadCut, Shares, Split, cut_dimension, cut_heads, stages};
 
 use crate::layout::{Division, ModelLayout, WeightPart};
@@ -19,10 +20,8 @@ pub struct RankShard {
     /// Bytes of its weights that one token reads: not the embedding, unless it is also the head, and
     /// only the experts that the token passes.
     pub active_bytes: u64,
-    /// Bytes that it caches for each position of a sequence.
-    pub cache_bytes_per_token: u64,
-    /// Bytes of the states that it keeps of a sequence, whatever its length.
-    pub state_bytes: u64,
+    /// What it caches of a sequence.
+    pub cache: CacheCost,
 }
 
 impl ModelLayout {
@@ -47,11 +46,11 @@ impl ModelLayout {
         }
         for (counts, cache) in &self.sums.caches {
             for (shard, own) in shards.iter_mut().zip(cuts.of(Division::Heads(*counts))) {
-                shard.state_bytes += own.len() as u64 * cache.state;
+                shard.cache.state_bytes += own.len() as u64 * cache.state;
             }
             for (shard, own) in shards.iter_mut().zip(cuts.of(Division::KvHeads(*counts))) {
-                shard.cache_bytes_per_token += own.len() as u64 * cache.per_position;
-                shard.state_bytes += own.len() as u64 * cache.kv_state;
+                shard.cache.bytes_per_token += own.len() as u64 * cache.per_position;
+                shard.cache.state_bytes += own.len() as u64 * cache.kv_state;
             }
         }
         shards
@@ -80,8 +79,8 @@ impl ModelLayout {
             }
             let (heads, kv_heads) = (layer.heads.heads as u64, layer.heads.kv_heads as u64);
             let cache = layer.head_cache(&self.element_type);
-            shards[0].cache_bytes_per_token += kv_heads * cache.per_position;
-            shards[0].state_bytes += heads * cache.state + kv_heads * cache.kv_state;
+            shards[0].cache.bytes_per_token += kv_heads * cache.per_position;
+            shards[0].cache.state_bytes += heads * cache.state + kv_heads * cache.kv_state;
         }
         let [shard] = shards;
         shard

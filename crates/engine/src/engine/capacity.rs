@@ -15,7 +15,7 @@ const UNKNOWN_FREE_BYTES: u64 = 1 << 30;
 pub(super) fn blocks(config: &EngineConfig, facts: &[RankFacts]) -> Result<u64, EngineError> {
     let mut least = u64::from(u32::MAX);
     for (rank, facts) in facts.iter().enumerate() {
-        let bytes_per_token = facts.kv_bytes_per_token;
+        let bytes_per_token = facts.cache_cost.bytes_per_token;
         let block_bytes = bytes_per_token * u64::from(KV_BLOCK_TOKENS);
         if block_bytes == 0 {
             continue;
@@ -44,7 +44,7 @@ fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
 
 /// Returns the capacity for the status.
 pub(super) fn kv_status(facts: &[RankFacts], blocks: u64) -> KvStatus {
-    let bytes_per_token: u64 = facts.iter().map(|facts| facts.kv_bytes_per_token).sum();
+    let bytes_per_token: u64 = facts.iter().map(|facts| facts.cache_cost.bytes_per_token).sum();
     let capacity_tokens = blocks * u64::from(KV_BLOCK_TOKENS);
     KvStatus {
         bytes_per_token,
@@ -67,11 +67,14 @@ pub(super) fn limits(config: &EngineConfig, facts: &RankFacts) -> RequestLimits 
 
 #[cfg(test)]
 mod tests {
+    use jackalope_protocol::CacheCost;
+
     use super::*;
     use crate::testing::fake_facts;
 
-    fn facts(kv_bytes_per_token: u64, free_bytes: u64) -> RankFacts {
-        RankFacts { kv_bytes_per_token, free_bytes, ..fake_facts(100, 1000) }
+    fn facts(bytes_per_token: u64, free_bytes: u64) -> RankFacts {
+        let cache_cost = CacheCost { bytes_per_token, state_bytes: 0 };
+        RankFacts { cache_cost, free_bytes, ..fake_facts(100, 1000) }
     }
 
     fn config(kv_budget: KvBudget) -> EngineConfig {

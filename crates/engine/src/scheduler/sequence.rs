@@ -166,6 +166,7 @@ impl Sequence {
             cache: self.cache.expect("a running sequence has a cache"),
             start: start_of(start),
             input,
+            keeps: false,
             sample,
             score,
             embed,

@@ -309,7 +309,8 @@ fn caches_grow_past_their_blocks_without_losing_a_key() {
                 found = last(&model, &mut cache, chunk);
             }
             assert_same(way, case, &vec![found], &vec![whole], "600 tokens in chunks");
-            let bytes_per_token = usize::try_from(model.facts().kv_bytes_per_token).unwrap();
+            let bytes_per_token =
+                usize::try_from(model.facts().cache_cost.bytes_per_token).unwrap();
             assert_eq!(cache.bytes(), 768 * bytes_per_token, "three blocks of 256 tokens");
         }
     }
@@ -357,9 +358,9 @@ fn stages_read_each_layer_once_and_cache_their_own() {
         let layers: Vec<(u32, u32)> =
             stages.iter().map(|it| (it.layers.start, it.layers.end)).collect();
         assert_eq!(layers, [(3, 5), (2, 3), (0, 2)]);
-        let kv: u64 = stages.iter().map(|it| it.kv_bytes_per_token).sum();
-        assert_eq!(kv, alone.kv_bytes_per_token);
-        assert_eq!(stages[0].kv_bytes_per_token, 2 * stages[1].kv_bytes_per_token);
+        let kv: u64 = stages.iter().map(|it| it.cache_cost.bytes_per_token).sum();
+        assert_eq!(kv, alone.cache_cost.bytes_per_token);
+        assert_eq!(stages[0].cache_cost.bytes_per_token, 2 * stages[1].cache_cost.bytes_per_token);
         // The vocabulary is at both ends, and twice if they share one table.
         let vocab: Vec<bool> = stages.iter().map(|it| it.vocab.end != 0).collect();
         assert_eq!(vocab, [true, false, true]);

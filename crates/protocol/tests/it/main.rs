@@ -4,8 +4,8 @@ use std::io::Cursor;
 
 use jackalope_protocol::frame::{self, MAX_FRAME_BYTES};
 use jackalope_protocol::{
-    CacheId, Embed, Fork, FrameError, FromRank, HeartbeatEcho, Hello, Input, Phase, Pooling,
-    RankMemory, Row, Sampling, Score, Secret, StepPlan, ToRank,
+    CacheId, Embed, Forget, Fork, FrameError, FromRank, HeartbeatEcho, Hello, Input, Phase,
+    Pooling, RankMemory, Row, Sampling, Score, Secret, StepPlan, ToRank,
 };
 use proptest::prelude::*;
 
@@ -23,6 +23,7 @@ fn row() -> impl Strategy<Value = Row> {
         .prop_map(|(cache, start, input, bias, targets)| Row {
             cache: CacheId(cache),
             start,
+            keeps: start % 2 == 1,
             input,
             sample: bias.map(|logit_bias| Sampling { logit_bias, ..Sampling::greedy(start) }),
             embed: targets.as_ref().map(|_| Embed { pooling: Pooling::Mean, num_tokens: start }),
@@ -39,10 +40,14 @@ fn plan() -> impl Strategy<Value = StepPlan> {
         });
     let drops = prop::collection::vec(any::<u64>().prop_map(CacheId), 0..9);
     let (forks, rows) = (prop::collection::vec(fork, 0..9), prop::collection::vec(row(), 0..9));
-    (any::<u64>(), forks, drops, any::<bool>(), rows).prop_map(
-        |(step, forks, drops, returns_memory, rows)| StepPlan {
+    let forget = (any::<u64>(), any::<u32>())
+        .prop_map(|(cache, num_tokens)| Forget { cache: CacheId(cache), num_tokens });
+    let forgets = prop::collection::vec(forget, 0..9);
+    (any::<u64>(), forks, forgets, drops, any::<bool>(), rows).prop_map(
+        |(step, forks, forgets, drops, returns_memory, rows)| StepPlan {
             step,
             forks,
+            forgets,
             drops,
             returns_memory,
             rows,

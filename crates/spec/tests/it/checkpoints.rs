@@ -94,8 +94,8 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
             let held: u64 = shards.iter().map(|shard| shard.weights_bytes).sum();
             let once = held - (shards.len() as u64 - 1) * whole.replicated_bytes;
             assert_eq!(once, whole.weights_bytes, "{} {shares:?}", sample.name);
-            let cached: u64 = shards.iter().map(|shard| shard.cache_bytes_per_token).sum();
-            assert_eq!(cached, whole.cache_bytes_per_token, "{} {shares:?}", sample.name);
+            let cached: u64 = shards.iter().map(|shard| shard.cache.bytes_per_token).sum();
+            assert_eq!(cached, whole.cache.bytes_per_token, "{} {shares:?}", sample.name);
         }
     }
 }
@@ -169,8 +169,8 @@ fn ranks_that_share_a_key_value_head_all_cache_it() {
     let shards = layout.tensor_shards(&Shares::even(4));
     let whole = &layout.tensor_shards(&Shares::even(1))[0];
     // Two key-value heads of 32 elements, keys and values, four bytes each, in two layers.
-    assert_eq!(whole.cache_bytes_per_token, 2 * 2 * 32 * 4 * 2);
-    assert!(shards.iter().all(|it| it.cache_bytes_per_token == whole.cache_bytes_per_token / 2));
+    assert_eq!(whole.cache.bytes_per_token, 2 * 2 * 32 * 4 * 2);
+    assert!(shards.iter().all(|it| it.cache.bytes_per_token == whole.cache.bytes_per_token / 2));
 }
 
 #[test]
