@@ -32,6 +32,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("serving", &["engine", "protocol", "text"]),
     ("server", &["engine", "protocol", "serving", "text"]),
     ("deploy", &["engine", "fleet", "placement", "protocol", "server", "store", "text"]),
+    ("localai", &["deploy", "engine", "fleet", "protocol", "server", "serving", "text"]),
     (
         "cli",
         &[
@@ -39,6 +40,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
             "engine",
             "fleet",
             "inspect",
+            "localai",
             "placement",
             "protocol",
             "server",

@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, ensure};
-use jackalope_deploy::served::HttpServer;
 use jackalope_deploy::served_models::ServedModels;
 use jackalope_deploy::{Deployment, machines};
 use jackalope_engine::Status;
 use jackalope_fleet::home::Home;
+use jackalope_localai::LocalAi;
 use jackalope_protocol::Secret;
 use jackalope_server::{ApiKeys, Ending};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -82,7 +82,8 @@ pub(crate) async fn run(
     let load_on_demand = args.models.load_on_demand;
     let deployment = Deployment { models, ranks, memory_budgets, load_on_demand, http, reporting };
     let server = deployment.start(listener, &environment.local).await?;
-    let grpc = grpc.map(|it| HttpServer::start_grpc(it, server.state())).transpose()?;
+    let grpc =
+        grpc.map(|it| jackalope_localai::start(it, LocalAi::new(server.state()))).transpose()?;
     let grpc_addr = grpc.as_ref().map(|it| it.addr);
     let is_ready = AtomicBool::new(false);
     let serving = async {

@@ -1,21 +1,13 @@
 //! `jackalope worker`: ranks and backends under LocalAI's names.
 
-mod open;
-mod rank_loop;
-
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use jackalope_deploy::RankConfig;
-use jackalope_deploy::loading::ClusterLoader;
-use jackalope_deploy::served::HttpServer;
+use jackalope_localai::{RunningBackend, WorkerConfig, parse_backend, run_rank};
 use jackalope_protocol::Backend;
-use jackalope_server::{
-    ApiKeys, Ending, Models, ModelsConfig, ServerConfig, ServerLimits, ServerState,
-};
+use jackalope_server::{ApiKeys, ServerConfig, ServerLimits};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,7 +17,6 @@ use crate::args::worker::{
 };
 use crate::environment::Environment;
 use crate::{agent, edge, keys, output};
-use open::OrderedModels;
 
 /// Address at which LocalAI expects a backend that was started by hand.
 const ADDR: &str = "localhost:50051";
@@ -49,77 +40,53 @@ async fn mlx_distributed(
 ) -> anyhow::Result<ExitCode> {
     // LocalAI itself passes nothing but the address.
     let is_started_by_localai = typed.hostfile.is_none() && typed.rank.is_none();
-    let args = with_environment(typed, environment)?;
-    match args.rank {
-        None | Some(0) => backend(args, is_started_by_localai, environment).await,
-        Some(rank) => rank_loop::run(rank, &args, environment).await,
-    }
-}
-
-/// Completes the arguments that were typed with values from the environment.
-fn with_environment(
-    typed: MlxDistributedArgs,
-    environment: &Environment,
-) -> anyhow::Result<MlxDistributedArgs> {
     let said = &environment.localai;
-    let backend = match (typed.backend, said.backend.as_deref()) {
-        (Some(typed), _) => Some(typed),
-        (None, Some(word)) => Some(open::backend(word)?),
-        (None, None) => None,
-    };
     let api_key = match (&typed.api_key_file, typed.api_key.is_empty()) {
         (Some(path), _) => keys::read_file(path)?,
         (None, true) => said.grpc_token.iter().cloned().collect(),
         (None, false) => typed.api_key,
     };
-    Ok(MlxDistributedArgs {
-        hostfile: typed.hostfile.or_else(|| said.hostfile.clone()),
-        rank: typed.rank.or(environment.mlx.rank),
-        backend,
-        addr: typed.addr.or_else(|| said.addr.clone()),
-        coordinator: typed.coordinator.or_else(|| environment.mlx.coordinator.clone()),
-        api_key,
-        ..typed
-    })
-}
-
-/// Runs LocalAI's backend: coordinator and rank 0. It has no model until LocalAI names one.
-async fn backend(
-    args: MlxDistributedArgs,
-    is_started_by_localai: bool,
-    environment: &Environment,
-) -> anyhow::Result<ExitCode> {
-    let keys = ApiKeys::new(&args.api_key);
-    let addr = args.addr.as_deref().unwrap_or(ADDR);
-    let listener = listen(addr, &keys, args.insecure).await?;
-    let addr = listener.local_addr()?;
-    if args.hostfile.is_some() {
-        // The other ranks need the secret before there is a model.
-        environment.home()?.secret()?;
-    }
-    let loader = ClusterLoader::empty(RankConfig::default(), &environment.local);
-    let registry = loader.models();
-    let models = Models::new(Arc::new(loader), Vec::new(), ModelsConfig::default());
-    let limits = ServerLimits { load_wait: args.load_wait, ..ServerLimits::default() };
-    let opener = OrderedModels::new(args, models.clone(), registry, environment);
-    let config = ServerConfig {
-        limits,
-        api_keys: keys,
-        opener: Some(Arc::new(opener)),
-        ..ServerConfig::default()
+    let backend = match (typed.backend, said.backend.as_deref()) {
+        (Some(typed), _) => Some(transport(typed)),
+        (None, Some(word)) => Some(parse_backend(word)?),
+        (None, None) => None,
     };
-    let server =
-        HttpServer::start_grpc(listener, ServerState::with_models(models.clone(), config))?;
-    output::note(&format!("LocalAI's backend mlx-distributed listens on {addr}"));
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let config = WorkerConfig {
+        hostfile: typed.hostfile.or_else(|| said.hostfile.clone()),
+        backend,
+        coordinator: typed.coordinator.or_else(|| environment.mlx.coordinator.clone()),
+        kv_mib: typed.kv_mib,
+        data_ports: typed.data_ports,
+    };
+    if let Some(rank @ 1..) = typed.rank.or(environment.mlx.rank) {
+        run_rank(rank, &config, &environment.local, interrupted()?).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let keys = ApiKeys::new(&api_key);
+    let addr = typed.addr.as_deref().or(said.addr.as_deref()).unwrap_or(ADDR);
+    let listener = listen(addr, &keys, typed.insecure).await?;
+    let limits = ServerLimits { load_wait: typed.load_wait, ..ServerLimits::default() };
+    let server = ServerConfig { limits, api_keys: keys, ..ServerConfig::default() };
+    let backend = RunningBackend::start(listener, config, server, &environment.local)?;
+    output::note(&format!("LocalAI's backend mlx-distributed listens on {}", backend.addr));
     tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+        () = interrupted()? => {}
         () = parent_gone(is_started_by_localai) => output::note("LocalAI has ended; stopping"),
     }
-    tokio::join!(models.end(Ending::Shutdown), server.stop());
+    backend.stop().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Completes at Ctrl-C and SIGTERM.
+fn interrupted() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
 }
 
 /// Listens for LocalAI. Listening beyond this machine requires keys, unless `insecure` allows it.
@@ -177,10 +144,9 @@ async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Converts LocalAI's name of a transport.
-fn transport(backend: Option<WorkerBackend>) -> Backend {
+fn transport(backend: WorkerBackend) -> Backend {
     match backend {
-        None | Some(WorkerBackend::Ring) => Backend::Tcp,
-        Some(WorkerBackend::Jaccl) => Backend::Jaccl,
+        WorkerBackend::Ring => Backend::Tcp,
+        WorkerBackend::Jaccl => Backend::Jaccl,
     }
 }

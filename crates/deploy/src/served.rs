@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
@@ -15,6 +16,9 @@ use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
 
+/// Completes when a server is to stop.
+pub type StopSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// An HTTP server that answers for a cluster.
 #[derive(Debug)]
 pub struct HttpServer {
@@ -27,23 +31,27 @@ pub struct HttpServer {
 impl HttpServer {
     /// Starts a server on `listener`, which also answers while the ranks are loading.
     pub fn start(listener: TcpListener, state: ServerState) -> anyhow::Result<HttpServer> {
-        let addr = listener.local_addr()?;
-        let (stop, mut stopped) = watch::channel(false);
-        let task = tokio::spawn(jackalope_server::serve(listener, state, async move {
-            // An error means that the sender is gone, which is a stop as well.
-            stopped.wait_for(|stop| *stop).await.ok();
-        }));
-        Ok(HttpServer { addr, stop, task })
+        HttpServer::start_with(listener, |listener, stopped| {
+            jackalope_server::serve(listener, state, stopped)
+        })
     }
 
-    /// Starts a gRPC server for LocalAI on `listener`.
-    pub fn start_grpc(listener: TcpListener, state: ServerState) -> anyhow::Result<HttpServer> {
+    /// Starts a server of another protocol: `serve` serves on `listener` until the future it is
+    /// given completes.
+    pub fn start_with<F>(
+        listener: TcpListener,
+        serve: impl FnOnce(TcpListener, StopSignal) -> F,
+    ) -> anyhow::Result<HttpServer>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let addr = listener.local_addr()?;
         let (stop, mut stopped) = watch::channel(false);
-        let task = tokio::spawn(jackalope_server::serve_grpc(listener, state, async move {
+        let stopped = Box::pin(async move {
             // An error means that the sender is gone, which is a stop as well.
             stopped.wait_for(|stop| *stop).await.ok();
-        }));
+        });
+        let task = tokio::spawn(serve(listener, stopped));
         Ok(HttpServer { addr, stop, task })
     }
 

@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use jackalope_serving::error::ApiError;
 
 use crate::anthropic::error::{self as anthropic, ANTHROPIC_VERSION};
-use crate::localai::frames::{SERVICE, refusal};
 use crate::ollama::error as ollama;
 use crate::openai::error as openai;
 
@@ -16,8 +15,6 @@ pub(crate) enum Dialect {
     OpenAi,
     Anthropic,
     Ollama,
-    /// gRPC, whose errors are not JSON.
-    LocalAi,
 }
 
 impl Dialect {
@@ -32,8 +29,6 @@ impl Dialect {
             Dialect::Anthropic
         } else if is_at("/api") {
             Dialect::Ollama
-        } else if path.starts_with(SERVICE) {
-            Dialect::LocalAi
         } else {
             Dialect::OpenAi
         }
@@ -48,7 +43,6 @@ impl Dialect {
                 (anthropic::status(err), anthropic::to_json(err, Some(request_id)))
             }
             Dialect::Ollama => (facts.status, ollama::to_json(err)),
-            Dialect::LocalAi => return refusal(err),
         };
         let mut response = (status, Json(body)).into_response();
         if let Some((name, value)) = facts.advice {

@@ -1,5 +1,5 @@
-//! The HTTP server: the APIs of OpenAI, Anthropic, Ollama and LocalAI, and the server's own health
-//! and metrics.
+//! The HTTP server: the APIs of OpenAI, Anthropic and Ollama, and the server's own health and
+//! metrics.
 //!
 //! The server converts requests to [`jackalope_engine::Request`]s and events to answers. It does
 //! not know what is computed when, and on which machine. Its only state is the open requests, the
@@ -8,7 +8,7 @@
 //! ```text
 //!  socket ─▶ serve ─▶ requests (id, span, key) ─▶ openai, anthropic, ollama ─▶ generate ─▶ engine
 //!             (tls)       │                    ├─▶ health                          │
-//!                         ├─▶ localai (gRPC)   └─▶ monitor, metrics                │
+//!                         │                    └─▶ monitor, metrics                │
 //!                         └──counts──▶ journal ◀──────one record per answer────────┘
 //! ```
 //!
@@ -25,7 +25,6 @@ mod connections;
 mod dialect;
 mod half_close;
 mod health;
-mod localai;
 mod metrics;
 mod model_control;
 mod monitor;
@@ -54,10 +53,11 @@ pub use jackalope_serving::models::{
     Ending, KeptBecause, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models,
     ModelsConfig, StartedModel,
 };
-pub use localai::opener::{ModelOpener, ModelOrder};
 pub use ollama::puller::{PullProgress, Puller, RemoveError, RemoveFuture};
+pub use openai::chat::chat_conversation;
+pub use openai::logprobs::ChatLogprobs;
 pub use origin::{AllowedHosts, AllowedOrigins};
-pub use router::{grpc_router, router};
-pub use serve::{serve, serve_grpc};
+pub use router::{admitted, router};
+pub use serve::{serve, serve_http2};
 pub use state::{Reporting, ServerConfig, ServerState};
 pub use tls::{Tls, TlsError};

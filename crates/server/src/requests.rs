@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use jackalope_serving::auth::{Holder, is_limited};
 use jackalope_serving::caller::{ApiCaller, kind_of};
@@ -33,16 +34,33 @@ const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Maximum length in bytes of an id that a client may give to a request.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Wraps every route, and requests for unknown paths too.
-pub(crate) async fn admit(
-    State(state): State<ServerState>,
-    request: Request<Body>,
-    next: Next,
-) -> Response {
+/// Renders an error in the form of a protocol.
+pub(crate) type RenderError = fn(&ApiError) -> Response;
+
+/// The state of the middleware.
+#[derive(Clone, Debug)]
+struct Admission {
+    state: ServerState,
+    /// Set for protocols other than those over HTTP/1, whose form of errors depends on the request.
+    render_error: Option<RenderError>,
+}
+
+/// Wraps all routes of a router, and requests for unknown paths too.
+pub(crate) fn admitted(
+    routes: Router,
+    state: ServerState,
+    render_error: Option<RenderError>,
+) -> Router {
+    let admission = Admission { state, render_error };
+    routes.fallback(unknown_path).layer(from_fn_with_state(admission, admit))
+}
+
+async fn admit(State(admission): State<Admission>, request: Request<Body>, next: Next) -> Response {
+    let state = &admission.state;
     let id = request_id(request.headers());
     let path = request.uri().path().to_owned();
     let dialect = Dialect::of(&path, request.headers());
-    let counting = Counting::begin(&state, &request);
+    let counting = Counting::begin(state, &request);
     let origins = &state.config().origins;
     let added = origins.answer_headers(request.headers());
     let caller = ApiCaller {
@@ -62,7 +80,7 @@ pub(crate) async fn admit(
     let answering = async {
         match origins.preflight(&request) {
             Some(response) => response,
-            None => answer(&state, caller, request, next, dialect).await,
+            None => answer(&admission, caller, request, next, dialect).await,
         }
     };
     let mut response = answering.instrument(span).await;
@@ -78,12 +96,13 @@ pub(crate) async fn admit(
 
 /// Runs the handler, or returns the reason why the request is refused.
 async fn answer(
-    state: &ServerState,
+    admission: &Admission,
     mut caller: ApiCaller,
     request: Request<Body>,
     next: Next,
     dialect: Dialect,
 ) -> Response {
+    let state = &admission.state;
     let admitted = check(state, &request).and_then(|holder| {
         caller.holder = holder;
         let limited = caller.holder.as_ref().filter(|_| is_limited(&request));
@@ -100,7 +119,10 @@ async fn answer(
     let mut response = match refused {
         Some(Refusal(err)) => {
             state.journal().note_error(&caller, &err);
-            refuse(state, &err, dialect, &caller.request_id)
+            match admission.render_error {
+                Some(render) => render(&err),
+                None => refuse(state, &err, dialect, &caller.request_id),
+            }
         }
         None => response,
     };
@@ -208,6 +230,6 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// Answers requests for paths that do not exist.
-pub(crate) async fn unknown_path(request: axum::extract::Request) -> ApiError {
+async fn unknown_path(request: axum::extract::Request) -> ApiError {
     ApiError::UnknownPath { path: request.uri().path().to_owned() }
 }

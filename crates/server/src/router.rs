@@ -1,25 +1,21 @@
-//! The routers of all paths and calls.
+//! The router of all paths, and what other protocols add to theirs.
 
 use axum::Router;
-use axum::middleware::from_fn_with_state;
 
-use crate::requests::{self, unknown_path};
+use crate::requests::{self, RenderError};
 use crate::route::Route;
+use crate::routes;
 use crate::state::ServerState;
-use crate::{localai, routes};
 
 /// Builds the router of all HTTP routes.
 pub fn router(state: ServerState) -> Router {
     let add = |router: Router<ServerState>, route: Route| route.add_to(router);
-    routes::all()
-        .into_iter()
-        .fold(Router::new(), add)
-        .fallback(unknown_path)
-        .layer(from_fn_with_state(state.clone(), requests::admit))
-        .with_state(state)
+    let routes = routes::all().into_iter().fold(Router::new(), add).with_state(state.clone());
+    requests::admitted(routes, state, None)
 }
 
-/// Builds the router of LocalAI's gRPC calls, for HTTP/2 connections.
-pub fn grpc_router(state: ServerState) -> Router {
-    localai::router(state)
+/// Adds to the routes of another protocol what every request passes: its id and span, the key and
+/// the limits. `render_error` renders refusals.
+pub fn admitted(routes: Router, state: ServerState, render_error: RenderError) -> Router {
+    requests::admitted(routes, state, Some(render_error))
 }

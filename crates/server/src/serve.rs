@@ -36,7 +36,7 @@ use tracing::debug;
 use crate::connections::{self, Connection, Connections, WrongHosts};
 use crate::half_close::{Awaited, HalfClosable};
 use crate::monitor::memory::sample_until;
-use crate::router::{grpc_router, router};
+use crate::router::router;
 use crate::state::ServerState;
 use crate::tls::Tls;
 
@@ -66,24 +66,23 @@ pub async fn serve(
         limits: Arc::clone(state.limits()),
         tls: state.config().tls.clone(),
         router: router(state.clone()).layer(from_fn(connections::account)),
-        is_grpc: false,
+        is_http2: false,
     };
-    let (ending, ended) = watch::channel(false);
-    let mut connections = JoinSet::new();
-    connections.spawn(sample_until(state, ended));
-    accept_all(listener, config, (connections, ending), shutdown).await;
+    let mut accepting = Accepting::default();
+    accepting.tasks.spawn(sample_until(state, accepting.ending.subscribe()));
+    accepting.run(listener, config, shutdown).await;
 }
 
-/// Like [`serve`], for gRPC on HTTP/2 without TLS: LocalAI supports nothing else for its backends.
-pub async fn serve_grpc(
+/// Like [`serve`], for the routes of another protocol on HTTP/2 without TLS.
+pub async fn serve_http2(
     listener: TcpListener,
-    state: ServerState,
+    routes: Router,
+    limits: Arc<ServerLimits>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let limits = Arc::clone(state.limits());
-    let router = grpc_router(state).layer(from_fn(connections::account));
-    let config = ListenerConfig { limits, tls: None, router, is_grpc: true };
-    accept_all(listener, config, (JoinSet::new(), watch::Sender::new(false)), shutdown).await;
+    let router = routes.layer(from_fn(connections::account));
+    let config = ListenerConfig { limits, tls: None, router, is_http2: true };
+    Accepting::default().run(listener, config, shutdown).await;
 }
 
 /// The configuration of a listener.
@@ -92,38 +91,50 @@ struct ListenerConfig {
     limits: Arc<ServerLimits>,
     tls: Option<Tls>,
     router: Router,
-    is_grpc: bool,
+    is_http2: bool,
 }
 
-async fn accept_all(
-    listener: TcpListener,
-    config: ListenerConfig,
-    (mut connections, ending): (JoinSet<()>, watch::Sender<bool>),
-    shutdown: impl Future<Output = ()> + Send,
-) {
-    let limits = Arc::clone(&config.limits);
-    let open = Connections::new(limits.connections);
-    let mut shutdown = std::pin::pin!(shutdown);
-    let mut logging = std::pin::pin!(Arc::clone(&open).log_refusals());
-    loop {
-        tokio::select! {
-            (socket, from) = accept(&listener, &open) => {
-                let (place, open, config) = (open.open(from.ip()), Arc::clone(&open), config.clone());
-                let client = Client { socket, place, open, config };
-                connections.spawn(client.run(ending.subscribe()));
+/// Accepts connections until shutdown.
+#[derive(Default)]
+struct Accepting {
+    /// A task for each connection, and others that end with the listener.
+    tasks: JoinSet<()>,
+    /// Whether shutdown has begun.
+    ending: watch::Sender<bool>,
+}
+
+impl Accepting {
+    async fn run(
+        self,
+        listener: TcpListener,
+        config: ListenerConfig,
+        shutdown: impl Future<Output = ()> + Send,
+    ) {
+        let Accepting { mut tasks, ending } = self;
+        let limits = Arc::clone(&config.limits);
+        let open = Connections::new(limits.connections);
+        let mut shutdown = std::pin::pin!(shutdown);
+        let mut logging = std::pin::pin!(Arc::clone(&open).log_refusals());
+        loop {
+            tokio::select! {
+                (socket, from) = accept(&listener, &open) => {
+                    let (place, open, config) = (open.open(from.ip()), Arc::clone(&open), config.clone());
+                    let client = Client { socket, place, open, config };
+                    tasks.spawn(client.run(ending.subscribe()));
+                }
+                Some(_) = tasks.join_next() => {}
+                () = &mut logging => {}
+                () = &mut shutdown => break,
             }
-            Some(_) = connections.join_next() => {}
-            () = &mut logging => {}
-            () = &mut shutdown => break,
         }
+        drop(listener);
+        ending.send_replace(true);
+        let all_ended = async { while tasks.join_next().await.is_some() {} };
+        if timeout(limits.shutdown_timeout, all_ended).await.is_err() {
+            debug!(connections = tasks.len(), "connections cut at shutdown");
+        }
+        tasks.shutdown().await;
     }
-    drop(listener);
-    ending.send_replace(true);
-    let all_ended = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(limits.shutdown_timeout, all_ended).await.is_err() {
-        debug!(connections = connections.len(), "connections cut at shutdown");
-    }
-    connections.shutdown().await;
 }
 
 /// Accepts the next connection.
@@ -176,14 +187,14 @@ async fn serve_client(
     config: ListenerConfig,
     mut ended: watch::Receiver<bool>,
 ) -> Option<String> {
-    let ListenerConfig { limits, tls, router, is_grpc } = config;
+    let ListenerConfig { limits, tls, router, is_http2 } = config;
     // A token is a small write that must not be delayed by Nagle's algorithm.
     if let Err(err) = socket.set_nodelay(true) {
         debug!(%err, "setting TCP_NODELAY failed");
     }
     let router = Counted { router: TowerToHyperService::new(router), place };
-    if is_grpc {
-        answer_calls(socket, router, &limits, ended).await;
+    if is_http2 {
+        answer_http2(socket, router, &limits, ended).await;
         return None;
     }
     let Some(tls) = tls else {
@@ -256,8 +267,8 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     until_over(serving, &place, ended).await;
 }
 
-/// Serves gRPC calls on an HTTP/2 connection until either side ends it.
-async fn answer_calls(
+/// Serves HTTP/2 on a connection until either side ends it.
+async fn answer_http2(
     socket: TcpStream,
     router: Counted,
     limits: &ServerLimits,

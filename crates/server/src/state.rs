@@ -10,8 +10,6 @@ use jackalope_serving::model::Model;
 use jackalope_serving::models::Models;
 use jackalope_serving::state::ServingState;
 
-use crate::localai::loads::Loads;
-use crate::localai::opener::ModelOpener;
 use crate::monitor::samples::Samples;
 use crate::ollama::puller::Puller;
 use crate::openai::responses::kept::KeptResponses;
@@ -29,8 +27,6 @@ pub struct ServerConfig {
     /// Fetches models for clients; if absent, requests to fetch a model that is not served are
     /// refused.
     pub puller: Option<Arc<dyn Puller>>,
-    /// Brings models that LocalAI names; if absent, only the server's own models can be named.
-    pub opener: Option<Arc<dyn ModelOpener>>,
     /// Whether models can be loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`.
     /// If keys are required, only administrators may do so.
     pub model_control: bool,
@@ -65,7 +61,6 @@ struct Shared {
     serving: ServingState,
     config: ServerConfig,
     kept_responses: Arc<KeptResponses>,
-    loads: Loads,
     samples: Samples,
     /// The port that the server listens on, once it does.
     port: OnceLock<u16>,
@@ -99,7 +94,6 @@ impl ServerState {
             serving: ServingState::new(models, limits, journal),
             kept_responses: Arc::new(kept_responses),
             config,
-            loads: Loads::default(),
             samples: Samples::default(),
             port: OnceLock::new(),
         };
@@ -109,11 +103,6 @@ impl ServerState {
     /// The responses kept for later requests.
     pub(crate) fn kept_responses(&self) -> &Arc<KeptResponses> {
         &self.shared.kept_responses
-    }
-
-    /// The models that LocalAI has loaded.
-    pub(crate) fn loads(&self) -> &Loads {
-        &self.shared.loads
     }
 
     pub(crate) fn puller(&self) -> Option<&Arc<dyn Puller>> {

@@ -42,7 +42,7 @@ const ALLOWANCES: &[Allowance] = &[
     Allowance { crate_name: "mlx", tuples: 0, files_on_cycles: 5, excess_lines: 0 },
     Allowance { crate_name: "models", tuples: 11, files_on_cycles: 0, excess_lines: 0 },
     Allowance { crate_name: "placement", tuples: 3, files_on_cycles: 0, excess_lines: 0 },
-    Allowance { crate_name: "server", tuples: 6, files_on_cycles: 0, excess_lines: 2300 },
+    Allowance { crate_name: "server", tuples: 5, files_on_cycles: 0, excess_lines: 950 },
     Allowance { crate_name: "store", tuples: 6, files_on_cycles: 2, excess_lines: 0 },
     Allowance { crate_name: "xtask", tuples: 4, files_on_cycles: 0, excess_lines: 0 },
 ];

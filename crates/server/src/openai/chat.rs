@@ -95,6 +95,15 @@ fn check_max_tokens(common: &Common) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Checks a conversation in OpenAI's form and converts it, for protocols that extend that form.
+///
+/// # Errors
+/// Returns the error for the first field that is wrong, by OpenAI's name of the field.
+pub fn chat_conversation(body: JsonBody, limits: &ServerLimits) -> Result<Conversation, ApiError> {
+    let chat = body.read()?;
+    conversation(body, chat, limits)
+}
+
 /// Builds and checks the conversation of a body. `chat` are the fields of the same body.
 pub(crate) fn conversation(
     mut body: JsonBody,

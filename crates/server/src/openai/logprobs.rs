@@ -16,7 +16,7 @@ fn finite(logprob: f32) -> f32 {
 
 /// `choices[].logprobs` of a chat.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(crate) struct ChatLogprobs {
+pub struct ChatLogprobs {
     content: Vec<ChatLogprob>,
     #[schema(value_type = Option<String>)]
     refusal: Option<()>,
@@ -52,7 +52,8 @@ impl ChatLogprobs {
         serde_json::to_value(self.content).expect("our wire types have string keys")
     }
 
-    pub(crate) fn new(scored: &[ScoredToken], tokenizer: &Tokenizer) -> ChatLogprobs {
+    /// Converts the log-probabilities of an answer's tokens.
+    pub fn new(scored: &[ScoredToken], tokenizer: &Tokenizer) -> ChatLogprobs {
         let entry = |scored: &ScoredToken| ChatLogprob {
             token: TokenLogprob::new(scored.token, scored.logprob.logprob, tokenizer),
             top_logprobs: scored

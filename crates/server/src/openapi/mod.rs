@@ -253,7 +253,7 @@ fn add_refusals(path: &str, operation: &mut Operation) {
 
 fn error_schema(dialect: Dialect) -> Ref {
     Ref::from_schema_name(match dialect {
-        Dialect::OpenAi | Dialect::LocalAi => "OpenAiError",
+        Dialect::OpenAi => "OpenAiError",
         Dialect::Anthropic => "AnthropicError",
         Dialect::Ollama => "OllamaError",
     })

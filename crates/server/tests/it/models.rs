@@ -1,214 +1,19 @@
 //! Several models: loaded once however many ask, swapped by memory, never under a request.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use futures_util::future::{BoxFuture, join_all};
-use jackalope_engine::testing::{
-    FakeControl, FakeOptions, FakeOrder, FakeRanks, fake_facts, scripted_model,
-};
-use jackalope_engine::{Engine, EngineConfig, EngineHandle};
-use jackalope_server::{
-    ApiKeys, Ending, KnownModel, LoadError, MachineBytes, Model, ModelLoader, Models, ModelsConfig,
-    ServerConfig, ServerState, StartedModel,
-};
+use futures_util::future::join_all;
+use jackalope_engine::testing::FakeOrder;
+use jackalope_server::{ApiKeys, Ending};
 use serde_json::{Value, json};
-use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::model;
-use crate::support::{CONTEXT_TOKENS, Reply, end_token, events, open, post, send};
+use crate::house::{House, Plan, plan};
+use crate::support::{Reply, events, open, post, send};
 
 const COMPLETIONS: &str = "/v1/completions";
-
-/// Loads models that repeat one letter, over fake ranks.
-pub(crate) struct FakeLoader {
-    /// What each takes.
-    needs: BTreeMap<String, u64>,
-    /// What was done, in order.
-    log: Mutex<Vec<String>>,
-    /// How often each still fails.
-    failures: Mutex<HashMap<String, u32>>,
-    engines: Mutex<HashMap<String, (EngineHandle, FakeControl)>>,
-    /// Engines are started while it is open.
-    gate: watch::Sender<bool>,
-    answer_tokens: usize,
-}
-
-impl FakeLoader {
-    fn note(&self, what: &str, id: &str) {
-        self.log.lock().unwrap().push(format!("{what} {id}"));
-    }
-}
-
-/// For an implementation that hands itself on.
-struct Shared(Arc<FakeLoader>);
-
-impl ModelLoader for Shared {
-    fn need(&self, id: &str) -> BoxFuture<'static, Result<MachineBytes, LoadError>> {
-        let bytes = self.0.needs[id];
-        Box::pin(async move { Ok(MachineBytes([("here".to_owned(), bytes)].into())) })
-    }
-
-    fn start(&self, id: &str) -> BoxFuture<'static, Result<StartedModel, LoadError>> {
-        let (loader, id) = (Arc::clone(&self.0), id.to_owned());
-        Box::pin(async move {
-            loader.note("load", &id);
-            loader.gate.subscribe().wait_for(|is_open| *is_open).await.unwrap();
-            if let Some(left) = loader.failures.lock().unwrap().get_mut(&id)
-                && 0 < *left
-            {
-                *left -= 1;
-                return Err(LoadError { message: "the disk is full of bees".to_owned() });
-            }
-            let text = model::text();
-            let letter = text.tokenizer.encode(&id[..1], false).unwrap()[0];
-            let num_tokens = loader.answer_tokens;
-            let (ranks, control) = FakeRanks::new(FakeOptions {
-                facts: fake_facts(text.tokenizer.vocab_size() as u32, CONTEXT_TOKENS),
-                next_token: scripted_model(move |_| vec![letter; num_tokens], end_token()),
-                ..FakeOptions::default()
-            });
-            let eos_tokens = text.tokenizer.eos_token_ids().to_vec();
-            let config = EngineConfig { eos_tokens, ..EngineConfig::default() };
-            let (engine, thread) = Engine::spawn(config, ranks);
-            loader.engines.lock().unwrap().insert(id.clone(), (engine.clone(), control));
-            let model = Model::new(&id, engine, text);
-            // A thread of tokio's pool would keep a paused clock from moving.
-            let (tell, told) = oneshot::channel();
-            std::thread::spawn(move || tell.send(thread.join()).ok());
-            let ended = Box::pin(async move {
-                told.await.unwrap().unwrap().unwrap();
-                loader.note("end", &id);
-                Ok(())
-            });
-            Ok(StartedModel { model, ended })
-        })
-    }
-}
-
-/// A server of several models under test.
-pub(crate) struct House {
-    pub(crate) state: ServerState,
-    pub(crate) models: Models,
-    loader: Arc<FakeLoader>,
-}
-
-/// How it is made: ids with what they take, of ten in all.
-pub(crate) struct Plan {
-    /// What those take that are not known at the start.
-    pub(crate) unknown: Vec<(String, u64)>,
-    known: Vec<(KnownModel, u64)>,
-    config: ModelsConfig,
-    pub(crate) server: ServerConfig,
-    answer_tokens: usize,
-}
-
-pub(crate) fn plan(needs: &[(&str, u64)]) -> Plan {
-    let budget = MachineBytes([("here".to_owned(), 10)].into());
-    Plan {
-        unknown: Vec::new(),
-        known: needs.iter().map(|&(id, bytes)| (KnownModel::new(id), bytes)).collect(),
-        config: ModelsConfig { budget, load_on_demand: true, ..ModelsConfig::default() },
-        server: ServerConfig { model_control: true, ..ServerConfig::default() },
-        answer_tokens: 3,
-    }
-}
-
-impl Plan {
-    pub(crate) fn change(mut self, change: impl FnOnce(&mut Plan)) -> Plan {
-        change(&mut self);
-        self
-    }
-
-    fn pin(self, idx: usize) -> Plan {
-        self.change(|plan| plan.known[idx].0.is_pinned = true)
-    }
-
-    pub(crate) fn build(self) -> House {
-        let needs = self.known.iter().map(|(known, bytes)| (known.id.clone(), *bytes));
-        let needs = needs.chain(self.unknown).collect();
-        let loader = Arc::new(FakeLoader {
-            needs,
-            log: Mutex::default(),
-            failures: Mutex::default(),
-            engines: Mutex::default(),
-            gate: watch::Sender::new(true),
-            answer_tokens: self.answer_tokens,
-        });
-        let known = self.known.into_iter().map(|it| it.0).collect();
-        let models = Models::new(Arc::new(Shared(Arc::clone(&loader))), known, self.config);
-        let state = ServerState::with_models(models.clone(), self.server);
-        House { state, models, loader }
-    }
-}
-
-impl House {
-    /// Whether engines are started.
-    pub(crate) fn open_gate(&self, is_open: bool) {
-        self.loader.gate.send_replace(is_open);
-    }
-
-    fn request(model: &str) -> Request<Body> {
-        let body = json!({"model": model, "prompt": "Hello", "max_tokens": 200});
-        post(COMPLETIONS, body.to_string())
-    }
-
-    fn streaming(model: &str) -> Request<Body> {
-        let body = json!({"model": model, "prompt": "Hi", "max_tokens": 200, "stream": true});
-        post(COMPLETIONS, body.to_string())
-    }
-
-    async fn ask(&self, model: &str) -> Reply {
-        send(&self.state, House::request(model)).await
-    }
-
-    /// Asks beside the test.
-    fn ask_aside(&self, model: &str) -> JoinHandle<Reply> {
-        let (state, request) = (self.state.clone(), House::request(model));
-        tokio::spawn(async move { send(&state, request).await })
-    }
-
-    async fn get(&self, path: &str) -> Reply {
-        send(&self.state, Request::get(path).body(Body::empty()).unwrap()).await
-    }
-
-    async fn post(&self, path: &str, body: Value) -> Reply {
-        send(&self.state, post(path, body.to_string())).await
-    }
-
-    /// The states of all models, by id.
-    async fn states(&self) -> BTreeMap<String, String> {
-        let list = self.get("/v1/models").await.ok();
-        let state = |it: &Value| {
-            (it["id"].as_str().unwrap().to_owned(), it["state"].as_str().unwrap().to_owned())
-        };
-        list["data"].as_array().unwrap().iter().map(state).collect()
-    }
-
-    /// Waits until a model is in this state; nobody is told of it, so this looks again and again.
-    async fn until(&self, id: &str, state: &str) {
-        let looking = async {
-            while self.states().await[id] != state {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let patience = Duration::from_secs(60);
-        let in_time = tokio::time::timeout(patience, looking).await;
-        assert!(in_time.is_ok(), "{id} never became {state}");
-    }
-
-    pub(crate) fn log(&self) -> Vec<String> {
-        self.loader.log.lock().unwrap().clone()
-    }
-
-    fn order(&self, id: &str, order: FakeOrder) {
-        self.loader.engines.lock().unwrap()[id].1.order(order);
-    }
-}
 
 #[track_caller]
 fn text(reply: &Reply) -> String {
@@ -219,10 +24,10 @@ fn text(reply: &Reply) -> String {
 async fn fifty_requests_for_a_model_that_is_not_loaded_load_it_once() {
     let house = plan(&[("a", 4), ("b", 4)]).build();
     assert_eq!(house.states().await["b"], "unloaded");
-    house.loader.gate.send_replace(false);
+    house.open_gate(false);
     let asking: Vec<JoinHandle<Reply>> = (0..50).map(|_| house.ask_aside("b")).collect();
     house.until("b", "loading").await;
-    house.loader.gate.send_replace(true);
+    house.open_gate(true);
     for reply in join_all(asking).await {
         assert_eq!(text(&reply.unwrap()), "bbb");
     }
@@ -244,14 +49,14 @@ async fn a_stream_is_kept_alive_while_its_model_is_loaded() {
         ("/v1/responses", input, ": ", "response.completed"),
         ("/v1/messages", chat, "event: ping", "message_stop"),
     ] {
-        house.loader.gate.send_replace(false);
+        house.open_gate(false);
         let mut live = open(&house.state, post(path, body.to_string())).await;
         assert_eq!(live.status, StatusCode::OK, "{path}");
         for _ in 0..3 {
             let frame = live.next_frame().await.unwrap();
             assert!(frame.starts_with(alive.as_bytes()), "{path}: {frame:?}");
         }
-        house.loader.gate.send_replace(true);
+        house.open_gate(true);
         while live.next_frame().await.is_some() {}
         assert!(live.seen.contains(told), "{path}: {}", live.seen);
         assert!(!live.seen.contains("event: error") && !live.seen.contains("\"error\":{"));
@@ -272,10 +77,10 @@ async fn a_load_that_fails_under_a_stream_is_told_in_it() {
         ("/v1/messages", chat, "event: error\ndata: {"),
     ] {
         house.loader.failures.lock().unwrap().insert("a".to_owned(), 1);
-        house.loader.gate.send_replace(false);
+        house.open_gate(false);
         let mut live = open(&house.state, post(path, body.to_string())).await;
         live.next_frame().await.unwrap();
-        house.loader.gate.send_replace(true);
+        house.open_gate(true);
         while live.next_frame().await.is_some() {}
         assert!(live.seen.contains(told), "{path}: {}", live.seen);
         assert!(live.seen.contains("full of bees"), "{path}: {}", live.seen);
@@ -285,11 +90,11 @@ async fn a_load_that_fails_under_a_stream_is_told_in_it() {
     }
     assert_eq!(house.get("/errors").await.ok()["count"], 3);
     // Whoever leaves while it is loaded leaves nothing behind.
-    house.loader.gate.send_replace(false);
+    house.open_gate(false);
     let mut live = open(&house.state, House::streaming("a")).await;
     live.next_frame().await.unwrap();
     drop(live);
-    house.loader.gate.send_replace(true);
+    house.open_gate(true);
     house.until("a", "ready").await;
     assert_eq!(house.get("/v1/status").await.ok()["requests"], json!([]));
 }
@@ -369,7 +174,7 @@ async fn a_load_that_waits_too_long_for_room_says_what_is_in_the_way() {
 async fn a_failed_load_is_told_to_all_who_wait_and_tried_again_later() {
     let house = plan(&[("a", 1), ("b", 1)]).build();
     house.loader.failures.lock().unwrap().insert("b".to_owned(), 1);
-    house.loader.gate.send_replace(false);
+    house.open_gate(false);
     let asking: Vec<JoinHandle<Reply>> = (0..10).map(|_| house.ask_aside("b")).collect();
     let waiting = async {
         loop {
@@ -382,7 +187,7 @@ async fn a_failed_load_is_told_to_all_who_wait_and_tried_again_later() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("all wait");
-    house.loader.gate.send_replace(true);
+    house.open_gate(true);
     for reply in join_all(asking).await {
         let reply = reply.unwrap();
         assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -418,7 +223,7 @@ async fn those_who_wait_are_bounded_in_number_and_time() {
         plan.server.limits.load_wait = Duration::from_millis(300);
     };
     let house = plan(&[("a", 1)]).change(short).build();
-    house.loader.gate.send_replace(false);
+    house.open_gate(false);
     let asking: Vec<JoinHandle<Reply>> = (0..8).map(|_| house.ask_aside("a")).collect();
     let mut codes = Vec::new();
     for reply in join_all(asking).await {
@@ -439,7 +244,7 @@ async fn those_who_wait_are_bounded_in_number_and_time() {
     assert_eq!(codes[..3], ["model_loading"; 3]);
     assert_eq!(codes[3..], ["queue_full"; 5]);
     // The load goes on without anybody who waits for it.
-    house.loader.gate.send_replace(true);
+    house.open_gate(true);
     house.until("a", "ready").await;
     assert_eq!(house.log(), ["load a"]);
 }
@@ -505,10 +310,10 @@ async fn without_loading_on_demand_models_come_by_command_alone() {
     let gone = house.post("/model/gc", json!({})).await.ok();
     assert_eq!(gone["unloaded"], json!(["b", "c"]));
     assert_eq!(house.states().await["c"], "unloaded");
-    house.loader.gate.send_replace(false);
+    house.open_gate(false);
     let begun = house.post("/model/load", json!({"model": "c", "wait": false})).await;
     assert_eq!(begun.status, StatusCode::ACCEPTED);
-    house.loader.gate.send_replace(true);
+    house.open_gate(true);
     house.until("c", "ready").await;
 }
 
@@ -579,7 +384,7 @@ async fn at_the_end_every_engine_ends_and_nothing_is_loaded_any_more() {
     let house = plan(&[("a", 1), ("b", 1), ("c", 1)]).build();
     house.ask("a").await.ok();
     house.ask("b").await.ok();
-    house.loader.gate.send_replace(false);
+    house.open_gate(false);
     let waiting = house.ask_aside("c");
     house.until("c", "loading").await;
     house.models.end(Ending::Shutdown).await;

@@ -1,8 +1,5 @@
 //! gRPC for LocalAI, held against what HTTP answers.
 
-mod opening;
-pub(crate) mod wire;
-
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
@@ -10,13 +7,14 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody};
 use axum::http::{HeaderMap, Request, StatusCode};
 use jackalope_engine::testing::FakeOrder;
-use jackalope_server::{ApiKeys, ServerState, grpc_router};
+use jackalope_localai::{LocalAi, router};
+use jackalope_server::ApiKeys;
 use prost::Message;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::{MODEL, Setup};
-use wire::{
+use crate::support::{MODEL, Server, Setup};
+use crate::wire::{
     Ask, Embedded, Load, Metadata, Metrics, Outcome, Reply, Said, State, Text, Tokens, TokensAlone,
     ask, framed, percent_decoded, unframed,
 };
@@ -25,7 +23,7 @@ use wire::{
 const INVALID_ARGUMENT: u32 = 3;
 const NOT_FOUND: u32 = 5;
 const RESOURCE_EXHAUSTED: u32 = 8;
-const FAILED_PRECONDITION: u32 = 9;
+pub(crate) const FAILED_PRECONDITION: u32 = 9;
 const UNIMPLEMENTED: u32 = 12;
 const UNAVAILABLE: u32 = 14;
 const UNAUTHENTICATED: u32 = 16;
@@ -62,36 +60,41 @@ impl Call {
     }
 }
 
+/// A backend of the server's own model.
+fn backend(server: &Server) -> LocalAi {
+    LocalAi::new(server.state.clone())
+}
+
 fn request(call: &str, message: &impl Message) -> Request<Body> {
     let request = Request::post(format!("/backend.Backend/{call}"));
     request.header("content-type", "application/grpc").body(framed(message).into()).unwrap()
 }
 
-async fn send(state: &ServerState, request: Request<Body>) -> Call {
-    let response = grpc_router(state.clone()).oneshot(request).await.unwrap();
+async fn send(state: &LocalAi, request: Request<Body>) -> Call {
+    let response = router(state.clone()).oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK, "gRPC tells everything in its own status");
     assert_eq!(response.headers()["content-type"], "application/grpc");
     let (parts, body) = response.into_parts();
     Call { headers: parts.headers, body: Box::pin(body), seen: Vec::new(), trailers: None }
 }
 
-async fn all<M: Message + Default>(
-    state: &ServerState,
-    call: &str,
-    message: &impl Message,
-) -> Vec<M> {
+async fn all<M: Message + Default>(state: &LocalAi, call: &str, message: &impl Message) -> Vec<M> {
     let mut call = send(state, request(call, message)).await;
     assert_eq!(call.end().await, (0, String::new()));
     unframed(&call.seen)
 }
 
-async fn one<M: Message + Default>(state: &ServerState, call: &str, message: &impl Message) -> M {
+pub(crate) async fn one<M: Message + Default>(
+    state: &LocalAi,
+    call: &str,
+    message: &impl Message,
+) -> M {
     let mut messages = all(state, call, message).await;
     assert_eq!(messages.len(), 1);
     messages.remove(0)
 }
 
-async fn refused(state: &ServerState, call: &str, message: &impl Message) -> (u32, String) {
+pub(crate) async fn refused(state: &LocalAi, call: &str, message: &impl Message) -> (u32, String) {
     let mut call = send(state, request(call, message)).await;
     let refusal = call.end().await;
     assert_ne!(refusal.0, 0);
@@ -99,7 +102,7 @@ async fn refused(state: &ServerState, call: &str, message: &impl Message) -> (u3
     refusal
 }
 
-async fn load(state: &ServerState, model: &str, options: &[&str]) -> Outcome {
+pub(crate) async fn load(state: &LocalAi, model: &str, options: &[&str]) -> Outcome {
     let options = options.iter().map(|it| (*it).to_owned()).collect();
     let load = Load { model: model.to_owned(), context_size: 512, options, ..Load::default() };
     one(state, "LoadModel", &load).await
@@ -111,11 +114,11 @@ fn chat() -> Ask {
     Ask { use_tokenizer_template: true, messages: vec![said], seed: 11, ..ask() }
 }
 
-fn prompt(text: &str) -> Ask {
+pub(crate) fn prompt(text: &str) -> Ask {
     Ask { prompt: text.to_owned(), tokens: 12, seed: 11, ..ask() }
 }
 
-fn text(replies: &[Reply]) -> String {
+pub(crate) fn text(replies: &[Reply]) -> String {
     let bytes = replies.iter().flat_map(|reply| reply.message.clone()).collect();
     String::from_utf8(bytes).unwrap()
 }
@@ -148,14 +151,14 @@ async fn a_prompt_is_answered_as_a_completion_is_whole_and_streamed() {
         let same = json!({"max_tokens": 12, "seed": 11, "temperature": 0, "top_p": 0.95});
         let body = crate::support::merge(same, more);
         let completion = server.complete(body).await.ok();
-        let whole: Reply = one(&server.state, "Predict", &ask).await;
+        let whole: Reply = one(&backend(&server), "Predict", &ask).await;
         assert_eq!(text(std::slice::from_ref(&whole)), completion["choices"][0]["text"]);
         assert_eq!(whole.tokens, completion["usage"]["completion_tokens"]);
         assert_eq!(whole.prompt_tokens, completion["usage"]["prompt_tokens"]);
         assert_eq!(whole.chat_deltas[0].content.as_bytes(), whole.message);
         assert!(0.0 <= whole.timing_prompt_processing && 0.0 <= whole.timing_token_generation);
 
-        let replies: Vec<Reply> = all(&server.state, "PredictStream", &ask).await;
+        let replies: Vec<Reply> = all(&backend(&server), "PredictStream", &ask).await;
         assert_eq!(text(&replies), text(std::slice::from_ref(&whole)));
         let (last, pieces) = replies.split_last().unwrap();
         assert!(last.message.is_empty() && last.chat_deltas.is_empty());
@@ -174,12 +177,12 @@ async fn a_conversation_is_answered_as_a_chat_is() {
     let answer = server.chat(more).await.ok();
     let metadata = [("enable_thinking".to_owned(), "true".to_owned())];
     let ask = Ask { tokens: 9, logprobs: 1, metadata: metadata.into(), ..chat() };
-    let reply: Reply = one(&server.state, "Predict", &ask).await;
+    let reply: Reply = one(&backend(&server), "Predict", &ask).await;
     assert_eq!(text(std::slice::from_ref(&reply)), answer["choices"][0]["message"]["content"]);
     assert_eq!(reply.prompt_tokens, answer["usage"]["prompt_tokens"]);
     let logprobs: Value = serde_json::from_slice(&reply.logprobs).unwrap();
     assert_eq!(logprobs, answer["choices"][0]["logprobs"]);
-    let streamed: Vec<Reply> = all(&server.state, "PredictStream", &ask).await;
+    let streamed: Vec<Reply> = all(&backend(&server), "PredictStream", &ask).await;
     assert_eq!(streamed.last().unwrap().logprobs, reply.logprobs);
 }
 
@@ -195,14 +198,14 @@ async fn calls_of_tools_are_told_as_deltas() {
         grammar: "root ::= object".to_owned(),
         ..chat()
     };
-    let whole: Reply = one(&server.state, "Predict", &ask).await;
+    let whole: Reply = one(&backend(&server), "Predict", &ask).await;
     let calls = &whole.chat_deltas[0].tool_calls;
     assert_eq!(calls.iter().map(|it| it.index).collect::<Vec<_>>(), [0, 1]);
     assert!(calls.iter().all(|it| it.name == "sum" && it.id.starts_with("call_")));
     assert_eq!(calls[0].arguments, "{\"a\": 1}");
     assert_eq!(whole.message, b"Let me see. ".trim_ascii_end());
 
-    let streamed: Vec<Reply> = all(&server.state, "PredictStream", &ask).await;
+    let streamed: Vec<Reply> = all(&backend(&server), "PredictStream", &ask).await;
     let calls: Vec<_> = streamed.iter().flat_map(|it| &it.chat_deltas).collect();
     let calls: Vec<_> = calls.iter().flat_map(|it| &it.tool_calls).collect();
     let mut joined = [String::new(), String::new()];
@@ -213,7 +216,7 @@ async fn calls_of_tools_are_told_as_deltas() {
     assert_eq!(text(&streamed).trim_end(), "Let me see.");
 
     // Without tools it is text.
-    let plain: Reply = one(&server.state, "Predict", &chat()).await;
+    let plain: Reply = one(&backend(&server), "Predict", &chat()).await;
     assert!(plain.chat_deltas[0].tool_calls.is_empty() && plain.message.len() > 20);
     // An earlier call comes back as JSON.
     let mut again = ask.clone();
@@ -224,13 +227,13 @@ async fn calls_of_tools_are_told_as_deltas() {
         tool_calls: calls.to_string(),
         ..Said::default()
     });
-    let longer: Reply = one(&server.state, "Predict", &again).await;
+    let longer: Reply = one(&backend(&server), "Predict", &again).await;
     assert!(whole.prompt_tokens < longer.prompt_tokens);
     let mut setup = Setup::says(CALL);
     setup.context_tokens = 1024;
     let server = setup.start().await;
     let forced = Ask { tool_choice: "\"required\"".to_owned(), ..ask };
-    let reply: Reply = one(&server.state, "Predict", &forced).await;
+    let reply: Reply = one(&backend(&server), "Predict", &forced).await;
     assert_eq!(reply.chat_deltas[0].tool_calls.len(), 1);
 }
 
@@ -239,7 +242,7 @@ async fn a_stream_that_nobody_reads_any_more_is_cancelled() {
     let server = Setup::babbles().start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
     let ask = Ask { tokens: 200, ..prompt("Hello") };
-    let mut call = send(&server.state, request("PredictStream", &ask)).await;
+    let mut call = send(&backend(&server), request("PredictStream", &ask)).await;
     call.step().await;
     assert!(!call.seen.is_empty());
     drop(call);
@@ -247,7 +250,7 @@ async fn a_stream_that_nobody_reads_any_more_is_cancelled() {
     while server.get("/health").await.ok()["open_streams"] != 0 {
         tokio::task::yield_now().await;
     }
-    let metrics: Metrics = one(&server.state, "GetMetrics", &Load::default()).await;
+    let metrics: Metrics = one(&backend(&server), "GetMetrics", &Load::default()).await;
     assert!((1..200).contains(&metrics.tokens_generated), "{metrics:?}");
 }
 
@@ -258,12 +261,12 @@ async fn a_client_that_takes_nothing_is_given_up_though_its_connection_lives() {
     let server = setup.start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
     let ask = Ask { tokens: 200, ..prompt("Hello") };
-    let call = send(&server.state, request("PredictStream", &ask)).await;
+    let call = send(&backend(&server), request("PredictStream", &ask)).await;
     server.until("nothing runs", |status| status.running == 0).await;
     // What was drawn is counted when the answer is given up, soon after.
     let counted = async {
         loop {
-            let metrics: Metrics = one(&server.state, "GetMetrics", &Load::default()).await;
+            let metrics: Metrics = one(&backend(&server), "GetMetrics", &Load::default()).await;
             if metrics.tokens_generated != 0 {
                 return metrics.tokens_generated;
             }
@@ -282,7 +285,7 @@ async fn an_error_within_a_stream_is_told_in_its_trailers() {
     let server = setup.start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
     let ask = Ask { tokens: 200, ..prompt("Hello") };
-    let mut call = send(&server.state, request("PredictStream", &ask)).await;
+    let mut call = send(&backend(&server), request("PredictStream", &ask)).await;
     call.step().await;
     server.control.order(FakeOrder::CrashAgain { rank: 1, attempts: 4 });
     let (code, message) = call.end().await;
@@ -293,7 +296,7 @@ async fn an_error_within_a_stream_is_told_in_its_trailers() {
 #[tokio::test]
 async fn what_cannot_be_done_is_refused_by_name() {
     let server = Setup::says("Hello").start().await;
-    let state = &server.state;
+    let state = &backend(&server);
     for (ask, code, told) in [
         (Ask { temperature: 9.0, ..prompt("x") }, INVALID_ARGUMENT, "Temperature is 9"),
         (Ask { mirostat: 2, ..prompt("x") }, INVALID_ARGUMENT, "Mirostat is not supported"),
@@ -339,7 +342,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
 async fn frames_that_are_none_are_refused() {
     let server =
         Setup::says("Hello").limited(|config| config.limits.body_bytes = 1000).start().await;
-    let state = &server.state;
+    let state = &backend(&server);
     let frame = framed(&prompt("Hello"));
     let mut compressed = frame.clone();
     compressed[0] = 1;
@@ -378,7 +381,7 @@ async fn keys_are_asked_for_as_over_http() {
             let value = format!("Bearer {key}").parse().unwrap();
             asked.headers_mut().insert("authorization", value);
         }
-        let (code, message) = send(&server.state, asked).await.end().await;
+        let (code, message) = send(&backend(&server), asked).await.end().await;
         assert_eq!(code, expected, "{message}");
     }
 }
@@ -386,7 +389,7 @@ async fn keys_are_asked_for_as_over_http() {
 #[tokio::test]
 async fn a_model_is_loaded_by_its_name_and_drawn_from_as_its_options_say() {
     let server = Setup::babbles().start().await;
-    let state = &server.state;
+    let state = &backend(&server);
     let unbound = Ask { tokens: 12, ..prompt("Hello") };
     let unnamed: Reply = one(state, "Predict", &unbound).await;
     assert_eq!(unnamed.tokens, 12, "the server's own model needs no LoadModel");
@@ -439,7 +442,7 @@ async fn a_model_is_loaded_by_its_name_and_drawn_from_as_its_options_say() {
 async fn health_status_and_metrics_are_told() {
     let at_once = Duration::from_millis(1);
     let server = Setup::babbles().limited(|it| it.limits.keep_alive = at_once).start().await;
-    let state = &server.state;
+    let state = &backend(&server);
     let health: Reply = one(state, "Health", &Load::default()).await;
     assert_eq!(health.message, b"OK");
     let before: Metrics = one(state, "GetMetrics", &Load::default()).await;
@@ -463,7 +466,7 @@ async fn health_status_and_metrics_are_told() {
 #[tokio::test]
 async fn embeddings_and_tokens_are_those_of_http() {
     let server = Setup::says("Hello").start().await;
-    let state = &server.state;
+    let state = &backend(&server);
     for pooling in ["mean", "last"] {
         assert!(load(state, MODEL, &[&format!("pooling:{pooling}")]).await.success);
         let body = json!({"model": MODEL, "input": "Hello world", "pooling": pooling});

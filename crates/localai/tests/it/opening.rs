@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use jackalope_server::{LoadError, LoadFuture, ModelOpener, ModelOrder, Models};
+use jackalope_localai::{LocalAi, ModelOpener, ModelOrder};
+use jackalope_server::{LoadError, LoadFuture, Models};
 use prost::Message;
 
-use super::wire::{Ask, Load, Metrics, Outcome, Reply, State};
-use super::{FAILED_PRECONDITION, load, one, prompt, refused, text};
-use crate::models::{House, plan};
+use crate::calls::{FAILED_PRECONDITION, load, one, prompt, refused, text};
+use crate::house::{House, plan};
+use crate::wire::{Ask, Load, Metrics, Outcome, Reply, State};
 
 /// How long a call waits for its model, usually.
 const PATIENT: Duration = Duration::from_secs(60);
@@ -38,21 +39,28 @@ impl ModelOpener for FakeOpener {
     }
 }
 
-fn empty_house(load_wait: Duration) -> (House, Arc<FakeOpener>) {
+/// A backend without a model, over a house whose loads are logged.
+struct Empty {
+    house: House,
+    localai: LocalAi,
+    opener: Arc<FakeOpener>,
+}
+
+fn empty_house(load_wait: Duration) -> Empty {
     let opener = Arc::new(FakeOpener::default());
     let house = plan(&[]).change(|plan| {
         plan.unknown = vec![("alpha".to_owned(), 6), ("beta".to_owned(), 6)];
         plan.server.limits.load_wait = load_wait;
-        plan.server.opener = Some(opener.clone());
     });
     let house = house.build();
     opener.models.set(house.models.clone()).unwrap();
-    (house, opener)
+    let localai = LocalAi::with_opener(house.state.clone(), opener.clone());
+    Empty { house, localai, opener }
 }
 
-async fn said(house: &House, identity: &str) -> String {
+async fn said(localai: &LocalAi, identity: &str) -> String {
     let ask = Ask { model_identity: identity.to_owned(), ..prompt("Hello") };
-    text(&[one::<Reply>(&house.state, "Predict", &ask).await])
+    text(&[one::<Reply>(localai, "Predict", &ask).await])
 }
 
 fn nothing() -> impl Message {
@@ -61,8 +69,8 @@ fn nothing() -> impl Message {
 
 #[tokio::test]
 async fn nothing_is_there_until_it_is_loaded_and_after_it_is_freed() {
-    let (house, _) = empty_house(PATIENT);
-    let state = &house.state;
+    let Empty { house, localai, .. } = empty_house(PATIENT);
+    let state = &localai;
     for round in 0..2 {
         assert_eq!(one::<Reply>(state, "Health", &nothing()).await.message, b"OK");
         assert_eq!(one::<State>(state, "Status", &nothing()).await.state, 0, "round {round}");
@@ -76,7 +84,7 @@ async fn nothing_is_there_until_it_is_loaded_and_after_it_is_freed() {
         assert!(!outcome.success && outcome.message.contains("there is no model nowhere"));
 
         assert!(load(state, "alpha", &["temperature:0"]).await.success);
-        assert_eq!(said(&house, "").await, "aaa");
+        assert_eq!(said(state, "").await, "aaa");
         assert_eq!(one::<State>(state, "Status", &nothing()).await.state, 2);
         one::<Metrics>(state, "GetMetrics", &nothing()).await;
         assert!(one::<Outcome>(state, "Free", &nothing()).await.success);
@@ -86,15 +94,15 @@ async fn nothing_is_there_until_it_is_loaded_and_after_it_is_freed() {
 
 #[tokio::test]
 async fn another_model_or_other_machines_take_the_place_of_the_first() {
-    let (house, opener) = empty_house(PATIENT);
-    let state = &house.state;
+    let Empty { house, localai, opener } = empty_house(PATIENT);
+    let state = &localai;
     assert!(load(state, "alpha", &["hostfile:/h.json"]).await.success);
     assert!(load(state, "alpha", &["hostfile:/h.json", "max_tokens:2"]).await.success);
-    assert_eq!(said(&house, "alpha").await, "aa", "the same ranks, other options");
+    assert_eq!(said(state, "alpha").await, "aa", "the same ranks, other options");
     assert_eq!(house.log(), ["load alpha"]);
     assert!(load(state, "alpha", &["hostfile:/i.json", "distributed_backend:ring"]).await.success);
     assert!(load(state, "beta", &[]).await.success);
-    assert_eq!(said(&house, "beta").await, "bbb");
+    assert_eq!(said(state, "beta").await, "bbb");
     assert_eq!(house.log()[..2], ["load alpha", "end alpha"]);
     assert_eq!(house.log()[2..], ["load alpha", "end alpha", "load beta"]);
     let orders = opener.orders.lock().unwrap();
@@ -104,10 +112,10 @@ async fn another_model_or_other_machines_take_the_place_of_the_first() {
 }
 
 /// Asks for a model as often as it takes.
-async fn load_at_last(house: &House, model: &str) {
+async fn load_at_last(localai: &LocalAi, model: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let outcome = load(&house.state, model, &[]).await;
+        let outcome = load(localai, model, &[]).await;
         if outcome.success {
             return;
         }
@@ -118,14 +126,14 @@ async fn load_at_last(house: &House, model: &str) {
 
 #[tokio::test]
 async fn a_load_that_takes_too_long_is_told_and_may_be_replaced() {
-    let (house, _) = empty_house(Duration::from_millis(200));
-    let state = &house.state;
+    let Empty { house, localai, .. } = empty_house(Duration::from_millis(200));
+    let state = &localai;
     house.open_gate(false);
     let outcome = load(state, "alpha", &[]).await;
     assert!(!outcome.success && outcome.message.contains("alpha is loading"), "{outcome:?}");
     // The load goes on, and another call finds it.
     house.open_gate(true);
-    load_at_last(&house, "alpha").await;
+    load_at_last(state, "alpha").await;
     assert_eq!(house.log(), ["load alpha"]);
     house.open_gate(false);
     assert!(!load(state, "beta", &[]).await.success);
@@ -133,6 +141,6 @@ async fn a_load_that_takes_too_long_is_told_and_may_be_replaced() {
     let outcome = load(state, "alpha", &[]).await;
     assert!(!outcome.success && outcome.message.contains("alpha is loading"), "{outcome:?}");
     house.open_gate(true);
-    load_at_last(&house, "alpha").await;
-    assert_eq!(said(&house, "alpha").await, "aaa");
+    load_at_last(state, "alpha").await;
+    assert_eq!(said(state, "alpha").await, "aaa");
 }

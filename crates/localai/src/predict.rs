@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
+use jackalope_server::chat_conversation;
 use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
@@ -16,43 +17,41 @@ use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::state::Serving;
 use serde_json::{Map, Value, json};
 
-use super::format::ReplyFormat;
-use super::frames::{read, streamed};
-use super::options::Drawing;
-use super::wire::{Message, PredictOptions};
-use super::{NAMES, open_meant};
-use crate::openai::chat;
-use crate::state::ServerState;
+use crate::format::ReplyFormat;
+use crate::frames::{read, streamed};
+use crate::messages::{Message, NAMES, PredictOptions};
+use crate::options::LoadParams;
+use crate::state::LocalAi;
 
 /// Name of the prompt's field.
 const PROMPT: &str = "prompt";
 
 /// `Predict`: answers as a whole.
-pub(super) async fn predict(
-    State(state): State<ServerState>,
+pub(crate) async fn predict(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     respond(&state, request, false).await
 }
 
 /// `PredictStream`: streams the answer.
-pub(super) async fn predict_stream(
-    State(state): State<ServerState>,
+pub(crate) async fn predict_stream(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     respond(&state, request, true).await
 }
 
 async fn respond(
-    state: &ServerState,
+    state: &LocalAi,
     request: Request<Body>,
     is_stream: bool,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let place = state.open_stream()?;
         let options: PredictOptions = read(request, state.limits()).await?;
-        let (serving, drawing) = open_meant(state, &options.model_identity).await?;
-        let prepare = move |serving: &Serving| prepare(&options, &drawing, is_stream, serving);
+        let (serving, params) = state.open_named(&options.model_identity).await?;
+        let prepare = move |serving: &Serving| prepare(&options, &params, is_stream, serving);
         let (job, format) = serving.prepare(prepare).await?;
         let ending = format.ending();
         let response = Answer::start(job, format, &serving, place)?.respond().await?;
@@ -67,7 +66,7 @@ async fn respond(
 /// Checks the request and prepares it for the engine.
 fn prepare(
     options: &PredictOptions,
-    drawing: &Drawing,
+    params: &LoadParams,
     is_stream: bool,
     serving: &Serving,
 ) -> Result<(Job, ReplyFormat), ApiError> {
@@ -83,7 +82,7 @@ fn prepare(
         }
         false => Prompt::Continuation(Continuation::of(options.prompt.clone(), PROMPT)),
     };
-    let mut request = GenerateRequest::new(prompt, sampling(options, drawing, limits)?);
+    let mut request = GenerateRequest::new(prompt, sampling(options, params, limits)?);
     request.params.output.is_stream = is_stream;
     let job = request.job(serving)?;
     let format = ReplyFormat::new(&job, serving);
@@ -125,7 +124,7 @@ fn check(options: &PredictOptions) -> Result<(), ApiError> {
 /// the model's default.
 fn sampling(
     options: &PredictOptions,
-    drawing: &Drawing,
+    params: &LoadParams,
     limits: &ServerLimits,
 ) -> Result<SamplingParams, ApiError> {
     let unless_zero = |value: f32| (value != 0.0).then_some(f64::from(value));
@@ -133,19 +132,19 @@ fn sampling(
     let seed = (!matches!(options.seed, 0 | -1)).then_some(i64::from(options.seed) as u64);
     let stops = options.stop_prompts.iter().filter(|stop| !stop.is_empty()).cloned().collect();
     Ok(SamplingParams {
-        max_tokens: drawing.max_tokens.or(above_zero(options.tokens)),
-        temperature: drawing.temperature.or(Some(options.temperature.into())),
-        top_p: drawing.top_p.or(unless_zero(options.top_p)).or(Some(1.0)),
-        top_k: drawing.top_k.or(Some(options.top_k.into())),
-        min_p: drawing.min_p.or(Some(options.min_p.into())),
-        repetition_penalty: drawing.repetition_penalty.or(unless_zero(options.penalty)),
+        max_tokens: params.max_tokens.or(above_zero(options.tokens)),
+        temperature: params.temperature.or(Some(options.temperature.into())),
+        top_p: params.top_p.or(unless_zero(options.top_p)).or(Some(1.0)),
+        top_k: params.top_k.or(Some(options.top_k.into())),
+        min_p: params.min_p.or(Some(options.min_p.into())),
+        repetition_penalty: params.repetition_penalty.or(unless_zero(options.penalty)),
         repetition_context: above_zero(options.repeat),
-        presence_penalty: drawing.presence_penalty.or(Some(options.presence_penalty.into())),
-        frequency_penalty: drawing.frequency_penalty.or(Some(options.frequency_penalty.into())),
+        presence_penalty: params.presence_penalty.or(Some(options.presence_penalty.into())),
+        frequency_penalty: params.frequency_penalty.or(Some(options.frequency_penalty.into())),
         logit_bias: logit_bias(&options.logit_bias)?,
-        seed: drawing.seed.or(seed),
+        seed: params.seed.or(seed),
         stop: stops,
-        stop_token_ids: drawing.stop_token.into_iter().collect(),
+        stop_token_ids: params.stop_token.into_iter().collect(),
         ignore_eos: options.ignore_eos,
         logprobs: logprobs(options, limits)?,
         ..SamplingParams::default()
@@ -177,7 +176,7 @@ fn json_field<T: serde::de::DeserializeOwned>(param: &str, text: &str) -> Result
 
 /// Builds the conversation of a request by way of OpenAI's chat format, whose checks apply here
 /// too.
-pub(super) fn conversation(
+pub(crate) fn conversation(
     options: &PredictOptions,
     limits: &ServerLimits,
 ) -> Result<Conversation, ApiError> {
@@ -207,9 +206,7 @@ pub(super) fn conversation(
     if let Some(effort) = metadata("reasoning_effort") {
         body.insert("reasoning_effort".to_owned(), effort.as_str().into());
     }
-    let body = JsonBody::of(body);
-    let chat = body.read()?;
-    chat::conversation(body, chat, limits)
+    chat_conversation(JsonBody::of(body), limits)
 }
 
 fn read_message(message_idx: usize, message: &Message) -> Result<Value, ApiError> {

@@ -9,30 +9,29 @@ use jackalope_serving::embed::{self, Embedding};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::state::Serving;
 
-use super::format::count;
-use super::frames::{answer, read};
-use super::predict::conversation;
-use super::wire::{
+use crate::format::count;
+use crate::frames::{answer, read};
+use crate::messages::{
     DetokenizeRequest, DetokenizeResponse, EmbeddingLayout, EmbeddingResult, Message,
-    ModelMetadataResponse, ModelOptions, PredictOptions, TokenizationResponse,
+    ModelMetadataResponse, ModelOptions, NAMES, PredictOptions, TokenizationResponse,
 };
-use super::{NAMES, open_meant};
-use crate::state::ServerState;
+use crate::predict::conversation;
+use crate::state::LocalAi;
 
 /// `Embedding`: the embedding of a text, normalised to length 1.
-pub(super) async fn embedding(
-    State(state): State<ServerState>,
+pub(crate) async fn embedding(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let _place = state.open_stream()?;
         let options: PredictOptions = read(request, state.limits()).await?;
-        let (serving, drawing) = open_meant(&state, &options.model_identity).await?;
+        let (serving, params) = state.open_named(&options.model_identity).await?;
         let text = move |serving: &Serving| embedded(&options, serving);
         let tokens = serving.prepare(text).await?;
         let prompt_tokens = tokens.len();
         let wish = Embedding {
-            pooling: drawing.pooling.unwrap_or(Pooling::Mean),
+            pooling: params.pooling.unwrap_or(Pooling::Mean),
             normalized: true,
             dimensions: None,
             param: "embeddings",
@@ -79,13 +78,13 @@ fn token_ids(
 }
 
 /// `TokenizeString`: the tokens of a prompt, or of a conversation rendered by the template.
-pub(super) async fn tokenize(
-    State(state): State<ServerState>,
+pub(crate) async fn tokenize(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let options: PredictOptions = read(request, state.limits()).await?;
-        let (serving, _) = open_meant(&state, &options.model_identity).await?;
+        let (serving, _) = state.open_named(&options.model_identity).await?;
         let tokens = serving.prepare(move |serving| tokenized(&options, serving)).await?;
         let tokens: Vec<i32> = tokens.into_iter().map(count).collect();
         Ok(answer(&TokenizationResponse { length: count(tokens.len()), tokens }))
@@ -102,12 +101,12 @@ fn tokenized(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>
 }
 
 /// `Detokenize`: the text of tokens, special ones included.
-pub(super) async fn detokenize(
-    State(state): State<ServerState>,
+pub(crate) async fn detokenize(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let asked: DetokenizeRequest = read(request, state.limits()).await?;
-    let (serving, _) = open_meant(&state, "").await?;
+    let (serving, _) = state.open_named("").await?;
     let text = move |serving: &Serving| {
         let tokens = token_ids("tokens", &asked.tokens, serving)?;
         Ok(serving.text().tokenizer.decode(&tokens, false))
@@ -117,13 +116,13 @@ pub(super) async fn detokenize(
 
 /// `ModelMetadata`: whether the model marks its reasoning, and what its template makes of a short
 /// conversation, from which LocalAI sees how an answer begins.
-pub(super) async fn metadata(
-    State(state): State<ServerState>,
+pub(crate) async fn metadata(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let options: ModelOptions = read(request, state.limits()).await?;
-        let (serving, _) = open_meant(&state, &options.model).await?;
+        let (serving, _) = state.open_named(&options.model).await?;
         let supports_thinking = serving.text().tokenizer.has_thinking();
         let has_template = serving.text().template.is_some();
         let rendered = move |serving: &Serving| {

@@ -1,4 +1,4 @@
-//! `Health`, `LoadModel`, `Free`, `Status` and `GetMetrics`.
+//! The calls `Health`, `LoadModel`, `Free`, `Status` and `GetMetrics`.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use jackalope_serving::error::ApiError;
 use jackalope_serving::models::{Kept, ModelStatus};
 use jackalope_serving::state::{Serving, ServingState};
 
-use super::frames::{answer, read};
-use super::loads::Load;
-use super::opener::ModelOrder;
-use super::options::{Drawing, LoadOptions, Placement};
-use super::wire::{
+use crate::frames::{answer, read};
+use crate::loads::Load;
+use crate::messages::{
     BackendState, Empty, MemoryUsage, MetricsResponse, ModelOptions, Outcome, Reply, StatusResponse,
 };
-use crate::state::ServerState;
+use crate::opener::{ModelOpener, ModelOrder};
+use crate::options::{LoadOptions, LoadParams, Placement};
+use crate::state::{LocalAi, NamedModel};
 
 /// Time to wait until a model in use can be unloaded for another one.
 const FREE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// `Health`: answers as soon as the server accepts calls; LocalAI calls it before it loads a model.
-pub(super) async fn health(
-    State(state): State<ServerState>,
+pub(crate) async fn health(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let Empty {} = read(request, state.limits()).await?;
@@ -34,8 +34,8 @@ pub(super) async fn health(
 }
 
 /// `LoadModel`: reports errors in the answer's message, like LocalAI's own backends.
-pub(super) async fn load_model(
-    State(state): State<ServerState>,
+pub(crate) async fn load_model(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let options: ModelOptions = read(request, state.limits()).await?;
@@ -48,20 +48,20 @@ pub(super) async fn load_model(
     }))
 }
 
-async fn load(state: &ServerState, options: ModelOptions) -> Result<(), ApiError> {
+async fn load(state: &LocalAi, options: ModelOptions) -> Result<(), ApiError> {
     check(&options)?;
-    let LoadOptions { placement, mut drawing, eos_token } = LoadOptions::read(&options.options)?;
+    let LoadOptions { placement, mut params, eos_token } = LoadOptions::read(&options.options)?;
     let _changing = state.loads().changing.lock().await;
-    let (serving, order) = match &state.config().opener {
-        None => (present(state, &options.model, &placement).await?, None),
-        Some(_) => {
+    let (serving, order) = match state.opener() {
+        None => (open_own(state, &options.model, &placement).await?, None),
+        Some(opener) => {
             let order = order(&options, placement);
-            (opened(state, &order).await?, Some(order))
+            (open_ordered(state, &**opener, &order).await?, Some(order))
         }
     };
-    drawing.stop_at(eos_token.as_deref(), &serving.text().tokenizer)?;
+    params.stop_at(eos_token.as_deref(), &serving.text().tokenizer)?;
     let (identity, id) = (options.model, serving.id().to_owned());
-    state.loads().remember(Load { identity, id, drawing, order });
+    state.loads().remember(Load { identity, id, params, order });
     Ok(())
 }
 
@@ -82,12 +82,8 @@ fn order(options: &ModelOptions, placement: Placement) -> ModelOrder {
     ModelOrder { model, file, hostfile, backend, coordinator, context_tokens }
 }
 
-/// Opens one of the server's own models, whose placement was set when the server was started.
-async fn present(
-    state: &ServerState,
-    name: &str,
-    placement: &Placement,
-) -> Result<Serving, ApiError> {
+/// Opens one of the server's own models, whose machines were chosen when the server was started.
+async fn open_own(state: &LocalAi, name: &str, placement: &Placement) -> Result<Serving, ApiError> {
     if *placement != Placement::default() {
         let hint = "this server was started with its models, its machines and its context: leave \
                     hostfile, distributed_backend, coordinator and max_kv_size out";
@@ -97,10 +93,13 @@ async fn present(
     state.open(Some(name)).await
 }
 
-/// Opens a model that is brought for this load. There is one at a time, as in LocalAI, because
-/// ranks belong to one model.
-async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiError> {
-    let opener = state.config().opener.as_ref().expect("only called where there is one");
+/// Opens a model that `opener` brings. There is only one at a time, as in LocalAI, because ranks
+/// belong to one model.
+async fn open_ordered(
+    state: &LocalAi,
+    opener: &dyn ModelOpener,
+    order: &ModelOrder,
+) -> Result<Serving, ApiError> {
     let is_same = |load: &Load| load.order.as_ref() == Some(order);
     let id = match state.loads().find("").filter(is_same) {
         Some(load) => load.id,
@@ -113,15 +112,20 @@ async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiE
             })?;
             // Remembered now, because the load may outlast this call.
             let (identity, order) = (order.model.clone(), Some(order.clone()));
-            let drawing = Drawing::default();
-            state.loads().remember(Load { identity, id: id.clone(), drawing, order });
+            let params = LoadParams::default();
+            state.loads().remember(Load { identity, id: id.clone(), params, order });
             id
         }
     };
     match state.models().load_and_open(&id, state.limits()).await {
         Ok((model, lease)) => Ok(Serving::new(ServingState::clone(state), model, lease)),
         Err(err @ ApiError::ModelLoading { .. }) => {
-            Err(told_who_is_missing(state, (&id, order), err))
+            let missing = missing_ranks(state, &id);
+            Err(if missing.is_empty() {
+                err
+            } else {
+                without_ranks(state, &opener.missing(order, &missing), &missing)
+            })
         }
         Err(err) => {
             state.loads().forget(&order.model);
@@ -130,31 +134,24 @@ async fn opened(state: &ServerState, order: &ModelOrder) -> Result<Serving, ApiE
     }
 }
 
-/// If a model is still loading, replaces the error by one that names the ranks that have not
-/// connected.
-fn told_who_is_missing(
-    state: &ServerState,
-    (id, order): (&str, &ModelOrder),
-    err: ApiError,
-) -> ApiError {
-    let Some(opener) = &state.config().opener else { return err };
+/// The ranks of a model that have not connected.
+fn missing_ranks(state: &LocalAi, id: &str) -> Vec<usize> {
     let status = state.models().status(id).map(|it| it.engine_status()).unwrap_or_default();
     let ranks = status.ranks.iter().enumerate();
-    let missing: Vec<usize> =
-        ranks.filter(|(_, rank)| rank.phase == Phase::Starting).map(|it| it.0).collect();
-    if missing.is_empty() {
-        return err;
-    }
+    ranks.filter(|(_, rank)| rank.phase == Phase::Starting).map(|it| it.0).collect()
+}
+
+/// The error for a model that did not load in time because these ranks have not connected.
+fn without_ranks(state: &LocalAi, hint: &str, missing: &[usize]) -> ApiError {
     let waited = state.limits().load_wait.as_secs();
     let names: Vec<String> = missing.iter().map(|rank| format!("rank {rank}")).collect();
-    let hint = opener.missing(order, &missing);
     let names = names.join(", ");
     ApiError::Unavailable { reason: format!("after {waited} s there is no {names}\nhint: {hint}") }
 }
 
 /// `Free`: unloads the models brought for LocalAI; a server's own models stay.
-pub(super) async fn free(
-    State(state): State<ServerState>,
+pub(crate) async fn free(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let Empty {} = read(request, state.limits()).await?;
@@ -165,7 +162,7 @@ pub(super) async fn free(
     }))
 }
 
-async fn free_all(state: &ServerState) -> Result<(), ApiError> {
+async fn free_all(state: &LocalAi) -> Result<(), ApiError> {
     for load in state.loads().take_all().into_iter().filter(|it| it.order.is_some()) {
         state.models().give_up(&load.id).await;
         match state.models().unload(&load.id, FREE_PATIENCE).await {
@@ -181,8 +178,8 @@ async fn free_all(state: &ServerState) -> Result<(), ApiError> {
 }
 
 /// `Status` of the model that was loaded last.
-pub(super) async fn status(
-    State(state): State<ServerState>,
+pub(crate) async fn status(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let Empty {} = read(request, state.limits()).await?;
@@ -209,8 +206,8 @@ pub(super) async fn status(
 }
 
 /// `GetMetrics`: totals of the model that was loaded last.
-pub(super) async fn metrics(
-    State(state): State<ServerState>,
+pub(crate) async fn metrics(
+    State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let Empty {} = read(request, state.limits()).await?;
@@ -226,8 +223,7 @@ pub(super) async fn metrics(
 }
 
 /// The model of calls that name none.
-fn latest(state: &ServerState) -> Option<ModelStatus> {
-    let (name, _) =
-        state.loads().meant("", state.models(), state.config().opener.is_none()).ok()?;
+fn latest(state: &LocalAi) -> Option<ModelStatus> {
+    let NamedModel { name, .. } = state.named("").ok()?;
     state.models().status(name.as_deref().unwrap_or("default"))
 }

@@ -12,41 +12,41 @@ const KEYS: &str = "hostfile, distributed_backend, coordinator, max_kv_size, max
 
 /// The parsed options of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct LoadOptions {
-    pub(super) placement: Placement,
-    pub(super) drawing: Drawing,
+pub(crate) struct LoadOptions {
+    pub(crate) placement: Placement,
+    pub(crate) params: LoadParams,
     /// A token that ends answers, as text because the model is not loaded yet.
-    pub(super) eos_token: Option<String>,
+    pub(crate) eos_token: Option<String>,
 }
 
 /// Where a model is computed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(super) struct Placement {
-    pub(super) hostfile: Option<String>,
-    pub(super) backend: Option<String>,
-    pub(super) coordinator: Option<String>,
-    pub(super) context_tokens: Option<u32>,
+pub(crate) struct Placement {
+    pub(crate) hostfile: Option<String>,
+    pub(crate) backend: Option<String>,
+    pub(crate) coordinator: Option<String>,
+    pub(crate) context_tokens: Option<u32>,
 }
 
-/// Sampling options of a model, which override those of requests.
+/// Parameters set for a model when it was loaded, which override those of requests.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Drawing {
-    pub(super) max_tokens: Option<u32>,
-    pub(super) temperature: Option<f64>,
-    pub(super) top_p: Option<f64>,
-    pub(super) top_k: Option<i64>,
-    pub(super) min_p: Option<f64>,
-    pub(super) repetition_penalty: Option<f64>,
-    pub(super) presence_penalty: Option<f64>,
-    pub(super) frequency_penalty: Option<f64>,
-    pub(super) seed: Option<u64>,
-    pub(super) stop_token: Option<TokenId>,
-    pub(super) pooling: Option<Pooling>,
+pub(crate) struct LoadParams {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) top_p: Option<f64>,
+    pub(crate) top_k: Option<i64>,
+    pub(crate) min_p: Option<f64>,
+    pub(crate) repetition_penalty: Option<f64>,
+    pub(crate) presence_penalty: Option<f64>,
+    pub(crate) frequency_penalty: Option<f64>,
+    pub(crate) seed: Option<u64>,
+    pub(crate) stop_token: Option<TokenId>,
+    pub(crate) pooling: Option<Pooling>,
 }
 
 impl LoadOptions {
-    /// Parses the options of a model. Ranges of numbers are checked only when they are first used.
-    pub(super) fn read(options: &[String]) -> Result<LoadOptions, ApiError> {
+    /// Parses the options of a model. The ranges of sampling parameters are checked with each request.
+    pub(crate) fn read(options: &[String]) -> Result<LoadOptions, ApiError> {
         let mut read = LoadOptions::default();
         for (idx, option) in options.iter().enumerate() {
             let param = || format!("options[{idx}]");
@@ -72,23 +72,23 @@ impl LoadOptions {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), Problem> {
-        let LoadOptions { placement, drawing, eos_token } = self;
+        let LoadOptions { placement, params, eos_token } = self;
         match key {
             "hostfile" => placement.hostfile = text(value)?,
             "distributed_backend" | "backend" => placement.backend = text(value)?,
             "coordinator" => placement.coordinator = text(value)?,
             "max_kv_size" => placement.context_tokens = Some(above_zero(value)?),
-            "max_tokens" => drawing.max_tokens = Some(above_zero(value)?),
-            "temperature" | "temp" => drawing.temperature = Some(number(value)?),
-            "top_p" => drawing.top_p = Some(number(value)?),
-            "top_k" => drawing.top_k = Some(whole(value)?),
-            "min_p" => drawing.min_p = Some(number(value)?),
-            "repetition_penalty" => drawing.repetition_penalty = Some(number(value)?),
-            "presence_penalty" => drawing.presence_penalty = Some(number(value)?),
-            "frequency_penalty" => drawing.frequency_penalty = Some(number(value)?),
-            "seed" => drawing.seed = Some(whole::<u64>(value)?),
+            "max_tokens" => params.max_tokens = Some(above_zero(value)?),
+            "temperature" | "temp" => params.temperature = Some(number(value)?),
+            "top_p" => params.top_p = Some(number(value)?),
+            "top_k" => params.top_k = Some(whole(value)?),
+            "min_p" => params.min_p = Some(number(value)?),
+            "repetition_penalty" => params.repetition_penalty = Some(number(value)?),
+            "presence_penalty" => params.presence_penalty = Some(number(value)?),
+            "frequency_penalty" => params.frequency_penalty = Some(number(value)?),
+            "seed" => params.seed = Some(whole::<u64>(value)?),
             "eos_token" => *eos_token = text(value)?,
-            "pooling" => drawing.pooling = Some(pooling(value)?),
+            "pooling" => params.pooling = Some(pooling(value)?),
             // A model's code is never run, and prefixes are cached as long as there is memory.
             "trust_remote_code" | "max_cache_entries" => {}
             // Padding, masking and separators do not exist here.
@@ -106,9 +106,9 @@ impl LoadOptions {
     }
 }
 
-impl Drawing {
+impl LoadParams {
     /// Sets the token that ends answers from its text.
-    pub(super) fn stop_at(
+    pub(crate) fn stop_at(
         &mut self,
         eos_token: Option<&str>,
         tokenizer: &Tokenizer,
@@ -190,14 +190,14 @@ mod tests {
         assert_eq!(options.placement.backend.as_deref(), Some("ring"));
         assert_eq!(options.placement.coordinator.as_deref(), Some("10.0.0.1:5555"));
         assert_eq!(
-            options.drawing,
-            Drawing {
+            options.params,
+            LoadParams {
                 temperature: Some(0.5),
                 max_tokens: Some(7),
                 top_k: Some(-1),
                 seed: Some(12),
                 pooling: Some(Pooling::Last),
-                ..Drawing::default()
+                ..LoadParams::default()
             }
         );
     }

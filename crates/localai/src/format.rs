@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::response::Response;
+use jackalope_server::ChatLogprobs;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     AnswerSummary, AnswerWriter, CallDelta, Delta, Job, ScoredToken,
@@ -12,13 +13,12 @@ use jackalope_serving::ids::new_id;
 use jackalope_serving::state::Serving;
 use jackalope_text::Tokenizer;
 
-use super::frames::{self, CONTENT, Ending, Status, push};
-use super::wire::{ChatDelta, Reply, ToolCallDelta};
-use crate::openai::logprobs::ChatLogprobs;
+use crate::frames::{self, CONTENT, Ending, Status, push};
+use crate::messages::{ChatDelta, Reply, ToolCallDelta};
 
 /// Writes an answer as replies: text as it is generated, token counts and times in the last reply.
 #[derive(Debug)]
-pub(super) struct ReplyFormat {
+pub(crate) struct ReplyFormat {
     tokenizer: Arc<Tokenizer>,
     has_logprobs: bool,
     /// Scored tokens of a stream, which are sent at its end.
@@ -28,7 +28,7 @@ pub(super) struct ReplyFormat {
 }
 
 impl ReplyFormat {
-    pub(super) fn new(job: &Job, serving: &Serving) -> ReplyFormat {
+    pub(crate) fn new(job: &Job, serving: &Serving) -> ReplyFormat {
         ReplyFormat {
             tokenizer: Arc::clone(&serving.text().tokenizer),
             has_logprobs: job.has_logprobs,
@@ -39,7 +39,7 @@ impl ReplyFormat {
     }
 
     /// The status of the call, set once the answer has ended.
-    pub(super) fn ending(&self) -> Ending {
+    pub(crate) fn ending(&self) -> Ending {
         Arc::clone(&self.ending)
     }
 
@@ -72,13 +72,13 @@ impl AnswerWriter for ReplyFormat {
         if delta.text.is_empty() && (delta.is_plain() || delta.only_ends_calls()) {
             return;
         }
-        push(&told(delta, &mut self.num_calls), buffer);
+        push(&reply(delta, &mut self.num_calls), buffer);
     }
 
     fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         let scored = std::mem::take(&mut self.scored);
         let reply = Reply { logprobs: self.logprobs(&scored), ..Reply::default() };
-        push(&summed_up(reply, summary), buffer);
+        push(&with_totals(reply, summary), buffer);
         self.end(Status::OK);
     }
 
@@ -89,14 +89,14 @@ impl AnswerWriter for ReplyFormat {
     fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let delta = choices.into_iter().next().unwrap_or_default();
         let logprobs = self.logprobs(&delta.scored);
-        let reply = Reply { logprobs, ..told(delta, &mut 0) };
-        frames::answer(&summed_up(reply, summary))
+        let reply = Reply { logprobs, ..reply(delta, &mut 0) };
+        frames::answer(&with_totals(reply, summary))
     }
 }
 
 /// Converts a delta to a reply, with the text in both fields that clients read. `num_calls` is the
 /// number of calls that have begun.
-fn told(delta: Delta, num_calls: &mut usize) -> Reply {
+fn reply(delta: Delta, num_calls: &mut usize) -> Reply {
     let call = |call: CallDelta| {
         *num_calls += usize::from(call.head.is_some());
         let id = call.head.map(|head| (head.id.unwrap_or_else(|| new_id("call_")), head.name));
@@ -113,7 +113,8 @@ fn told(delta: Delta, num_calls: &mut usize) -> Reply {
     Reply { message, chat_deltas: vec![chat_delta], ..Reply::default() }
 }
 
-fn summed_up(reply: Reply, summary: &AnswerSummary) -> Reply {
+/// Adds token counts and times.
+fn with_totals(reply: Reply, summary: &AnswerSummary) -> Reply {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
     Reply {
         tokens: count(summary.completion_tokens),
@@ -125,6 +126,6 @@ fn summed_up(reply: Reply, summary: &AnswerSummary) -> Reply {
 }
 
 /// Converts a number to the protocol's integer type; larger numbers become its maximum.
-pub(super) fn count(number: impl TryInto<i32>) -> i32 {
+pub(crate) fn count(number: impl TryInto<i32>) -> i32 {
     number.try_into().unwrap_or(i32::MAX)
 }

@@ -23,7 +23,7 @@ use jackalope_serving::limits::ServerLimits;
 pub(crate) const SERVICE: &str = "/backend.Backend/";
 
 /// Content type of calls and answers.
-pub(super) const CONTENT: &str = "application/grpc";
+pub(crate) const CONTENT: &str = "application/grpc";
 
 /// Number of bytes before a message.
 const PREFIX_BYTES: usize = 5;
@@ -55,14 +55,14 @@ pub(crate) struct Status {
 }
 
 /// The status of a call, set at its end.
-pub(super) type Ending = Arc<OnceLock<Status>>;
+pub(crate) type Ending = Arc<OnceLock<Status>>;
 
 impl Status {
-    pub(super) const OK: Status = Status { code: Code::Ok, message: String::new() };
+    pub(crate) const OK: Status = Status { code: Code::Ok, message: String::new() };
 
     /// Converts an error to gRPC's terms. LocalAI reloads a model if the message says "model not
     /// loaded", and chooses another route if it says "model identity mismatch".
-    pub(super) fn of(err: &ApiError) -> Status {
+    pub(crate) fn of(err: &ApiError) -> Status {
         let code = match (err, err.status()) {
             (ApiError::UnknownPath { .. } | ApiError::WrongMethod { .. }, _) => Code::Unimplemented,
             (ApiError::NotLoaded { .. }, _) => Code::FailedPrecondition,
@@ -119,7 +119,7 @@ fn percent_encoded(text: &str) -> String {
 }
 
 /// Reads the one message of a call.
-pub(super) async fn read<M: Message + Default>(
+pub(crate) async fn read<M: Message + Default>(
     request: Request<Body>,
     limits: &ServerLimits,
 ) -> Result<M, ApiError> {
@@ -149,7 +149,7 @@ fn malformed(reason: String) -> ApiError {
 }
 
 /// Appends a message with its prefix.
-pub(super) fn push(message: &impl Message, buffer: &mut Vec<u8>) {
+pub(crate) fn push(message: &impl Message, buffer: &mut Vec<u8>) {
     let length = u32::try_from(message.encoded_len()).expect("answers are bounded");
     buffer.push(0);
     buffer.extend_from_slice(&length.to_be_bytes());
@@ -157,7 +157,7 @@ pub(super) fn push(message: &impl Message, buffer: &mut Vec<u8>) {
 }
 
 /// The response to a successful call.
-pub(super) fn answer(message: &impl Message) -> Response {
+pub(crate) fn answer(message: &impl Message) -> Response {
     let mut buffer = Vec::new();
     push(message, &mut buffer);
     let ending = Arc::new(OnceLock::from(Status::OK));
@@ -176,7 +176,7 @@ pub(crate) fn refusal(err: &ApiError) -> Response {
 /// A stream of messages whose status is sent in trailers. The stream is dropped if the client
 /// accepts nothing for `patience`: the write timeout of the connection, which carries other calls
 /// too, does not detect that.
-pub(super) fn streamed(response: Response, ending: Ending, patience: Duration) -> Response {
+pub(crate) fn streamed(response: Response, ending: Ending, patience: Duration) -> Response {
     with_trailers(response.map(|body| impatient(body, patience)), ending)
 }
 
