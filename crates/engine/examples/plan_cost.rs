@@ -7,7 +7,8 @@
 use std::time::{Duration, Instant};
 
 use jackalope_engine::{
-    Request, RequestId, RequestLimits, RequestOptions, SamplingOptions, Scheduler, SchedulerLimits,
+    CacheCapacity, Request, RequestId, RequestLimits, RequestOptions, SamplingOptions, Scheduler,
+    SchedulerLimits,
 };
 use jackalope_protocol::{Sampled, StepOutput, StepPlan, TokenId};
 
@@ -70,7 +71,7 @@ impl Bench {
             step_tokens: 4096,
             running_max: NUM_RUNNING,
             lookahead: false,
-            ..SchedulerLimits::new(VOCAB_SIZE, 1 << 20)
+            ..SchedulerLimits::new(VOCAB_SIZE, CacheCapacity::of_blocks(1 << 20))
         };
         Bench { scheduler: Scheduler::new(limits), next_id: 0, oldest: NUM_KEPT }
     }

@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use jackalope_protocol::TokenId;
+use jackalope_protocol::{CacheCost, TokenId};
 use thiserror::Error;
 
 use crate::command::{Gauges, Message};
@@ -121,8 +121,8 @@ pub enum EngineError {
     Start(Failure),
     /// The memory for keys and values does not hold even the shortest sequence.
     #[error(
-        "{budget_bytes} bytes of memory for keys and values on rank {rank} hold fewer than \
-         {least_tokens} tokens of {bytes_per_token} bytes each\n\
+        "{budget_bytes} bytes of memory for caches on rank {rank} do not hold a sequence of \
+         {least_tokens} tokens: they take {cost}\n\
          hint: free memory, use more ranks, or raise the budget"
     )]
     NoRoom {
@@ -130,8 +130,8 @@ pub enum EngineError {
         rank: usize,
         /// Memory budget of that rank in bytes.
         budget_bytes: u64,
-        /// Size of one token on that rank in bytes.
-        bytes_per_token: u64,
+        /// What caches take on that rank.
+        cost: CacheCost,
         /// Number of tokens in the smallest unit of allocation.
         least_tokens: u32,
     },

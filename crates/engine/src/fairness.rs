@@ -7,7 +7,8 @@ use crate::scheduler::PASSED_OVER_MAX;
 use crate::simulation::{Rng, check_seed};
 use crate::testing::{FakeCaches, NextToken, pseudo_model};
 use crate::{
-    Event, Request, RequestId, RequestLimits, RequestOptions, Scheduler, SchedulerLimits, TenantId,
+    CacheCapacity, Event, Request, RequestId, RequestLimits, RequestOptions, Scheduler,
+    SchedulerLimits, TenantId,
 };
 
 const VOCAB_SIZE: u32 = 50;
@@ -45,7 +46,10 @@ impl Queue {
             running_max: 1 + rng.below(6),
             block_tokens,
             keep_prefixes: false,
-            ..SchedulerLimits::new(VOCAB_SIZE, room.div_ceil(block_tokens))
+            ..SchedulerLimits::new(
+                VOCAB_SIZE,
+                CacheCapacity::of_blocks(room.div_ceil(block_tokens)),
+            )
         };
         Queue {
             rng,
@@ -175,7 +179,7 @@ fn order(requests: &[(u32, i32)]) -> Vec<u64> {
     queue.scheduler = Scheduler::new(SchedulerLimits {
         running_max: 1,
         keep_prefixes: false,
-        ..SchedulerLimits::new(VOCAB_SIZE, 1)
+        ..SchedulerLimits::new(VOCAB_SIZE, CacheCapacity::of_blocks(1))
     });
     queue.ranks = FakeCaches::default();
     requests.iter().for_each(|(tenant, priority)| _ = queue.submit(*tenant, *priority));

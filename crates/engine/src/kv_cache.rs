@@ -9,31 +9,45 @@
 //! ```
 //!
 //! All ranks hold the same caches at the same lengths, so memory is counted in blocks, each of a
-//! fixed number of tokens. The bytes of a block on each rank matter only when the capacity is
-//! chosen.
+//! fixed number of tokens, and in states; [`CacheCapacity`] knows their bytes on each rank.
+//!
+//! A model with states has caches that cannot be cut to any length: a sequence starts from a cache
+//! only at its present length or at a length that it keeps ([`KeptLengths`]). Each kept length
+//! takes as much memory as the states of a sequence. When memory is short, the least recently used
+//! kept lengths and kept caches are given up, kept lengths that nobody chose before all others. The
+//! ranks execute what a plan gives up before its rows, so what a row of the plan keeps or starts
+//! from is not given up by the same plan.
+
+mod eviction;
+mod search;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use jackalope_protocol::{CacheId, TokenId};
+use jackalope_protocol::{CacheId, Forget, TokenId};
 
+use crate::cache_capacity::{CacheCapacity, CacheDemand};
+use crate::kept_lengths::{KEPT_LENGTHS_MAX, KeepHints, KeptLength, KeptLengths};
 use crate::prefix::PrefixIndex;
 use crate::request::CacheScope;
 use crate::status::PrefixStats;
+use eviction::GivenUpNext;
 
 /// Maximum number of kept caches, however small they are.
 const KEPT_MAX: usize = 1024;
 
 /// Limits and settings of the caches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CacheLimits {
     /// Number of positions per block, the unit in which a cache grows.
     pub(crate) block_tokens: usize,
-    /// Capacity in blocks.
-    pub(crate) capacity_blocks: usize,
+    /// Memory of the ranks.
+    pub(crate) capacity: CacheCapacity,
     /// Minimum number of shared tokens for which a sequence starts from an existing cache.
     pub(crate) least_prefix_tokens: usize,
     /// Whether the caches of finished sequences are kept.
     pub(crate) keep_prefixes: bool,
+    /// Smallest distance of the lengths at which the states of long sequences are kept, in tokens.
+    pub(crate) lattice_tokens: usize,
 }
 
 /// The caches on the ranks once these have executed every plan made so far.
@@ -45,14 +59,24 @@ pub(crate) struct KvCacheManager {
     indexes: BTreeMap<CacheScope, PrefixIndex>,
     /// Kept caches with the time of their last use, the least recently used first.
     kept: BTreeSet<(u64, CacheId)>,
-    used_blocks: usize,
-    kept_blocks: usize,
+    /// Kept lengths that may be given up, of all caches; the first to go first.
+    lengths: BTreeSet<GivenUpNext>,
+    /// Kept lengths that the plan being made needs. They join `lengths` once it is complete.
+    held_back: Vec<(CacheId, usize)>,
+    /// Whether the model has states.
+    has_states: bool,
+    /// Memory of all caches.
+    used: CacheDemand,
+    /// Part of `used` that belongs to kept caches.
+    kept_demand: CacheDemand,
     next_id: u64,
-    /// Counts uses; these are the times in `kept`.
+    /// Counts uses; these are the times in `kept` and `lengths`.
     clock: u64,
-    /// Caches that the plan being made drops.
+    /// What the plan being made gives up: caches, and kept lengths of others.
     drops: Vec<CacheId>,
-    dropped_blocks: usize,
+    forgets: Vec<Forget>,
+    /// Memory of both.
+    dropped: CacheDemand,
     pub(crate) stats: PrefixStats,
 }
 
@@ -61,6 +85,12 @@ struct CacheEntry {
     scope: CacheScope,
     /// Number of positions computed by the plans made so far.
     num_computed: usize,
+    /// Number of positions that the ranks hold, after which their states are. More than
+    /// `num_computed` if the last positions belong to tokens that turned out not to be wanted.
+    num_held: usize,
+    lengths: KeptLengths,
+    /// Kept length to which the next row cuts the cache.
+    cut_at: Option<usize>,
     /// Number of blocks allocated on the ranks. Cutting a cache frees none of them.
     blocks: usize,
     /// Time of the last use while the cache is kept; none while a sequence uses it.
@@ -76,50 +106,79 @@ pub(crate) enum PrefixHit {
     TakeOver { cache: CacheId, num_tokens: usize },
     /// In a copy of the first `num_tokens` positions of `source`.
     Fork { source: CacheId, num_tokens: usize },
-    /// Not now, because a running sequence is computing a prefix of this one.
-    Wait,
+    /// Not now, because a running sequence is computing the first `num_tokens` positions, in
+    /// `cache`.
+    Wait { cache: CacheId, num_tokens: usize },
 }
 
-struct Candidate {
-    cache: CacheId,
-    num_usable: usize,
-    /// Number of computed positions that taking over the cache would cut off.
-    num_lost: usize,
-    is_kept: bool,
+/// The result of a search for a prefix.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrefixSearch {
+    pub(crate) hit: PrefixHit,
+    /// Number of tokens that the sequence shares with a cache, also where it cannot be reused.
+    pub(crate) num_shared: usize,
 }
 
 impl KvCacheManager {
     pub(crate) fn new(limits: CacheLimits) -> KvCacheManager {
         assert!(0 < limits.block_tokens);
+        let has_states = limits.capacity.has_states();
         KvCacheManager {
             limits,
             entries: HashMap::new(),
             indexes: BTreeMap::new(),
             kept: BTreeSet::new(),
-            used_blocks: 0,
-            kept_blocks: 0,
+            lengths: BTreeSet::new(),
+            held_back: Vec::new(),
+            has_states,
+            used: CacheDemand::default(),
+            kept_demand: CacheDemand::default(),
             next_id: 0,
             clock: 0,
             drops: Vec::new(),
-            dropped_blocks: 0,
+            forgets: Vec::new(),
+            dropped: CacheDemand::default(),
             stats: PrefixStats::default(),
         }
     }
 
-    /// Returns the number of blocks for `num_tokens` positions.
-    pub(crate) fn blocks(&self, num_tokens: usize) -> usize {
+    fn blocks(&self, num_tokens: usize) -> usize {
         num_tokens.div_ceil(self.limits.block_tokens)
     }
 
-    /// Returns the number of blocks of `cache` once it holds `num_tokens` positions.
-    pub(crate) fn blocks_with(&self, cache: CacheId, num_tokens: usize) -> usize {
-        self.entry(cache).blocks.max(self.blocks(num_tokens))
+    /// Returns the memory that a cache of `num_tokens` positions needs.
+    pub(crate) fn demand(&self, num_tokens: usize) -> CacheDemand {
+        CacheDemand { blocks: self.blocks(num_tokens), states: usize::from(self.has_states) }
+    }
+
+    /// Returns the memory that `cache` needs once it holds `num_tokens` positions, without kept
+    /// lengths that can be given up.
+    pub(crate) fn demand_with(&self, cache: CacheId, num_tokens: usize) -> CacheDemand {
+        let entry = self.entry(cache);
+        let blocks = entry.blocks.max(self.blocks(num_tokens));
+        let states = usize::from(self.has_states) + usize::from(entry.cut_at.is_some());
+        CacheDemand { blocks, states }
+    }
+
+    /// Returns whether the ranks can hold so much at once.
+    pub(crate) fn holds(&self, demand: CacheDemand) -> bool {
+        self.limits.capacity.holds(demand)
+    }
+
+    pub(crate) fn capacity(&self) -> &CacheCapacity {
+        &self.limits.capacity
+    }
+
+    /// Returns whether the model has states.
+    pub(crate) fn has_states(&self) -> bool {
+        self.has_states
     }
 
     /// Sets the capacity of ranks that hold no caches.
-    pub(crate) fn set_capacity(&mut self, capacity_blocks: usize) {
+    pub(crate) fn set_capacity(&mut self, capacity: CacheCapacity) {
         assert!(self.entries.is_empty(), "nothing is cached");
-        self.limits.capacity_blocks = capacity_blocks;
+        self.has_states = capacity.has_states();
+        self.limits.capacity = capacity;
     }
 
     /// Sets whether released caches are kept.
@@ -127,13 +186,9 @@ impl KvCacheManager {
         self.limits.keep_prefixes = keep_prefixes;
     }
 
-    pub(crate) fn capacity_blocks(&self) -> usize {
-        self.limits.capacity_blocks
-    }
-
-    /// Returns the numbers of blocks in use and of blocks kept.
-    pub(crate) fn used_and_kept(&self) -> (usize, usize) {
-        (self.used_blocks - self.kept_blocks, self.kept_blocks)
+    /// Returns the memory in use and the memory of kept caches.
+    pub(crate) fn used_and_kept(&self) -> (CacheDemand, CacheDemand) {
+        (self.used - self.kept_demand, self.kept_demand)
     }
 
     pub(crate) fn num_kept(&self) -> usize {
@@ -144,146 +199,85 @@ impl KvCacheManager {
         self.indexes.values().map(PrefixIndex::num_tokens).sum()
     }
 
-    /// Finds the best start for a sequence of `tokens` within its scope, if at most `usable_max`
-    /// tokens may come from a cache.
-    pub(crate) fn find(
-        &self,
-        scope: CacheScope,
-        tokens: &[TokenId],
-        usable_max: usize,
-    ) -> PrefixHit {
-        let index = self.indexes.get(&scope).filter(|_| self.limits.keep_prefixes);
-        let Some(index) = index else { return PrefixHit::Fresh };
-        let least = self.limits.least_prefix_tokens.max(1);
-        let mut best: Option<Candidate> = None;
-        let mut promised = 0;
-        for found in index.matches(tokens) {
-            let shared = found.num_tokens.min(usable_max);
-            if shared < least || best.as_ref().is_some_and(|best| shared <= best.num_usable) {
-                break;
-            }
-            for cache in found.caches {
-                let candidate = self.candidate(*cache, shared);
-                if !candidate.is_kept {
-                    promised = promised.max(shared);
-                }
-                if best.as_ref().is_none_or(|best| candidate.is_better_than(best)) {
-                    best = Some(candidate);
-                }
-            }
-        }
-        let Some(best) = best.filter(|best| least <= best.num_usable) else {
-            return if least <= promised { PrefixHit::Wait } else { PrefixHit::Fresh };
-        };
-        if best.num_usable + least <= promised {
-            return PrefixHit::Wait;
-        }
-        let Candidate { cache, num_usable: num_tokens, .. } = best;
-        if best.is_kept && self.is_cheaper_to_cut(&best) {
-            PrefixHit::TakeOver { cache, num_tokens }
-        } else {
-            PrefixHit::Fork { source: cache, num_tokens }
-        }
-    }
-
-    fn candidate(&self, cache: CacheId, shared: usize) -> Candidate {
-        let entry = self.entry(cache);
-        let num_usable = shared.min(entry.num_computed);
-        Candidate {
-            cache,
-            num_usable,
-            num_lost: entry.num_computed - num_usable,
-            is_kept: entry.kept_since.is_some(),
-        }
-    }
-
-    /// Returns true if cutting the cache costs less than copying it. Copying a position costs a
-    /// small part of computing it, so a cache is cut only if few computed positions are lost.
-    fn is_cheaper_to_cut(&self, candidate: &Candidate) -> bool {
-        const COPIED_PER_COMPUTED: usize = 16;
-        let is_little = candidate.num_lost <= self.limits.least_prefix_tokens;
-        is_little || candidate.num_lost * COPIED_PER_COMPUTED <= candidate.num_usable
-    }
-
-    /// Returns `start`, or another start that needs less memory if this one does not fit. The
-    /// running sequences are promised `promised_blocks`, and this one will hold `num_tokens`
-    /// positions. Returns none if the sequence has to wait for the eviction of kept caches, which
-    /// this call begins.
-    pub(crate) fn settle(
-        &mut self,
-        start: PrefixHit,
-        num_tokens: usize,
-        promised_blocks: usize,
-    ) -> Option<PrefixHit> {
-        let free = self.limits.capacity_blocks.saturating_sub(promised_blocks);
-        let PrefixHit::Fork { source, num_tokens: num_shared } = start else {
-            return match start {
-                PrefixHit::TakeOver { cache, .. } if free < self.blocks_with(cache, num_tokens) => {
-                    Some(PrefixHit::Fresh)
-                }
-                _ => Some(start),
-            };
-        };
-        let copied = self.blocks(num_shared);
-        // The ranks make copies before they drop caches.
-        if self.used_blocks + self.dropped_blocks + copied <= self.limits.capacity_blocks {
-            return Some(start);
-        }
-        let entry = self.entry(source);
-        let is_kept = entry.kept_since.is_some();
-        let others = self.kept_blocks - if is_kept { entry.blocks } else { 0 };
-        if self.used_blocks - others + copied <= self.limits.capacity_blocks {
-            self.touch(source);
-            self.evict_until(self.limits.capacity_blocks - copied, Some(source));
-            return None;
-        }
-        let fits = self.blocks_with(source, num_tokens) <= free;
-        let take_over = PrefixHit::TakeOver { cache: source, num_tokens: num_shared };
-        Some(if is_kept && fits { take_over } else { PrefixHit::Fresh })
-    }
-
     /// Returns a cache for a sequence with this start.
     pub(crate) fn open(
         &mut self,
         start: PrefixHit,
         scope: CacheScope,
         tokens: &[TokenId],
+        hints: KeepHints,
     ) -> CacheId {
         self.stats.wanted_tokens += tokens.len() as u64;
         let cache = match start {
             PrefixHit::TakeOver { cache, num_tokens } => self.take_over(cache, num_tokens),
             PrefixHit::Fork { source, num_tokens } => {
-                self.touch(source);
+                self.touch(source, num_tokens);
                 self.stats.forked += 1;
-                self.create(scope, num_tokens)
+                let is_kept = self.is_kept_by_ranks(source, num_tokens);
+                self.create(scope, num_tokens, is_kept)
             }
-            PrefixHit::Fresh => self.create(scope, 0),
-            PrefixHit::Wait => panic!("a sequence that waits has no cache"),
+            PrefixHit::Fresh => self.create(scope, 0, false),
+            PrefixHit::Wait { .. } => panic!("a sequence that waits has no cache"),
         };
         self.stats.found_tokens += start.num_tokens() as u64;
         self.index_as(cache, tokens);
+        if self.has_states && self.limits.keep_prefixes {
+            let (least, lattice) = (self.limits.least_prefix_tokens, self.limits.lattice_tokens);
+            let lengths = &mut self.entries.get_mut(&cache).expect("it was just opened").lengths;
+            lengths.choose(start.num_tokens(), hints, least, lattice);
+        }
         cache
     }
 
-    fn create(&mut self, scope: CacheScope, num_tokens: usize) -> CacheId {
+    fn create(&mut self, scope: CacheScope, num_tokens: usize, is_kept: bool) -> CacheId {
         let cache = CacheId(self.next_id);
         self.next_id += 1;
-        let blocks = self.blocks(num_tokens);
-        self.used_blocks += blocks;
-        let entry = CacheEntry { scope, num_computed: num_tokens, blocks, kept_since: None };
+        let entry = CacheEntry {
+            scope,
+            num_computed: num_tokens,
+            num_held: num_tokens,
+            lengths: KeptLengths::default(),
+            cut_at: None,
+            blocks: self.blocks(num_tokens),
+            kept_since: None,
+        };
         self.entries.insert(cache, entry);
+        if is_kept {
+            self.clock += 1;
+            let kept = KeptLength { is_chosen: true, used_at: self.clock };
+            self.entry_mut(cache).lengths.insert(num_tokens, kept);
+            self.lengths.insert(GivenUpNext::new(cache, num_tokens, kept));
+        }
+        self.used += self.entry_demand(cache);
         cache
     }
 
     fn take_over(&mut self, cache: CacheId, num_tokens: usize) -> CacheId {
         self.stats.taken_over += 1;
-        let entry = self.entries.get_mut(&cache).expect("only held caches are offered");
+        self.kept_demand -= self.entry_demand(cache);
+        let entry = self.entry_mut(cache);
         let since = entry.kept_since.take().expect("only kept caches are taken over");
         assert!(num_tokens <= entry.num_computed);
         entry.num_computed = num_tokens;
-        self.kept_blocks -= entry.blocks;
         self.kept.remove(&(since, cache));
+        if self.has_states {
+            self.forget_beyond(cache, num_tokens);
+            self.touch(cache, num_tokens);
+            self.cut_next(cache, num_tokens);
+        }
         cache
+    }
+
+    /// Notes that the next row of a cache with states starts at `num_tokens`. If that cuts the
+    /// cache, the states there are needed until then.
+    fn cut_next(&mut self, cache: CacheId, num_tokens: usize) {
+        let entry = self.entry_mut(cache);
+        if num_tokens == entry.num_held {
+            return;
+        }
+        let kept = entry.lengths.get(num_tokens).expect("caches are cut where states are kept");
+        entry.cut_at = Some(num_tokens);
+        self.lengths.remove(&GivenUpNext::new(cache, num_tokens, kept));
     }
 
     fn index_as(&mut self, cache: CacheId, tokens: &[TokenId]) {
@@ -303,19 +297,87 @@ impl KvCacheManager {
         }
     }
 
-    /// Records that a plan computes the positions below `num_computed`. Evicts kept caches if
-    /// memory is short.
-    pub(crate) fn grow(&mut self, cache: CacheId, num_computed: usize) {
-        let blocks = self.blocks_with(cache, num_computed);
-        let entry = self.entries.get_mut(&cache).expect("callers name a held cache");
-        entry.num_computed = num_computed;
-        self.used_blocks += blocks - entry.blocks;
+    /// Returns how many of `most` tokens a row from `start` on computes, so that it ends where
+    /// states are to be kept.
+    pub(crate) fn chunk(&self, cache: CacheId, start: usize, most: usize) -> usize {
+        if !self.has_states || !self.limits.keep_prefixes {
+            return most;
+        }
+        self.entry(cache).lengths.next(start).map_or(most, |next| most.min(next - start))
+    }
+
+    /// Records that a row of a plan starts at `start`, and that the positions below `num_computed`
+    /// are computed after it. Evicts kept caches if memory is short.
+    pub(crate) fn grow(&mut self, cache: CacheId, start: usize, num_computed: usize) {
+        let blocks = self.entry(cache).blocks.max(self.blocks(num_computed));
+        let has_states = self.has_states;
+        let before = self.entry_demand(cache);
+        let entry = self.entry_mut(cache);
+        if has_states {
+            let cut_at = entry.cut_at.take();
+            assert!(
+                cut_at.unwrap_or(entry.num_held) == start,
+                "{cache:?} of {} positions continues at {start}, where it has no states",
+                entry.num_held
+            );
+            self.held_back.extend(cut_at.map(|cut_at| (cache, cut_at)));
+        }
+        let entry = self.entry_mut(cache);
+        (entry.num_computed, entry.num_held) = (num_computed, num_computed);
         entry.blocks = blocks;
-        self.evict_until(self.limits.capacity_blocks, None);
-        assert!(
-            self.used_blocks <= self.limits.capacity_blocks,
-            "running sequences stay within the capacity"
-        );
+        self.used += self.entry_demand(cache);
+        self.used -= before;
+        self.evict_until_room(CacheDemand::default(), None);
+        assert!(self.holds(self.used), "running sequences stay within the capacity");
+    }
+
+    /// Decides whether the row that computes the positions below `num_computed` keeps the states
+    /// there. Called when all rows of the plan have their memory. Gives up what is worth less, if
+    /// that is needed.
+    pub(crate) fn keep(&mut self, cache: CacheId, num_computed: usize) -> bool {
+        if !self.has_states || !self.limits.keep_prefixes {
+            return false;
+        }
+        let Some(is_chosen) = self.entry(cache).lengths.wants(num_computed) else { return false };
+        let state = CacheDemand::of_states(1);
+        while !self.holds(self.used + state) {
+            let is_worth_less = is_chosen || self.lengths.first().is_some_and(|it| !it.is_chosen);
+            if !(is_worth_less && self.evict_one(None)) {
+                self.entry_mut(cache).lengths.give_up(num_computed);
+                return false;
+            }
+        }
+        self.clock += 1;
+        let kept = KeptLength { is_chosen, used_at: self.clock };
+        let lengths = &mut self.entry_mut(cache).lengths;
+        lengths.insert(num_computed, kept);
+        self.used += state;
+        self.held_back.push((cache, num_computed));
+        self.stats.kept_lengths += 1;
+        self.thin(cache);
+        true
+    }
+
+    /// Gives up lengths of a cache that keeps too many.
+    fn thin(&mut self, cache: CacheId) {
+        let mut thinned = self.entry_mut(cache).lengths.thin();
+        thinned.retain(|it| !self.is_held_back(cache, *it));
+        thinned.into_iter().for_each(|it| self.forget(cache, it));
+        while KEPT_LENGTHS_MAX < self.entry(cache).lengths.len() {
+            let all = self.entry(cache).lengths.all();
+            let all = all.filter(|(it, _)| !self.is_held_back(cache, *it));
+            let Some((least, _)) = all.min_by_key(|(_, kept)| (kept.is_chosen, kept.used_at))
+            else {
+                return;
+            };
+            self.forget(cache, least);
+        }
+    }
+
+    /// Returns whether the plan being made, or the next row, needs a kept length.
+    fn is_held_back(&self, cache: CacheId, num_tokens: usize) -> bool {
+        self.held_back.contains(&(cache, num_tokens))
+            || self.entry(cache).cut_at == Some(num_tokens)
     }
 
     /// Takes a cache back from a sequence whose known tokens are `tokens`, and keeps the computed
@@ -325,11 +387,18 @@ impl KvCacheManager {
         assert!(entry.kept_since.is_none(), "a cache is released once");
         let num_known = entry.num_computed.min(tokens.len());
         entry.num_computed = num_known;
+        entry.lengths.stop_wanting();
+        if let Some(cut_at) = entry.cut_at.take() {
+            self.held_back.push((cache, cut_at));
+            self.release_held_back();
+        }
+        self.forget_beyond(cache, num_known);
         self.clock += 1;
-        entry.kept_since = Some(self.clock);
-        self.kept_blocks += entry.blocks;
-        self.kept.insert((self.clock, cache));
-        if !self.limits.keep_prefixes || num_known < self.limits.least_prefix_tokens.max(1) {
+        let now = self.clock;
+        self.entry_mut(cache).kept_since = Some(now);
+        self.kept_demand += self.entry_demand(cache);
+        self.kept.insert((now, cache));
+        if !self.limits.keep_prefixes || !self.is_useful(cache) {
             return self.drop_kept(cache);
         }
         self.index_as(cache, &tokens[..num_known]);
@@ -338,70 +407,64 @@ impl KvCacheManager {
         }
     }
 
+    /// Returns whether a sequence could start from a kept cache.
+    fn is_useful(&self, cache: CacheId) -> bool {
+        let entry = self.entry(cache);
+        self.limits.least_prefix_tokens.max(1) <= self.usable(entry, entry.num_computed)
+    }
+
     /// Forgets all caches, because the ranks restart empty. Ids are not reused.
     pub(crate) fn clear(&mut self) {
         let (next_id, stats) = (self.next_id, self.stats);
-        *self = KvCacheManager { next_id, stats, ..KvCacheManager::new(self.limits) };
+        *self = KvCacheManager { next_id, stats, ..KvCacheManager::new(self.limits.clone()) };
     }
 
-    /// Drops all kept caches and returns their number.
+    /// Drops all kept caches, and returns their number. Running sequences give up their kept
+    /// lengths.
     pub(crate) fn clear_kept(&mut self) -> usize {
         let kept: Vec<CacheId> = self.kept.iter().map(|(_, cache)| *cache).collect();
         kept.iter().for_each(|cache| self.drop_kept(*cache));
+        while let Some(GivenUpNext { cache, num_tokens, .. }) = self.lengths.first().copied() {
+            self.forget(cache, num_tokens);
+        }
         kept.len()
     }
 
-    /// Returns the caches that the plan being made drops; later drops belong to the next plan.
-    pub(crate) fn take_drops(&mut self) -> Vec<CacheId> {
-        self.dropped_blocks = 0;
-        std::mem::take(&mut self.drops)
+    /// Returns what the plan, now complete, gives up; later losses belong to the next plan.
+    pub(crate) fn finish_plan(&mut self) -> (Vec<Forget>, Vec<CacheId>) {
+        self.dropped = CacheDemand::default();
+        self.release_held_back();
+        (std::mem::take(&mut self.forgets), std::mem::take(&mut self.drops))
+    }
+
+    /// Lets the kept lengths that the last plan needed be given up.
+    fn release_held_back(&mut self) {
+        for (cache, num_tokens) in std::mem::take(&mut self.held_back) {
+            if let Some(kept) = self.entry(cache).lengths.get(num_tokens) {
+                self.lengths.insert(GivenUpNext::new(cache, num_tokens, kept));
+            }
+        }
     }
 
     pub(crate) fn has_drops(&self) -> bool {
-        !self.drops.is_empty()
+        !self.drops.is_empty() || !self.forgets.is_empty()
     }
 
     fn entry(&self, cache: CacheId) -> &CacheEntry {
         self.entries.get(&cache).expect("callers name a held cache")
     }
 
-    /// Marks a kept cache as just used.
-    fn touch(&mut self, cache: CacheId) {
-        let entry = self.entries.get_mut(&cache).expect("callers name a held cache");
-        if let Some(since) = &mut entry.kept_since {
-            self.kept.remove(&(*since, cache));
-            self.clock += 1;
-            *since = self.clock;
-            self.kept.insert((self.clock, cache));
-        }
+    fn entry_mut(&mut self, cache: CacheId) -> &mut CacheEntry {
+        self.entries.get_mut(&cache).expect("callers name a held cache")
     }
 
-    fn evict_until(&mut self, used_max: usize, spared: Option<CacheId>) {
-        while used_max < self.used_blocks && self.evict_one(spared) {}
-    }
-
-    /// Drops the least recently used kept cache other than `spared`. Returns false if there is
-    /// none.
-    fn evict_one(&mut self, spared: Option<CacheId>) -> bool {
-        let mut candidates = self.kept.iter().map(|(_, cache)| *cache);
-        let Some(cache) = candidates.find(|cache| Some(*cache) != spared) else { return false };
-        self.stats.evicted += 1;
-        self.drop_kept(cache);
-        true
-    }
-
-    fn drop_kept(&mut self, cache: CacheId) {
-        let entry = self.entries.remove(&cache).expect("callers name a held cache");
-        let since = entry.kept_since.expect("only kept caches are dropped");
-        self.kept.remove(&(since, cache));
-        self.unindex(entry.scope, cache);
-        self.kept_blocks -= entry.blocks;
-        self.used_blocks -= entry.blocks;
-        self.dropped_blocks += entry.blocks;
+    /// Returns the memory of a cache, with its kept lengths.
+    fn entry_demand(&self, cache: CacheId) -> CacheDemand {
+        let entry = self.entry(cache);
         // The ranks do not have a cache that no row has used yet.
-        if 0 < entry.blocks {
-            self.drops.push(cache);
-        }
+        let has_states = self.has_states && 0 < entry.blocks;
+        let states = if has_states { 1 + entry.lengths.len() } else { 0 };
+        CacheDemand { blocks: entry.blocks, states }
     }
 }
 
@@ -412,18 +475,7 @@ impl PrefixHit {
             PrefixHit::TakeOver { num_tokens, .. } | PrefixHit::Fork { num_tokens, .. } => {
                 num_tokens
             }
-            PrefixHit::Fresh | PrefixHit::Wait => 0,
+            PrefixHit::Fresh | PrefixHit::Wait { .. } => 0,
         }
-    }
-}
-
-impl Candidate {
-    /// Prefers more usable tokens, then a start without a copy, then fewer lost positions, then the
-    /// lower id, so that the choice does not depend on the order of the index.
-    fn is_better_than(&self, other: &Candidate) -> bool {
-        let key = |it: &Candidate| {
-            (it.num_usable, it.is_kept, std::cmp::Reverse(it.num_lost), std::cmp::Reverse(it.cache))
-        };
-        key(other) < key(self)
     }
 }

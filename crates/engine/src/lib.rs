@@ -15,6 +15,7 @@
 //!   same plans. Only the loop around it and the [`link`] know the time.
 //! - Losing a rank is preempting everyone: see [`Engine`].
 
+mod cache_capacity;
 mod command;
 mod constraint;
 mod constraint_pool;
@@ -26,6 +27,7 @@ mod event;
 mod fairness;
 mod group;
 mod handle;
+mod kept_lengths;
 mod kv_cache;
 pub mod link;
 mod metrics;
@@ -37,6 +39,7 @@ mod simulation;
 mod status;
 pub mod testing;
 
+pub use cache_capacity::{CacheCapacity, CacheDemand, RankCapacity};
 pub use command::OpenRequest;
 pub use constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 pub use engine::{

@@ -69,6 +69,10 @@ pub struct RequestOptions {
     pub tenant: Option<TenantId>,
     /// Scope of the prefix cache.
     pub cache_scope: CacheScope,
+    /// Number of prompt tokens that the next turn of the same conversation will begin with, as far
+    /// as the caller knows; 0 if unknown. The ranks keep the states there, for models that have
+    /// states. Reduced to the length of the prompt.
+    pub stable_tokens: u32,
 }
 
 /// Sampling parameters, not yet validated. See [`Sampling`] for the meaning of each.
@@ -217,6 +221,8 @@ pub struct Request {
     priority: i32,
     tenant: Option<TenantId>,
     cache_scope: CacheScope,
+    /// Invariant: no more than the prompt has.
+    stable_tokens: u32,
     min_tokens: u32,
     masks: Masks,
     constraint: Option<Box<dyn TokenConstraint>>,
@@ -270,6 +276,7 @@ impl Request {
             priority: options.priority,
             tenant: options.tenant,
             cache_scope: options.cache_scope,
+            stable_tokens: options.stable_tokens.min(num_prompt_tokens),
             constraint: None,
         })
     }
@@ -325,6 +332,12 @@ impl Request {
     /// requested.
     pub fn prompt_logprobs(&self) -> Option<u8> {
         self.prompt_logprobs
+    }
+
+    /// Returns the number of prompt tokens that the next turn of the same conversation will begin
+    /// with; 0 if unknown.
+    pub fn stable_tokens(&self) -> u32 {
+        self.stable_tokens
     }
 
     /// Whether each token may be planned only after the previous one is known.

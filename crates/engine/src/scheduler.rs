@@ -29,6 +29,7 @@ use jackalope_protocol::{
 };
 use thiserror::Error;
 
+use crate::cache_capacity::{CacheCapacity, CacheDemand};
 use crate::kv_cache::{CacheLimits, KvCacheManager};
 use crate::status::PrefixStats;
 use crate::{Event, FinishReason, Request, RequestId};
@@ -38,8 +39,11 @@ use sequence::Sequence;
 #[cfg(test)]
 pub(crate) use admission_queue::PASSED_OVER_MAX;
 
+/// Default of [`SchedulerLimits::lattice_tokens`].
+const LATTICE_TOKENS: usize = 2048;
+
 /// Limits that hold in every step, and settings of the scheduler.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SchedulerLimits {
     /// Maximum number of tokens per step, over all sequences.
     pub step_tokens: usize,
@@ -47,14 +51,17 @@ pub struct SchedulerLimits {
     pub running_max: usize,
     /// Vocabulary size; token ids are less than this.
     pub vocab_size: u32,
-    /// Capacity of the KV cache in blocks.
-    pub capacity_blocks: usize,
+    /// Memory of the ranks for caches.
+    pub capacity: CacheCapacity,
     /// Number of positions per block, the unit in which a cache grows.
     pub block_tokens: usize,
     /// Minimum number of shared tokens for which a sequence starts from an existing cache.
     pub least_prefix_tokens: usize,
     /// Whether the caches of finished sequences are kept for prefix reuse.
     pub keep_prefixes: bool,
+    /// Smallest distance of the lengths at which the states of long sequences are kept, in tokens;
+    /// 0 disables this. Of no effect for models without states.
+    pub lattice_tokens: usize,
     /// Whether a step is planned while the ranks compute the previous one.
     pub lookahead: bool,
     /// Number of pipeline stages: ranks that compute one after the other. With lookahead, this many
@@ -65,15 +72,16 @@ pub struct SchedulerLimits {
 
 impl SchedulerLimits {
     /// Returns the default limits with the given capacity.
-    pub fn new(vocab_size: u32, capacity_blocks: usize) -> SchedulerLimits {
+    pub fn new(vocab_size: u32, capacity: CacheCapacity) -> SchedulerLimits {
         SchedulerLimits {
             step_tokens: 512,
             running_max: 64,
             vocab_size,
-            capacity_blocks,
+            capacity,
             block_tokens: KV_BLOCK_TOKENS as usize,
             least_prefix_tokens: 16,
             keep_prefixes: true,
+            lattice_tokens: LATTICE_TOKENS,
             lookahead: true,
             num_stages: 1,
         }
@@ -178,16 +186,17 @@ impl Scheduler {
     /// Creates a scheduler without requests.
     ///
     /// # Panics
-    /// If `step_tokens`, `running_max` or `capacity_blocks` is 0.
+    /// If `step_tokens` or `running_max` is 0.
     pub fn new(limits: SchedulerLimits) -> Scheduler {
-        assert!(0 < limits.step_tokens && 0 < limits.running_max && 0 < limits.capacity_blocks);
+        assert!(0 < limits.step_tokens && 0 < limits.running_max);
         // With this limit, a step has room for at least one token of every running sequence.
         let running_max = limits.running_max.min(limits.step_tokens);
         let caches = CacheLimits {
             block_tokens: limits.block_tokens,
-            capacity_blocks: limits.capacity_blocks,
+            capacity: limits.capacity.clone(),
             least_prefix_tokens: limits.least_prefix_tokens,
             keep_prefixes: limits.keep_prefixes,
+            lattice_tokens: limits.lattice_tokens,
         };
         Scheduler {
             limits: SchedulerLimits { running_max, ..limits },
@@ -207,7 +216,7 @@ impl Scheduler {
 
     /// Returns true if the ranks' memory can hold this request when it runs alone.
     pub fn could_hold(&self, request: &Request) -> bool {
-        self.caches.blocks(request.max_cached_tokens() as usize) <= self.limits.capacity_blocks
+        self.caches.holds(self.caches.demand(request.max_cached_tokens() as usize))
     }
 
     /// Adds a request. Its id must be greater than all ids before it.
@@ -216,7 +225,7 @@ impl Scheduler {
     /// If the request does not fit even alone; callers check [`Scheduler::could_hold`] first.
     pub fn submit(&mut self, id: RequestId, request: Request) {
         assert!(self.could_hold(&request), "{id:?} could never be held");
-        let sequence = Sequence::new(id, request);
+        let sequence = Sequence::new(id, request, self.caches.has_states());
         if sequence.is_trivial() {
             self.emit_started(&sequence, 0);
             return self.emit_finished(&sequence, FinishReason::Length);
@@ -302,8 +311,8 @@ impl Scheduler {
             }
             _ => self.plan_all(&mut plan),
         };
-        plan.drops = self.caches.take_drops();
-        if !plan.drops.is_empty() {
+        (plan.forgets, plan.drops) = self.caches.finish_plan();
+        if !plan.drops.is_empty() || !plan.forgets.is_empty() {
             let is_clearing = std::mem::take(&mut self.is_clearing);
             plan.returns_memory = is_clearing || self.pressure != PressureTier::Normal;
         }
@@ -371,12 +380,11 @@ impl Scheduler {
     /// [`Scheduler::ranks_restarted`]. Removes and returns the requests that do not fit even alone.
     ///
     /// # Panics
-    /// If a sequence owns a cache, or `capacity_blocks` is 0.
-    pub fn set_ranks(&mut self, capacity_blocks: usize, num_stages: usize) -> Vec<RequestId> {
+    /// If a sequence owns a cache.
+    pub fn set_ranks(&mut self, capacity: CacheCapacity, num_stages: usize) -> Vec<RequestId> {
         assert!(self.running.is_empty(), "the ranks are empty");
-        assert!(0 < capacity_blocks, "there is room for something");
-        self.limits = SchedulerLimits { capacity_blocks, num_stages, ..self.limits };
-        self.caches.set_capacity(capacity_blocks);
+        self.limits.num_stages = num_stages;
+        self.caches.set_capacity(capacity);
         let waiting = std::mem::take(&mut self.waiting);
         let (kept, lost): (VecDeque<_>, Vec<_>) = {
             let (kept, lost): (Vec<_>, Vec<_>) =
@@ -416,8 +424,13 @@ impl Scheduler {
         self.in_flight.len()
     }
 
-    /// Returns the numbers of blocks of running sequences and of kept caches.
-    pub fn used_and_kept_blocks(&self) -> (usize, usize) {
+    /// Returns the memory of the ranks for caches.
+    pub fn capacity(&self) -> &CacheCapacity {
+        self.caches.capacity()
+    }
+
+    /// Returns the memory of running sequences and of kept caches.
+    pub fn used_and_kept(&self) -> (CacheDemand, CacheDemand) {
         self.caches.used_and_kept()
     }
 
@@ -491,9 +504,11 @@ impl Scheduler {
             if num_tokens == 0 {
                 continue;
             }
-            let row = sequence.row(num_tokens);
+            let start = sequence.num_computed;
+            let cache = sequence.cache.expect("a running sequence has a cache");
+            let row = sequence.row(self.caches.chunk(cache, start, num_tokens));
             sequence.last_step = plan.step;
-            self.caches.grow(row.cache, sequence.num_computed);
+            self.caches.grow(cache, start, sequence.num_computed);
             in_flight.rows.push((sequence.id, sequence.num_computed));
             if row.sample.is_some() {
                 in_flight.samples.push((sequence.id, row.cache));
@@ -506,6 +521,9 @@ impl Scheduler {
                 in_flight.embeds.push((sequence.id, row.cache));
             }
             plan.rows.push(row);
+        }
+        for row in &mut plan.rows {
+            row.keeps = self.caches.keep(row.cache, row.start as usize + row.input.len());
         }
         in_flight
     }

@@ -7,11 +7,13 @@
 //! reach a certain position of it, that request ends soon, and no other does. In addition: the fake
 //! ranks, which know only the plans, never get one that they cannot execute; by their own count,
 //! the memory never exceeds the budget and always equals the coordinator's count; nothing leaks;
-//! nothing waits forever.
+//! nothing waits forever. One model in three has layers with states, which the fake ranks cut and
+//! copy only where they keep them.
 //!
 //! `cargo xtask mutants` applies the mutations of `tests/mutations` one at a time, and the tests
 //! here and in `fairness` have to find each.
 
+mod models;
 mod random_constraint;
 
 use std::collections::{HashMap, VecDeque};
@@ -25,9 +27,10 @@ use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
 };
 use crate::{
-    CacheScope, Event, FinishReason, PrefixStats, Request, RequestId, RequestLimits,
+    CacheDemand, CacheScope, Event, FinishReason, PrefixStats, Request, RequestId, RequestLimits,
     RequestOptions, SamplingOptions, ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
+use models::{STATE_SIZES, capacity, model_of};
 use random_constraint::RandomConstraint;
 
 const VOCAB_SIZE: u32 = 50;
@@ -105,24 +108,32 @@ fn the_same_seed_gives_the_same_events() {
     assert_eq!(events(), events());
 }
 
-/// Counts the rare events that the other tests are about; without them these would prove nothing.
+/// Counts the rare events that the other tests are about, for models without and with states;
+/// without them these would prove nothing.
 #[test]
 fn every_kind_of_trouble_occurs() {
-    let mut prefix = PrefixStats::default();
-    let mut stats = ScheduleStats::default();
-    for seed in 1..=200 {
-        let mut simulation = Simulation::new(seed);
-        simulation.crash_odds = 0;
-        let (of_caches, of_steps) = simulation.count_to_end();
-        prefix.forked += of_caches.forked;
-        prefix.taken_over += of_caches.taken_over;
-        prefix.evicted += of_caches.evicted;
-        stats.preemptions += of_steps.preemptions;
-        stats.dropped_tokens += of_steps.dropped_tokens;
+    for has_states in [false, true] {
+        let mut prefix = PrefixStats::default();
+        let mut stats = ScheduleStats::default();
+        let seeds = (1..=1200).filter(|seed| STATE_SIZES[model_of(*seed)].is_empty() != has_states);
+        for seed in seeds {
+            let mut simulation = Simulation::new(seed);
+            simulation.crash_odds = 0;
+            let (of_caches, of_steps) = simulation.count_to_end();
+            prefix.forked += of_caches.forked;
+            prefix.taken_over += of_caches.taken_over;
+            prefix.evicted += of_caches.evicted;
+            prefix.kept_lengths += of_caches.kept_lengths;
+            prefix.forgotten_lengths += of_caches.forgotten_lengths;
+            stats.preemptions += of_steps.preemptions;
+            stats.dropped_tokens += of_steps.dropped_tokens;
+        }
+        let counts = [prefix.forked, prefix.taken_over, prefix.evicted, stats.preemptions];
+        assert!(counts.iter().all(|count| 100 < *count), "{prefix:?} {stats:?}");
+        assert!(100 < stats.dropped_tokens, "{stats:?}");
+        let of_lengths = [prefix.kept_lengths, prefix.forgotten_lengths];
+        assert!(of_lengths.iter().all(|count| has_states == (100 < *count)), "{prefix:?}");
     }
-    let counts = [prefix.forked, prefix.taken_over, prefix.evicted, stats.preemptions];
-    assert!(counts.iter().all(|count| 100 < *count), "{prefix:?} {stats:?}");
-    assert!(100 < stats.dropped_tokens, "{stats:?}");
 }
 
 /// Runs `check` with a seed. If it fails, names the seed, which the failed assertion need not do.
@@ -195,7 +206,8 @@ struct Simulation {
     seed: u64,
     scheduler: Scheduler,
     block_tokens: usize,
-    capacity_blocks: usize,
+    /// Sizes of the states of a sequence, in blocks, on each rank; none without states.
+    state_sizes: Vec<u64>,
     lookahead: bool,
     /// Number of groups of decoding sequences that alternate in a pipeline.
     num_groups: usize,
@@ -231,27 +243,31 @@ impl Simulation {
         let block_tokens = 1 + rng.below(5);
         // Even the longest sequence fits alone; often little more does.
         let room = CONTEXT_TOKENS as usize + [0, 10, 60, 400][rng.below(4)];
+        let state_sizes = STATE_SIZES[model_of(seed)].to_vec();
+        let capacity = capacity(room.div_ceil(block_tokens), &state_sizes, seed);
         let limits = SchedulerLimits {
             step_tokens: 1 + rng.below(24),
             running_max: 1 + rng.below(7),
             vocab_size: VOCAB_SIZE,
-            capacity_blocks: room.div_ceil(block_tokens),
+            capacity: capacity.clone(),
             block_tokens,
             least_prefix_tokens: 1 + rng.below(6),
             keep_prefixes: rng.below(8) != 0,
+            lattice_tokens: [0, 4, 9][(seed % 3) as usize],
             lookahead: rng.below(8) != 0,
             num_stages: NUM_STAGES[(seed / 5 % 4) as usize],
         };
+        let (lookahead, num_stages) = (limits.lookahead, limits.num_stages);
         let openings = (0..3).map(|_| random_tokens(&mut rng, 14)).collect();
         Simulation {
             seed,
             scheduler: Scheduler::new(limits),
             block_tokens,
-            capacity_blocks: limits.capacity_blocks,
-            num_groups: if limits.lookahead { limits.num_stages } else { 1 },
+            state_sizes,
+            num_groups: if lookahead { num_stages } else { 1 },
             passed_over: HashMap::new(),
-            lookahead: limits.lookahead,
-            ranks: FakeCaches::new(block_tokens),
+            lookahead,
+            ranks: FakeCaches::with_capacity(block_tokens, capacity),
             model: overflowing_model(VOCAB_SIZE),
             outputs: VecDeque::new(),
             poison: None,
@@ -307,7 +323,8 @@ impl Simulation {
             self.turn();
         }
         assert_eq!(self.ranks.num_caches(), self.scheduler.num_kept(), "seed {}", self.seed);
-        assert_eq!(self.scheduler.used_and_kept_blocks().0, 0, "seed {}", self.seed);
+        let used = self.scheduler.used_and_kept().0;
+        assert_eq!(used, CacheDemand::default(), "seed {}", self.seed);
     }
 
     /// Plans a step or commits an output, at random.
@@ -368,15 +385,8 @@ impl Simulation {
         let is_fatal = matches!(self.outputs.back(), Some(None)) || self.is_poisoned(&plan);
         let output = self.ranks.execute(&plan, &mut self.model);
         self.outputs.push_back((!is_fatal).then_some(output));
-        assert!(
-            self.ranks.peak_blocks() <= self.capacity_blocks,
-            "seed {}: {} blocks exceed {}",
-            self.seed,
-            self.ranks.peak_blocks(),
-            self.capacity_blocks
-        );
-        let (used, kept) = self.scheduler.used_and_kept_blocks();
-        assert_eq!(self.ranks.num_blocks(), used + kept, "seed {}: memory differs", self.seed);
+        let (used, kept) = self.scheduler.used_and_kept();
+        assert_eq!(self.ranks.demand(), used + kept, "seed {}: memory differs", self.seed);
         self.listen();
         true
     }
@@ -479,11 +489,12 @@ impl Simulation {
     fn plan_anew(&mut self) {
         let room =
             [CONTEXT_TOKENS as usize / 2, CONTEXT_TOKENS as usize, 60, 400][self.rng.below(4)];
-        self.capacity_blocks = room.div_ceil(self.block_tokens);
-        self.ranks = FakeCaches::new(self.block_tokens);
+        let num_blocks = room.div_ceil(self.block_tokens);
+        let capacity = capacity(num_blocks, &self.state_sizes, self.num_steps as u64);
+        self.ranks = FakeCaches::with_capacity(self.block_tokens, capacity.clone());
         let num_stages = NUM_STAGES[self.rng.below(4)];
         self.num_groups = if self.lookahead { num_stages } else { 1 };
-        for id in self.scheduler.set_ranks(self.capacity_blocks, num_stages) {
+        for id in self.scheduler.set_ranks(capacity, num_stages) {
             self.clients[id.0 as usize].is_cancelled = true;
         }
     }
@@ -538,6 +549,7 @@ impl Simulation {
 
     fn random_options(&mut self) -> RequestOptions {
         let prompt = self.random_prompt();
+        let stable_tokens = self.num_steps * 7 % (2 * prompt.len());
         let rng = &mut self.rng;
         let mut one_in = |odds: usize| rng.below(odds) == 0;
         let (is_scored, has_logprobs) = (one_in(6), one_in(6));
@@ -563,6 +575,7 @@ impl Simulation {
             priority: rng.below(4) as i32 - 2,
             tenant: [None, Some(TenantId(1)), Some(TenantId(2))][rng.below(3)],
             cache_scope: [CacheScope(0), CacheScope(0), CacheScope(1)][rng.below(3)],
+            stable_tokens: stable_tokens as u32,
         }
     }
 

@@ -206,6 +206,9 @@ pub struct KvStatus {
     pub budget_bytes: u64,
     /// Size of one token over all ranks, in bytes.
     pub bytes_per_token: u64,
+    /// Size of the states of one sequence over all ranks, in bytes; each kept length takes as much
+    /// again. 0 for models without states.
+    pub state_bytes: u64,
     /// Number of tokens that fit; the rank with the least memory decides.
     pub capacity_tokens: u64,
 }
@@ -223,6 +226,10 @@ pub struct PrefixStats {
     pub forked: u64,
     /// Number of caches evicted for lack of memory.
     pub evicted: u64,
+    /// Number of lengths at which states were kept.
+    pub kept_lengths: u64,
+    /// Number of kept lengths that were given up.
+    pub forgotten_lengths: u64,
 }
 
 /// Events counted since the start.

@@ -4,18 +4,18 @@
 //! out. [`FakeRanks`] is a [`RankGroup`] around it, in the engine's own thread, with a pace, scripted
 //! tokens, and crashes on demand.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
-    CacheCost, CacheId, Embed, Embedded, Fork, Input, KV_BLOCK_TOKENS, Logprob, Phase, Pooling,
-    RankFacts, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId,
+    CacheCost, CacheId, Embed, Embedded, Forget, Fork, Input, KV_BLOCK_TOKENS, Logprob, Phase,
+    Pooling, RankFacts, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId,
     UnitRange,
 };
 
-use crate::{Failure, GroupEvent, RankGroup, Reporter};
+use crate::{CacheCapacity, CacheDemand, Failure, GroupEvent, RankGroup, Reporter};
 
 /// Chosen by a [`NextToken`] whose logits are not numbers.
 pub const NOT_A_NUMBER: TokenId = TokenId::MAX;
@@ -85,15 +85,26 @@ fn hash_tokens(tokens: &[TokenId]) -> u64 {
     })
 }
 
+/// What layers with states hold after these tokens, computed one after the other.
+fn state_after(tokens: &[TokenId]) -> u64 {
+    tokens.iter().copied().fold(0, next_state)
+}
+
+fn next_state(state: u64, token: TokenId) -> u64 {
+    (state.rotate_left(7) ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
 /// What one rank would hold after the plans it was given.
 #[derive(Debug)]
 pub struct FakeCaches {
     block_tokens: usize,
+    /// Memory that is never exceeded, if it is known. It says too whether layers have states, which
+    /// cannot go back.
+    capacity: Option<CacheCapacity>,
     caches: HashMap<CacheId, FakeCache>,
     /// What each row of the step before sampled.
     sampled: HashMap<CacheId, TokenId>,
     next_step: u64,
-    peak_blocks: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -101,6 +112,10 @@ struct FakeCache {
     tokens: Vec<TokenId>,
     /// Tokens there is room for; never shrinks.
     blocks: usize,
+    /// What layers with states hold after these tokens.
+    state: u64,
+    /// The states at the lengths that are kept.
+    kept: BTreeMap<usize, u64>,
     /// Positions whose hidden states were taken in for a mean.
     num_pooled: usize,
 }
@@ -116,23 +131,30 @@ impl FakeCaches {
     pub fn new(block_tokens: usize) -> FakeCaches {
         FakeCaches {
             block_tokens,
+            capacity: None,
             caches: HashMap::new(),
             sampled: HashMap::new(),
             next_step: 0,
-            peak_blocks: 0,
         }
+    }
+
+    /// Caches of a model with so much memory, on ranks that check that they never need more.
+    pub fn with_capacity(block_tokens: usize, capacity: CacheCapacity) -> FakeCaches {
+        FakeCaches { capacity: Some(capacity), ..FakeCaches::new(block_tokens) }
     }
 
     /// Carries a plan out.
     ///
     /// # Panics
     /// If a rank could not: a step is missing, a cache does not exist or exists already, a row
-    /// skips positions, a token is taken from a row that sampled none.
+    /// skips positions, a token is taken from a row that sampled none, a cache with states is cut
+    /// or copied where none are kept, memory is exceeded.
     pub fn execute(&mut self, plan: &StepPlan, next_token: &mut NextToken) -> StepOutput {
         assert_eq!(plan.step, self.next_step, "a step is missing or repeated");
         self.next_step += 1;
         plan.forks.iter().for_each(|fork| self.fork(fork));
-        self.note_peak();
+        self.check_memory();
+        plan.forgets.iter().for_each(|forget| self.forget(*forget));
         for cache in &plan.drops {
             assert!(self.caches.remove(cache).is_some(), "{cache:?} is dropped but not held");
         }
@@ -142,15 +164,15 @@ impl FakeCaches {
         for row in &plan.rows {
             self.compute(row, next_token, &mut output);
         }
-        self.note_peak();
+        self.check_memory();
         output.timings = StepTimings { total_us: 1, ..StepTimings::default() };
         output
     }
 
     /// Forgets everything, as a new group does.
     pub fn clear(&mut self) {
-        let peak_blocks = self.peak_blocks;
-        *self = FakeCaches { peak_blocks, ..FakeCaches::new(self.block_tokens) };
+        let capacity = self.capacity.take();
+        *self = FakeCaches { capacity, ..FakeCaches::new(self.block_tokens) };
     }
 
     /// Caches held.
@@ -158,24 +180,38 @@ impl FakeCaches {
         self.caches.len()
     }
 
-    /// Blocks held.
-    pub fn num_blocks(&self) -> usize {
-        self.caches.values().map(|cache| cache.blocks).sum()
+    /// Memory held.
+    pub fn demand(&self) -> CacheDemand {
+        let has_states = self.has_states();
+        let demand = |cache: &FakeCache| {
+            let states = if has_states { 1 + cache.kept.len() } else { 0 };
+            CacheDemand { blocks: cache.blocks, states }
+        };
+        self.caches.values().map(demand).sum()
     }
 
-    /// Most blocks held at any moment.
-    pub fn peak_blocks(&self) -> usize {
-        self.peak_blocks
+    fn has_states(&self) -> bool {
+        self.capacity.as_ref().is_some_and(CacheCapacity::has_states)
     }
 
     fn fork(&mut self, fork: &Fork) {
         let Fork { source, target, num_tokens } = *fork;
         let source = self.caches.get(&source).expect("a fork copies from a cache that is held");
-        let prefix = source.tokens.get(..num_tokens as usize);
+        let num_tokens = num_tokens as usize;
+        let prefix = source.tokens.get(..num_tokens);
         let tokens = prefix.expect("a fork copies positions that are computed").to_vec();
         let blocks = tokens.len().div_ceil(self.block_tokens);
-        let cache = FakeCache { blocks, tokens, num_pooled: 0 };
+        let state = source.state_at(num_tokens, self.has_states());
+        let kept = source.kept.get_key_value(&num_tokens).map(|(length, state)| (*length, *state));
+        let kept = kept.into_iter().collect();
+        let cache = FakeCache { blocks, tokens, state, kept, num_pooled: 0 };
         assert!(self.caches.insert(target, cache).is_none(), "{target:?} exists already");
+    }
+
+    fn forget(&mut self, Forget { cache, num_tokens }: Forget) {
+        let held = self.caches.get_mut(&cache).expect("a length of a cache that is held");
+        let kept = held.kept.remove(&(num_tokens as usize));
+        assert!(kept.is_some(), "{cache:?} does not keep {num_tokens}");
     }
 
     fn compute(&mut self, row: &Row, next_token: &mut NextToken, output: &mut StepOutput) {
@@ -184,6 +220,7 @@ impl FakeCaches {
             assert_eq!(row.start, 0, "{id:?} is continued but not held");
         }
         let sampled = self.sampled.remove(&id);
+        let has_states = self.has_states();
         let cache = self.caches.entry(id).or_default();
         let start = row.start as usize;
         assert!(
@@ -191,6 +228,8 @@ impl FakeCaches {
             "{id:?} skips positions {}..{start}",
             cache.tokens.len()
         );
+        cache.state = cache.state_at(start, has_states);
+        cache.kept.retain(|length, _| *length <= start);
         cache.tokens.truncate(start);
         match &row.input {
             Input::Tokens(tokens) => {
@@ -200,6 +239,12 @@ impl FakeCaches {
             Input::Previous => {
                 cache.tokens.push(sampled.expect("the row before sampled a token"));
             }
+        }
+        cache.state = cache.tokens[start..].iter().copied().fold(cache.state, next_state);
+        assert_eq!(cache.state, state_after(&cache.tokens), "{id:?} has the states of others");
+        if row.keeps {
+            assert!(has_states, "{id:?} keeps states that it does not have");
+            cache.kept.insert(cache.tokens.len(), cache.state);
         }
         cache.blocks = cache.blocks.max(cache.tokens.len().div_ceil(self.block_tokens));
         if let Some(score) = &row.score {
@@ -222,12 +267,29 @@ impl FakeCaches {
         }
     }
 
-    fn note_peak(&mut self) {
-        self.peak_blocks = self.peak_blocks.max(self.num_blocks());
+    fn check_memory(&self) {
+        let demand = self.demand();
+        let holds = self.capacity.as_ref().is_none_or(|capacity| capacity.holds(demand));
+        assert!(holds, "{demand:?} exceeds {:?}", self.capacity);
     }
 }
 
 impl FakeCache {
+    /// Returns the states at a length at which the cache is cut or copied. Without states, what
+    /// they would be is computed.
+    fn state_at(&self, num_tokens: usize, has_states: bool) -> u64 {
+        if !has_states || num_tokens == 0 {
+            return state_after(&self.tokens[..num_tokens]);
+        }
+        if num_tokens == self.tokens.len() {
+            return self.state;
+        }
+        *self.kept.get(&num_tokens).unwrap_or_else(|| {
+            let (held, kept) = (self.tokens.len(), self.kept.keys());
+            panic!("a cache of {held} tokens is cut to {num_tokens}, but keeps {kept:?}")
+        })
+    }
+
     fn embed(&mut self, row: &Row, embed: Embed, next_token: &mut NextToken) -> Option<Embedded> {
         let (id, end) = (row.cache, self.tokens.len());
         if embed.pooling == Pooling::Mean {

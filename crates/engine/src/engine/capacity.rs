@@ -3,32 +3,32 @@
 use jackalope_protocol::{KV_BLOCK_TOKENS, RankFacts};
 
 use super::{EngineConfig, EngineError, KvBudget};
-use crate::{KvStatus, RequestLimits};
+use crate::{CacheCapacity, CacheDemand, KvStatus, RankCapacity, RequestLimits};
 
 /// Free memory assumed for a machine that does not report it.
 const UNKNOWN_FREE_BYTES: u64 = 1 << 30;
 
-/// Returns the number of KV blocks that the group can hold; the rank with the least memory decides.
+/// Returns the memory of the group for caches.
 ///
 /// # Errors
 /// Fails with [`EngineError::NoRoom`] if a rank cannot hold a single block.
-pub(super) fn blocks(config: &EngineConfig, facts: &[RankFacts]) -> Result<u64, EngineError> {
-    let mut least = u64::from(u32::MAX);
+pub(super) fn capacity(
+    config: &EngineConfig,
+    facts: &[RankFacts],
+) -> Result<CacheCapacity, EngineError> {
+    let has_states = facts.iter().any(|facts| facts.cache_cost.has_states());
+    let least = CacheDemand { blocks: 1, states: usize::from(has_states) };
+    let mut ranks = Vec::with_capacity(facts.len());
     for (rank, facts) in facts.iter().enumerate() {
-        let bytes_per_token = facts.cache_cost.bytes_per_token;
-        let block_bytes = bytes_per_token * u64::from(KV_BLOCK_TOKENS);
-        if block_bytes == 0 {
-            continue;
-        }
-        let budget_bytes = budget_bytes(config.kv_budget, facts);
-        let blocks = budget_bytes / block_bytes;
-        if blocks == 0 {
+        let (budget_bytes, cost) = (budget_bytes(config.kv_budget, facts), facts.cache_cost);
+        let capacity = RankCapacity::new(budget_bytes, cost);
+        if !capacity.holds(least) {
             let least_tokens = KV_BLOCK_TOKENS;
-            return Err(EngineError::NoRoom { rank, budget_bytes, bytes_per_token, least_tokens });
+            return Err(EngineError::NoRoom { rank, budget_bytes, cost, least_tokens });
         }
-        least = least.min(blocks);
+        ranks.push(capacity);
     }
-    Ok(least)
+    Ok(CacheCapacity::new(ranks))
 }
 
 fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
@@ -43,13 +43,17 @@ fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
 }
 
 /// Returns the capacity for the status.
-pub(super) fn kv_status(facts: &[RankFacts], blocks: u64) -> KvStatus {
-    let bytes_per_token: u64 = facts.iter().map(|facts| facts.cache_cost.bytes_per_token).sum();
-    let capacity_tokens = blocks * u64::from(KV_BLOCK_TOKENS);
+pub(super) fn kv_status(facts: &[RankFacts], capacity: &CacheCapacity) -> KvStatus {
+    let costs = || facts.iter().map(|facts| facts.cache_cost);
+    let blocks_alone = capacity.max_blocks(usize::from(capacity.has_states()));
+    let most = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let of_blocks = capacity.bytes(CacheDemand::of_blocks(most(capacity.max_blocks(0))));
+    let of_states = capacity.bytes(CacheDemand::of_states(most(capacity.max_states())));
     KvStatus {
-        bytes_per_token,
-        capacity_tokens,
-        budget_bytes: capacity_tokens * bytes_per_token,
+        bytes_per_token: costs().map(|cost| cost.bytes_per_token).sum(),
+        state_bytes: costs().map(|cost| cost.state_bytes).sum(),
+        capacity_tokens: blocks_alone * u64::from(KV_BLOCK_TOKENS),
+        budget_bytes: of_blocks.max(of_states),
         ..KvStatus::default()
     }
 }
@@ -84,28 +88,44 @@ mod tests {
     #[test]
     fn the_rank_with_the_least_room_decides() {
         let facts = [facts(1000, 0), facts(3000, 0), facts(0, 0)];
-        let found = blocks(&config(KvBudget::BytesPerRank(3000 * 256 * 7 + 1)), &facts);
-        assert_eq!(found, Ok(7));
-        let status = kv_status(&facts, 7);
+        let found = capacity(&config(KvBudget::BytesPerRank(3000 * 256 * 7 + 1)), &facts).unwrap();
+        assert_eq!(found.max_blocks(0), 7);
+        let status = kv_status(&facts, &found);
         assert_eq!((status.capacity_tokens, status.budget_bytes), (7 * 256, 7 * 256 * 4000));
+    }
+
+    #[test]
+    fn states_take_memory_from_tokens() {
+        let mut facts = [facts(1000, 0), facts(500, 0)];
+        facts[0].cache_cost.state_bytes = 1000 * 256 * 2;
+        let config = config(KvBudget::BytesPerRank(1000 * 256 * 9));
+        let found = capacity(&config, &facts).unwrap();
+        assert!(found.holds(CacheDemand { blocks: 3, states: 3 }));
+        assert!(!found.holds(CacheDemand { blocks: 4, states: 3 }));
+        let status = kv_status(&facts, &found);
+        assert_eq!((status.capacity_tokens, status.state_bytes), (7 * 256, 1000 * 256 * 2));
+        facts[0].cache_cost = CacheCost { bytes_per_token: 0, state_bytes: 1000 * 256 * 10 };
+        let err = capacity(&config, &facts).unwrap_err().to_string();
+        assert!(err.contains("0 bytes per token and 2560000 bytes per state"), "{err}");
     }
 
     #[test]
     fn ranks_on_one_machine_share_its_memory() {
         let auto = |ranks_per_machine| config(KvBudget::Auto { ranks_per_machine });
         let one = [facts(1 << 10, 10 << 30)];
-        assert_eq!(blocks(&auto(1), &one), Ok(8 << 12));
-        assert_eq!(blocks(&auto(2), &one), Ok(4 << 12));
-        assert_eq!(blocks(&auto(1), &[facts(1 << 10, 0)]), Ok(3276), "an unknown size is guessed");
+        let blocks = |config, facts: &[RankFacts]| capacity(&config, facts).unwrap().max_blocks(0);
+        assert_eq!(blocks(auto(1), &one), 8 << 12);
+        assert_eq!(blocks(auto(2), &one), 4 << 12);
+        assert_eq!(blocks(auto(1), &[facts(1 << 10, 0)]), 3276, "an unknown size is guessed");
     }
 
     #[test]
     fn too_little_memory_is_told_with_numbers() {
-        let err = blocks(&config(KvBudget::BytesPerRank(1000)), &[facts(10, 0)]).unwrap_err();
+        let err = capacity(&config(KvBudget::BytesPerRank(1000)), &[facts(10, 0)]).unwrap_err();
         assert_eq!(
             err.to_string(),
-            "1000 bytes of memory for keys and values on rank 0 hold fewer than 256 tokens of \
-             10 bytes each\nhint: free memory, use more ranks, or raise the budget"
+            "1000 bytes of memory for caches on rank 0 do not hold a sequence of 256 tokens: they \
+             take 10 bytes per token\nhint: free memory, use more ranks, or raise the budget"
         );
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{KV_BLOCK_TOKENS, StepTimings};
+use jackalope_protocol::StepTimings;
 use tokio::sync::watch;
 
 use super::EngineConfig;
@@ -126,13 +126,12 @@ impl Reporting {
     pub(super) fn publish(&self, scheduler: &Scheduler, due_at: Option<Instant>) {
         let stats = scheduler.stats();
         let (queued, running) = scheduler.num_waiting_and_running();
-        let (used, kept) = scheduler.used_and_kept_blocks();
+        let (used, kept) = scheduler.used_and_kept();
         self.modify(|status| {
             status.due_at = due_at;
             (status.queued, status.running) = (queued, running);
-            let block_bytes = status.kv.bytes_per_token * u64::from(KV_BLOCK_TOKENS);
-            status.kv.running_bytes = used as u64 * block_bytes;
-            status.kv.kept_bytes = kept as u64 * block_bytes;
+            status.kv.running_bytes = scheduler.capacity().bytes(used);
+            status.kv.kept_bytes = scheduler.capacity().bytes(kept);
             status.kv.num_kept = scheduler.num_kept();
             status.prefix = scheduler.prefix_stats();
             status.counters.finished = stats.finished;

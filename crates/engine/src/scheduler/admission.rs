@@ -11,7 +11,9 @@ use jackalope_protocol::{Fork, PressureTier, StepPlan};
 use super::Scheduler;
 use super::sequence::Sequence;
 use crate::RequestId;
-use crate::kv_cache::PrefixHit;
+use crate::cache_capacity::CacheDemand;
+use crate::kept_lengths::KeepHints;
+use crate::kv_cache::{PrefixHit, PrefixSearch};
 
 pub(super) enum Admission {
     Admitted,
@@ -25,10 +27,10 @@ const WARN_RUNNING_PART: usize = 4;
 
 impl Scheduler {
     /// Preempts sequences, the least important and youngest first, until the remaining ones fit.
-    /// Returns the number of blocks promised to these.
-    pub(super) fn preempt_for_memory(&mut self) -> usize {
+    /// Returns the memory promised to these.
+    pub(super) fn preempt_for_memory(&mut self) -> CacheDemand {
         let mut promised = self.promised_to_all();
-        while self.caches.capacity_blocks() < promised {
+        while !self.caches.holds(promised) {
             promised -= self.promised(self.least_important());
             self.preempt_one();
         }
@@ -53,22 +55,22 @@ impl Scheduler {
         all.max_by_key(key).expect("who alone runs fits")
     }
 
-    /// Returns the number of blocks promised to all running sequences.
-    pub(super) fn promised_to_all(&self) -> usize {
+    /// Returns the memory promised to all running sequences.
+    pub(super) fn promised_to_all(&self) -> CacheDemand {
         (0..self.running.len()).map(|idx| self.promised(idx)).sum()
     }
 
-    /// Returns the number of blocks for all positions that a running sequence can compute now.
-    fn promised(&self, idx: usize) -> usize {
+    /// Returns the memory for all positions that a running sequence can compute now.
+    fn promised(&self, idx: usize) -> CacheDemand {
         let sequence = &self.running[idx];
         let cache = sequence.cache.expect("a running sequence has a cache");
-        self.caches.blocks_with(cache, sequence.num_computable())
+        self.caches.demand_with(cache, sequence.num_computable())
     }
 
     /// Admits waiting sequences in the order of
     /// [`AdmissionQueue`](super::admission_queue::AdmissionQueue) while the step has tokens left
     /// for them. Skips only suspects and sequences whose prefix another one is computing.
-    pub(super) fn admit(&mut self, mut promised: usize, plan: &mut StepPlan) {
+    pub(super) fn admit(&mut self, mut promised: CacheDemand, plan: &mut StepPlan) {
         let lookahead = self.limits.lookahead;
         let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();
         if !self.has_room_for_another(num_tokens) {
@@ -117,7 +119,7 @@ impl Scheduler {
     pub(super) fn admit_one(
         &mut self,
         idx: usize,
-        promised: &mut usize,
+        promised: &mut CacheDemand,
         num_tokens: &mut usize,
         plan: &mut StepPlan,
     ) -> Admission {
@@ -127,33 +129,41 @@ impl Scheduler {
             return Admission::NoRoom;
         }
         let num_computable = sequence.num_computable();
-        let free = self.caches.capacity_blocks().saturating_sub(*promised);
-        if free < self.caches.blocks(num_computable) {
+        if !self.caches.holds(*promised + self.caches.demand(num_computable)) {
             return Admission::NoRoom;
         }
         let num_reusable = sequence.num_reusable();
         let scope = sequence.request.cache_scope();
-        let start = self.caches.find(scope, &sequence.tokens, num_reusable);
-        if start == PrefixHit::Wait {
+        let mut search = self.caches.find(scope, &sequence.tokens, num_reusable);
+        if let PrefixHit::Wait { cache, num_tokens } = search.hit {
+            self.caches.want(cache, num_tokens);
             return Admission::Waits;
         }
-        let Some(start) = self.caches.settle(start, num_computable, *promised) else {
+        let Some(start) = self.caches.settle(search.hit, num_computable, *promised) else {
             return Admission::NoRoom;
         };
-        let sequence = self.run(idx, start, plan);
+        search.hit = start;
+        let sequence = self.run(idx, search, plan);
         *num_tokens += sequence.num_wanted(true);
         let (cache, num_computable) = (sequence.cache, sequence.num_computable());
         let cache = cache.expect("a running sequence has a cache");
-        *promised += self.caches.blocks_with(cache, num_computable);
+        *promised += self.caches.demand_with(cache, num_computable);
         Admission::Admitted
     }
 
-    fn run(&mut self, idx: usize, start: PrefixHit, plan: &mut StepPlan) -> &Sequence {
+    fn run(&mut self, idx: usize, search: PrefixSearch, plan: &mut StepPlan) -> &Sequence {
+        let start = search.hit;
         let is_due = self.oldest_due().is_some() && idx == 0;
         let mut sequence = self.waiting.remove(idx).expect("callers name a waiting sequence");
         sequence.is_aged |= is_due;
         self.admission_queue.note(sequence.request.tenant(), sequence.has_run(), idx == 0);
-        let cache = self.caches.open(start, sequence.request.cache_scope(), &sequence.tokens);
+        let hints = KeepHints {
+            num_stable: sequence.request.stable_tokens() as usize,
+            num_shared: search.num_shared,
+            num_prompt_tokens: sequence.num_prompt_tokens(),
+        };
+        let scope = sequence.request.cache_scope();
+        let cache = self.caches.open(start, scope, &sequence.tokens, hints);
         let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
         if let PrefixHit::Fork { source, .. } = start {
             plan.forks.push(Fork { source, target: cache, num_tokens });

@@ -30,6 +30,8 @@ pub(crate) struct Sequence {
     pub(crate) num_awaited: usize,
     /// The last step with a row of this sequence; before its first row, the step that admitted it.
     pub(crate) last_step: u64,
+    /// Whether each token is planned only when the one before it is known.
+    is_stepwise: bool,
     /// Set while the sequence runs.
     pub(crate) cache: Option<CacheId>,
     /// Log-probabilities of the prompt tokens, from the second on.
@@ -47,8 +49,11 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(id: RequestId, mut request: Request) -> Sequence {
+    /// Creates a waiting sequence. `has_states` is true if the model has states, which cannot go
+    /// back by a token that a constraint turns out to forbid.
+    pub(crate) fn new(id: RequestId, mut request: Request, has_states: bool) -> Sequence {
         let constraint = request.take_constraint();
+        let is_stepwise = request.is_stepwise() || (has_states && constraint.is_some());
         Sequence {
             id,
             tokens: request.prompt().to_vec(),
@@ -61,6 +66,7 @@ impl Sequence {
             num_discarded: 0,
             num_awaited: 0,
             last_step: 0,
+            is_stepwise,
             cache: None,
             scores: Vec::new(),
             cached_tokens: None,
@@ -116,7 +122,7 @@ impl Sequence {
     /// Returns the number of positions that this sequence could compute now.
     pub(crate) fn num_wanted(&self, lookahead: bool) -> usize {
         let binds_next = || self.constraint.as_ref().is_some_and(SequenceConstraint::binds_next);
-        if 0 < self.num_pending && (!lookahead || self.request.is_stepwise() || binds_next()) {
+        if 0 < self.num_pending && (!lookahead || self.is_stepwise || binds_next()) {
             return 0;
         }
         if PENDING_MAX <= self.num_pending {

@@ -66,8 +66,8 @@ mod tests {
 
     use crate::testing::{FakeCaches, overflowing_model};
     use crate::{
-        Request, RequestId, RequestLimits, RequestOptions, SamplingOptions, Scheduler,
-        SchedulerLimits,
+        CacheCapacity, Request, RequestId, RequestLimits, RequestOptions, SamplingOptions,
+        Scheduler, SchedulerLimits,
     };
 
     const VOCAB_SIZE: u32 = 50;
@@ -99,7 +99,7 @@ mod tests {
             step_tokens: STEP_TOKENS,
             num_stages: 2,
             keep_prefixes: false,
-            ..SchedulerLimits::new(VOCAB_SIZE, 100)
+            ..SchedulerLimits::new(VOCAB_SIZE, CacheCapacity::of_blocks(100))
         };
         let (mut scheduler, mut ranks) = (Scheduler::new(limits), FakeCaches::default());
         let mut model = overflowing_model(VOCAB_SIZE);

@@ -86,8 +86,8 @@ impl<G: RankGroup> Driver<G> {
         facts: &[RankFacts],
         now: Instant,
     ) -> Result<(), EngineError> {
-        let blocks = match capacity::blocks(&self.config, facts) {
-            Ok(blocks) => blocks,
+        let capacity = match capacity::capacity(&self.config, facts) {
+            Ok(capacity) => capacity,
             Err(err) => {
                 let message = err.to_string();
                 let (phase, last_words) = (Phase::Loading, String::new());
@@ -96,8 +96,8 @@ impl<G: RankGroup> Driver<G> {
             }
         };
         let scheduler = self.scheduler.as_mut().expect("there were ranks before");
-        let lost = scheduler.set_ranks(blocks as usize, num_stages(facts));
-        let kv = capacity::kv_status(facts, blocks);
+        let kv = capacity::kv_status(facts, &capacity);
+        let lost = scheduler.set_ranks(capacity, num_stages(facts));
         let failure = too_little_memory(kv.capacity_tokens);
         self.send_events();
         for id in lost {
@@ -154,9 +154,9 @@ impl<G: RankGroup> Driver<G> {
     }
 
     pub(super) fn open_for_requests(&mut self, facts: &[RankFacts]) -> Result<(), EngineError> {
-        let blocks = capacity::blocks(&self.config, facts)?;
+        let capacity = capacity::capacity(&self.config, facts)?;
         let limits = capacity::limits(&self.config, &facts[0]);
-        let kv = capacity::kv_status(facts, blocks);
+        let kv = capacity::kv_status(facts, &capacity);
         if let Some(wanted_tokens) = self.config.context_tokens
             && limits.context_tokens < wanted_tokens
         {
@@ -170,7 +170,7 @@ impl<G: RankGroup> Driver<G> {
             keep_prefixes: self.config.keep_prefixes,
             lookahead: self.config.lookahead,
             num_stages: num_stages(facts),
-            ..SchedulerLimits::new(limits.vocab_size, blocks as usize)
+            ..SchedulerLimits::new(limits.vocab_size, capacity)
         });
         if let Some(waker) = self.waker.clone() {
             // Fails if the engine has ended.
