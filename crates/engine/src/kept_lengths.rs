@@ -122,7 +122,7 @@ impl KeptLengths {
     /// Returns the next length after `start` to keep.
     pub(crate) fn next(&self, start: usize) -> Option<usize> {
         let wanted = self.wanted.range(start + 1..).next().copied();
-        let lattice = (0 < self.stride).then(|| (start / self.stride + 1) * self.stride);
+        let lattice = start.checked_div(self.stride).map(|number| (number + 1) * self.stride);
         wanted.into_iter().chain(lattice).min()
     }
 
@@ -143,8 +143,8 @@ impl KeptLengths {
         let kept = self.largest(most);
         let from = num_computed + 1;
         let wanted = (from <= most).then(|| self.wanted.range(from..=most).next_back()).flatten();
-        let lattice = if 0 < self.stride { most / self.stride * self.stride } else { 0 };
-        let lattice = Some(lattice).filter(|length| num_computed < *length);
+        let lattice = most.checked_div(self.stride).map(|number| number * self.stride);
+        let lattice = lattice.filter(|length| num_computed < *length);
         wanted.copied().into_iter().chain(lattice).fold(kept, usize::max)
     }
 

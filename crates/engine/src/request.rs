@@ -71,7 +71,7 @@ pub struct RequestOptions {
     pub cache_scope: CacheScope,
     /// Number of prompt tokens that the next turn of the same conversation will begin with, as far
     /// as the caller knows; 0 if unknown. The ranks keep the states there, for models that have
-    /// states. Reduced to the length of the prompt.
+    /// states. Reduced to one less than the prompt has.
     pub stable_tokens: u32,
 }
 
@@ -221,7 +221,7 @@ pub struct Request {
     priority: i32,
     tenant: Option<TenantId>,
     cache_scope: CacheScope,
-    /// Invariant: no more than the prompt has.
+    /// Invariant: less than the prompt has.
     stable_tokens: u32,
     min_tokens: u32,
     masks: Masks,
@@ -276,7 +276,7 @@ impl Request {
             priority: options.priority,
             tenant: options.tenant,
             cache_scope: options.cache_scope,
-            stable_tokens: options.stable_tokens.min(num_prompt_tokens),
+            stable_tokens: options.stable_tokens.min(num_prompt_tokens - 1),
             constraint: None,
         })
     }
