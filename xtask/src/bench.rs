@@ -1,9 +1,10 @@
-//! `cargo xtask bench kernels|grammar|peers`: measurements. Those of a single crate are its
-//! examples; only the comparison with peers is implemented here.
+//! `cargo xtask bench kernels|grammar|stock|peers`: measurements. Those of a single crate are its
+//! examples; only the comparisons with peers are implemented here.
 
 mod dllama;
 mod gguf;
 mod peers;
+mod stock;
 
 use std::process::Command;
 
@@ -15,9 +16,10 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     match args.split_first().map(|(name, args)| (name.as_str(), args)) {
         Some(("kernels", args)) => measure(kernels(args)),
         Some(("grammar", args)) => measure(example("jackalope-text", "mask_cost", args)),
+        Some(("stock", args)) => stock::run(args),
         Some(("peers", args)) => peers::run(args),
         _ => bail!(
-            "nothing to measure was named\nhint: cargo xtask bench kernels, grammar, or peers"
+            "nothing to measure was named\nhint: cargo xtask bench kernels, grammar, stock, or peers"
         ),
     }
 }

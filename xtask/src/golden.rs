@@ -25,7 +25,7 @@ const OUTPUT: &str = "crates/models/tests/data/golden";
 /// Installs the pinned packages in an environment under `target/`, and runs the scripts. Arguments are
 /// the families whose golden values are computed; all if there are none.
 pub(crate) fn run(families: &[String]) -> Result<()> {
-    let python = environment(&process::target_dir().join("venv"))?;
+    let python = python()?;
     let root = process::workspace_dir();
     for (script, output) in SCRIPTS {
         println!("writing {output}");
@@ -40,6 +40,11 @@ pub(crate) fn run(families: &[String]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the interpreter of an environment with the pinned packages, made if there is none.
+pub(crate) fn python() -> Result<PathBuf> {
+    environment(&process::target_dir().join("venv"))
 }
 
 fn packages() -> Vec<(&'static str, &'static str)> {

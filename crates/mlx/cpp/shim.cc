@@ -11,6 +11,8 @@
 #include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "jackalope-mlx/src/ffi.rs.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -46,6 +48,15 @@ std::vector<array> to_vector(Refs refs) {
   arrays.reserve(refs.size());
   for (const ArrayRef& ref : refs) arrays.push_back(ref.array);
   return arrays;
+}
+
+// Results of fused operations and their inputs, while nodes are counted. On a device without a
+// fused operation, MLX builds several nodes in its place; they count as one.
+thread_local std::optional<std::unordered_map<std::uintptr_t, std::vector<array>>> fused_inputs;
+
+Array fused(array out, std::vector<array> inputs) {
+  if (fused_inputs) fused_inputs->emplace(out.id(), std::move(inputs));
+  return boxed(std::move(out));
 }
 
 std::optional<array> optional(Refs refs) {
@@ -222,6 +233,29 @@ Array pick(const std::vector<array>& arrays, size_t idx) {
 void eval(Refs arrays) {
   mx::eval(to_vector(arrays));
 }
+void begin_counting() {
+  fused_inputs.emplace();
+}
+size_t num_nodes(Refs arrays) {
+  std::unordered_set<std::uintptr_t> seen;
+  std::vector<array> rest = to_vector(arrays);
+  size_t count = 0;
+  while (!rest.empty()) {
+    array a = std::move(rest.back());
+    rest.pop_back();
+    if (!a.has_primitive() || a.is_available()) continue;
+    bool is_new = seen.insert(a.id()).second;
+    for (const array& sibling : a.siblings()) is_new &= seen.insert(sibling.id()).second;
+    if (!is_new) continue;
+    ++count;
+    auto known = fused_inputs ? fused_inputs->find(a.id()) : decltype(fused_inputs->end()){};
+    const auto& inputs =
+        fused_inputs && known != fused_inputs->end() ? known->second : a.inputs();
+    rest.insert(rest.end(), inputs.begin(), inputs.end());
+  }
+  fused_inputs.reset();
+  return count;
+}
 void async_eval(Refs arrays) {
   mx::async_eval(to_vector(arrays));
 }
@@ -281,6 +315,9 @@ Array take(const array& a, const array& indices, int32_t axis) {
 }
 Array take_along_axis(const array& a, const array& indices, int32_t axis) {
   return boxed(mx::take_along_axis(a, indices, axis));
+}
+Array scatter(const array& a, Refs indices, Dims axes, const array& update) {
+  return boxed(mx::scatter(a, to_vector(indices), update, to_axes(axes)));
 }
 Array where_(const array& condition, const array& a, const array& b) {
   return boxed(mx::where(condition, a, b));
@@ -354,19 +391,25 @@ Array argpartition(const array& a, int32_t kth, int32_t axis) {
 }
 
 Array rms_norm(const array& x, Refs weight, float eps) {
-  return boxed(mx::fast::rms_norm(x, optional(weight), eps));
+  return fused(mx::fast::rms_norm(x, optional(weight), eps), {x});
 }
 Array layer_norm(const array& x, Refs weight, Refs bias, float eps) {
-  return boxed(mx::fast::layer_norm(x, optional(weight), optional(bias), eps));
+  return fused(mx::fast::layer_norm(x, optional(weight), optional(bias), eps), {x});
 }
-Array rope(const array& x, const RopeSpec& spec, Refs freqs) {
+Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets) {
   auto base = spec.has_base ? std::optional<float>(spec.base) : std::nullopt;
-  return boxed(mx::fast::rope(
-      x, spec.dims, spec.traditional, base, spec.scale, spec.offset, optional(freqs)));
+  auto rotate = [&](const auto& offset) {
+    return mx::fast::rope(
+        x, spec.dims, spec.traditional, base, spec.scale, offset, optional(freqs));
+  };
+  return fused(offsets.empty() ? rotate(spec.offset) : rotate(offsets[0].array), {x});
 }
 Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask) {
-  return boxed(mx::fast::scaled_dot_product_attention(
-      qkv[0].array, qkv[1].array, qkv[2].array, scale, to_string(mask_mode), optional(mask)));
+  auto out = mx::fast::scaled_dot_product_attention(
+      qkv[0].array, qkv[1].array, qkv[2].array, scale, to_string(mask_mode), optional(mask));
+  auto inputs = to_vector(qkv);
+  if (!mask.empty()) inputs.push_back(mask[0].array);
+  return fused(std::move(out), std::move(inputs));
 }
 
 Array quantized_matmul(

@@ -40,6 +40,8 @@ bool row_contiguous(const array& a);
 Array pick(const std::vector<array>& arrays, size_t idx);
 
 void eval(Refs arrays);
+void begin_counting();
+size_t num_nodes(Refs arrays);
 void async_eval(Refs arrays);
 void synchronize();
 
@@ -61,6 +63,7 @@ Array repeat(const array& a, int32_t times, int32_t axis);
 
 Array take(const array& a, const array& indices, int32_t axis);
 Array take_along_axis(const array& a, const array& indices, int32_t axis);
+Array scatter(const array& a, Refs indices, Dims axes, const array& update);
 Array where_(const array& condition, const array& a, const array& b);
 
 Array add(const array& a, const array& b);
@@ -105,7 +108,7 @@ Array argpartition(const array& a, int32_t kth, int32_t axis);
 
 Array rms_norm(const array& x, Refs weight, float eps);
 Array layer_norm(const array& x, Refs weight, Refs bias, float eps);
-Array rope(const array& x, const RopeSpec& spec, Refs freqs);
+Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets);
 Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask);
 
 Array quantized_matmul(

@@ -218,6 +218,15 @@ pub fn eval(arrays: &[&Array]) -> Result<(), Error> {
     })
 }
 
+/// Counts the nodes of the graph that `build` returns and that is not yet computed, as a GPU would
+/// compute it: each fused operation ([`crate::fast`]) is one node, also where MLX builds several in
+/// its place.
+pub fn count_nodes(build: impl FnOnce() -> Vec<Array>) -> usize {
+    bridge::begin_counting();
+    let arrays = build();
+    bridge::num_nodes(&refs(&arrays.iter().collect::<Vec<_>>()))
+}
+
 /// Starts computing arrays. A failure is reported when they are waited for.
 ///
 /// # Errors

@@ -26,25 +26,38 @@ pub struct Rope<'a> {
     pub base: Option<f32>,
     /// Scale of the positions.
     pub scale: f32,
-    /// Position of the first row.
-    pub offset: i32,
+    /// Position of the first row of each sequence.
+    pub offset: RopeOffset<'a>,
     /// Reciprocals of the frequencies, f32 `[dims / 2]`.
     pub freqs: Option<&'a Array>,
+}
+
+/// Position of the first row of each sequence.
+#[derive(Debug, Clone, Copy)]
+pub enum RopeOffset<'a> {
+    /// The same for all.
+    First(i32),
+    /// One for each, i32 `[batch]`.
+    Each(&'a Array),
 }
 
 /// Applies rotary position embedding to `x` `[batch, heads, seq, head_dim]`, with row `i` at
 /// position `offset + i`.
 #[track_caller]
 pub fn rope(x: &Array, rope: Rope<'_>) -> Array {
+    let (offset, offsets) = match rope.offset {
+        RopeOffset::First(offset) => (offset, None),
+        RopeOffset::Each(offsets) => (0, Some(offsets)),
+    };
     let spec = bridge::RopeSpec {
         dims: rope.dims,
         traditional: rope.traditional,
         has_base: rope.base.is_some(),
         base: rope.base.unwrap_or_default(),
         scale: rope.scale,
-        offset: rope.offset,
+        offset,
     };
-    built("rope", bridge::rope(&x.0, &spec, &optional(rope.freqs)))
+    built("rope", bridge::rope(&x.0, &spec, &optional(rope.freqs), &optional(offsets)))
 }
 
 /// The keys that a query sees.

@@ -108,6 +108,8 @@ pub(crate) mod bridge {
 
         // Evaluation.
         fn eval(arrays: &[ArrayRef]) -> Result<()>;
+        fn begin_counting();
+        fn num_nodes(arrays: &[ArrayRef]) -> usize;
         fn async_eval(arrays: &[ArrayRef]) -> Result<()>;
         fn synchronize() -> Result<()>;
 
@@ -139,6 +141,12 @@ pub(crate) mod bridge {
             a: &RawArray,
             indices: &RawArray,
             axis: i32,
+        ) -> Result<UniquePtr<RawArray>>;
+        fn scatter(
+            a: &RawArray,
+            indices: &[ArrayRef],
+            axes: &[i32],
+            update: &RawArray,
         ) -> Result<UniquePtr<RawArray>>;
         fn where_(condition: &RawArray, a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
 
@@ -192,7 +200,12 @@ pub(crate) mod bridge {
             bias: &[ArrayRef],
             eps: f32,
         ) -> Result<UniquePtr<RawArray>>;
-        fn rope(x: &RawArray, spec: &RopeSpec, freqs: &[ArrayRef]) -> Result<UniquePtr<RawArray>>;
+        fn rope(
+            x: &RawArray,
+            spec: &RopeSpec,
+            freqs: &[ArrayRef],
+            offsets: &[ArrayRef],
+        ) -> Result<UniquePtr<RawArray>>;
         fn attention(
             qkv: &[ArrayRef],
             scale: f32,

@@ -24,7 +24,7 @@ mod ops;
 mod pinned;
 pub mod quant;
 
-pub use array::{Array, async_eval, eval};
+pub use array::{Array, async_eval, count_nodes, eval};
 pub use custom::{Buffer, BufferMut, custom};
 pub use device::{Device, device, exit_now, gpu_available, set_device, version};
 pub use dtype::{Dtype, Element};

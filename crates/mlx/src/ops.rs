@@ -94,6 +94,14 @@ impl Array {
         built("slice_update", bridge::slice_update(&self.0, &update.0, start, stop))
     }
 
+    /// Returns this array with slices replaced, in place if this is the last handle: slice `i` is at
+    /// `indices[k][i]` of `axes[k]` and holds `update[i]`, which has length 1 along these axes.
+    /// Indices are i32 `[slices]`.
+    #[track_caller]
+    pub fn scatter(&self, indices: [&Array; 2], axes: [i32; 2], update: &Array) -> Array {
+        built("scatter", bridge::scatter(&self.0, &refs(&indices), &axes, &update.0))
+    }
+
     /// Returns the same values in row order without gaps, in a buffer of exactly their size.
     #[track_caller]
     pub fn contiguous(&self) -> Array {

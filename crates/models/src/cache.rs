@@ -5,6 +5,7 @@
 
 mod arrays;
 mod pages;
+mod slots;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,11 +13,12 @@ use std::rc::Rc;
 use jackalope_mlx::{Array, Dtype, Error};
 use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
 
-use self::arrays::KvArrays;
 use self::pages::PageList;
 use crate::parallel::Compute;
 
+pub(crate) use self::arrays::KvArrays;
 pub(crate) use self::pages::{LayerPages, Page};
+pub(crate) use self::slots::{Decoding, Place, SlotAssignment, SlotPool};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
@@ -63,6 +65,8 @@ pub(crate) struct CacheShape {
     pub(crate) layers: Rc<[LayerCacheShape]>,
     pub(crate) dtype: Dtype,
     pub(crate) compute: Compute,
+    /// Where sequences that decode are, for MLX's operations.
+    pub(crate) slots: Rc<RefCell<SlotPool>>,
     /// Result of the last step's graph: once it is evaluated, all writes to all caches are done.
     pub(crate) last_step: Rc<RefCell<Option<Array>>>,
 }
@@ -85,6 +89,8 @@ impl CacheShape {
 pub struct SequenceCache {
     shape: CacheShape,
     layers: Vec<LayerCache>,
+    /// Where keys and values are, for MLX's operations.
+    place: Rc<RefCell<Place>>,
     len: usize,
     capacity: usize,
 }
@@ -94,10 +100,11 @@ impl SequenceCache {
     pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
         let layer = |_: &LayerCacheShape| match shape.compute {
             Compute::Kernels(_) => LayerCache::Pages(PageList::default()),
-            Compute::Stock => LayerCache::Arrays(None),
+            Compute::Stock => LayerCache::Placed,
         };
         let layers = shape.layers.iter().map(layer).collect();
-        SequenceCache { shape: shape.clone(), layers, len: 0, capacity: 0 }
+        let place = Rc::new(RefCell::new(Place::Own(vec![None; shape.layers.len()])));
+        SequenceCache { shape: shape.clone(), layers, place, len: 0, capacity: 0 }
     }
 
     /// Returns the number of positions held.
@@ -158,19 +165,31 @@ impl SequenceCache {
         }
         let capacity = tokens.next_multiple_of(BLOCK_TOKENS);
         let layers = self.layers.iter().map(|layer| layer.fork(capacity)).collect();
-        Ok(SequenceCache { shape: self.shape.clone(), layers, len: tokens, capacity })
+        let place = Rc::new(RefCell::new(self.fork_place(capacity)));
+        Ok(SequenceCache { shape: self.shape.clone(), layers, place, len: tokens, capacity })
+    }
+
+    /// Returns copies of the first `capacity` positions, for MLX's operations.
+    fn fork_place(&self, capacity: usize) -> Place {
+        match &*self.place.borrow() {
+            Place::Own(held) => {
+                let fork = |held: &Option<KvArrays>| {
+                    held.as_ref().filter(|_| 0 < capacity).map(|held| held.fork(capacity))
+                };
+                Place::Own(held.iter().map(fork).collect())
+            }
+            &Place::Slot { class, slot } if 0 < capacity => {
+                Place::Own(self.shape.slots.borrow_mut().copy(class, slot, capacity))
+            }
+            Place::Slot { .. } => Place::Own(vec![None; self.shape.layers.len()]),
+        }
     }
 
     /// Returns the arrays that must be evaluated so that this cache holds the positions that it
     /// counts.
     pub fn arrays(&self) -> Vec<Array> {
-        let held = self.layers.iter().filter_map(|layer| match layer {
-            LayerCache::Pages(_) => None,
-            LayerCache::Arrays(held) => held.as_ref(),
-        });
-        let last_step = self.shape.last_step.borrow();
-        let held = held.flat_map(|held| [&held.keys, &held.values]);
-        held.chain(&*last_step).cloned().collect()
+        let copies = self.shape.slots.borrow_mut().take_copies();
+        copies.into_iter().chain(self.shape.last_step.borrow().clone()).collect()
     }
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
@@ -194,26 +213,31 @@ impl SequenceCache {
     }
 
     /// Appends keys `[1, kv_heads, tokens, key_dim]` and values `[1, kv_heads, tokens, value_dim]` at
-    /// `start` to one layer and returns all keys and values up to their end. For MLX's operations.
-    ///
-    /// # Panics
-    /// Panics if the model computes with our kernels.
-    pub(crate) fn append(
-        &mut self,
-        layer_idx: usize,
-        start: usize,
-        keys: &Array,
-        values: &Array,
-    ) -> [Array; 2] {
-        let LayerCache::Arrays(held) = &mut self.layers[layer_idx - self.shape.first_layer] else {
-            panic!("this cache is the kernels'");
+    /// `start` to one layer and returns all keys and values up to their end. For MLX's operations,
+    /// and sequences that are not in a slot.
+    pub(crate) fn append(&mut self, layer_idx: usize, start: usize, new: &KvArrays) -> KvArrays {
+        let Place::Own(held) = &mut *self.place.borrow_mut() else {
+            panic!("a sequence leaves its slot before it gets several tokens")
         };
-        let new = KvArrays { keys: keys.clone(), values: values.clone() };
-        let stop = start + usize::try_from(keys.dim(2)).expect("a length is not negative");
-        let updated = KvArrays::updated(held.take(), &new, start, self.capacity);
-        let KvArrays { keys, values } = updated.first(stop);
-        *held = Some(updated);
-        [keys, values]
+        let held = &mut held[layer_idx - self.shape.first_layer];
+        let stop = start + usize::try_from(new.keys.dim(2)).expect("a length is not negative");
+        let updated = KvArrays::updated(held.take(), new, start, self.capacity);
+        held.insert(updated).positions(0, stop)
+    }
+
+    /// Returns the sequence as one that decodes in a slot.
+    pub(crate) fn decoding(&self) -> Decoding {
+        Decoding { place: Rc::clone(&self.place), len: self.len }
+    }
+
+    /// Returns the slots of the model's sequences.
+    pub(crate) fn slots(&self) -> Rc<RefCell<SlotPool>> {
+        Rc::clone(&self.shape.slots)
+    }
+
+    /// Returns the number of a layer among those of this rank.
+    pub(crate) fn layer(&self, layer_idx: usize) -> usize {
+        layer_idx - self.shape.first_layer
     }
 }
 
@@ -222,18 +246,15 @@ impl SequenceCache {
 enum LayerCache {
     /// For our kernels.
     Pages(PageList),
-    /// For MLX's operations; `None` before the first write.
-    Arrays(Option<KvArrays>),
+    /// For MLX's operations: they are at the sequence's [`Place`].
+    Placed,
 }
 
 impl LayerCache {
     fn fork(&self, capacity: usize) -> LayerCache {
         match self {
             LayerCache::Pages(pages) => LayerCache::Pages(pages.fork(capacity)),
-            LayerCache::Arrays(Some(held)) if 0 < capacity => {
-                LayerCache::Arrays(Some(held.fork(capacity)))
-            }
-            LayerCache::Arrays(_) => LayerCache::Arrays(None),
+            LayerCache::Placed => LayerCache::Placed,
         }
     }
 }

@@ -1,12 +1,14 @@
 //! A loaded model, the interface to the runner.
 
+use std::cell::RefCell;
 use std::path::Path;
+use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::{CacheCost, TokenId, UnitRange};
 
 use crate::arch::{self, Dimensions, Network};
-use crate::cache::{CacheShape, SequenceCache};
+use crate::cache::{CacheShape, LayerCacheShape, SequenceCache, SlotPool};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::parallel::Parallel;
@@ -94,12 +96,15 @@ impl Model {
     ) -> Result<Model, LoadError> {
         let (network, counters) = arch::load(checkpoint, parallel, progress)?;
         let dimensions = network.dimensions();
+        let layers: Rc<[LayerCacheShape]> = network.cache_shapes().into();
+        let slots = SlotPool::new(Rc::clone(&layers), counters.dtype);
         let cache_shape = CacheShape {
             first_layer: dimensions.layers.start,
-            layers: network.cache_shapes().into(),
+            layers,
+            slots: Rc::new(RefCell::new(slots)),
             dtype: counters.dtype,
             compute: parallel.compute().clone(),
-            last_step: std::rc::Rc::default(),
+            last_step: Rc::default(),
         };
         let cache_cost = cache_shape.cost();
         let facts = facts(&checkpoint.spec.model_type, &dimensions, &counters, cache_cost);

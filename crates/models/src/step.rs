@@ -1,11 +1,15 @@
 //! One step as the layers see it: rows of several sequences next to each other.
 
+mod stock_plan;
+
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::cache::SequenceCache;
 use crate::layers::{Rope, RotationTable};
+
+pub(crate) use self::stock_plan::{DecodeGroup, StockPlan, VisibleKeys};
 
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -30,6 +34,7 @@ pub(crate) struct Step<'a, 'b> {
     pub(crate) spans: Vec<StepSpan>,
     pub(crate) caches: &'a mut [&'b mut SequenceCache],
     tables: Vec<(Rc<Rope>, Arc<RotationTable>)>,
+    stock_plan: Option<Rc<StockPlan>>,
 }
 
 impl<'a, 'b> Step<'a, 'b> {
@@ -47,7 +52,7 @@ impl<'a, 'b> Step<'a, 'b> {
             step_spans.push(StepSpan { rows: span.start_idx..next_idx, start: cache.len() });
             cache.extend(span.len);
         }
-        Step { spans: step_spans, caches, tables: Vec::new() }
+        Step { spans: step_spans, caches, tables: Vec::new(), stock_plan: None }
     }
 
     /// Returns the rotations of all rows; computed once per step, not once per layer.
@@ -59,5 +64,12 @@ impl<'a, 'b> Step<'a, 'b> {
         let table = Arc::new(rope.table(positions));
         self.tables.push((Rc::clone(rope), Arc::clone(&table)));
         table
+    }
+
+    /// Returns how the rows are computed with MLX's operations; decided once per step, which gives
+    /// the sequences that decode their slots.
+    pub(crate) fn stock_plan(&mut self) -> Rc<StockPlan> {
+        let plan = || Rc::new(StockPlan::new(&self.spans, self.caches));
+        Rc::clone(self.stock_plan.get_or_insert_with(plan))
     }
 }

@@ -1,20 +1,41 @@
-//! Keys and values for MLX's operations: arrays, updated in place by donation.
+//! Keys and values for MLX's operations: arrays, updated in place by donation. An operation that
+//! updates takes its arrays by value, so that MLX writes into their memory if there is no other
+//! handle to it.
 
-use jackalope_mlx::Array;
+use jackalope_mlx::{Array, Dtype};
 
+use super::{KvShape, LayerCacheShape};
 use crate::layers::dim;
 
-/// Keys `[1, kv_heads, capacity, key_dim]` and values `[1, kv_heads, capacity, value_dim]` of one
-/// layer.
+/// Keys `[sequences, kv_heads, capacity, key_dim]` and values
+/// `[sequences, kv_heads, capacity, value_dim]` of one layer.
 #[derive(Clone, Debug)]
-pub(super) struct KvArrays {
-    pub(super) keys: Array,
-    pub(super) values: Array,
+pub(crate) struct KvArrays {
+    pub(crate) keys: Array,
+    pub(crate) values: Array,
 }
 
 impl KvArrays {
-    /// Returns `held`, grown to `capacity`, with `new` from `start` on. Takes `held` by value, so that
-    /// MLX writes into its memory if there is no other handle to it.
+    /// Creates room for `sequences` sequences of `capacity` positions.
+    pub(super) fn zeros(
+        shape: &LayerCacheShape,
+        sequences: usize,
+        capacity: usize,
+        dtype: Dtype,
+    ) -> KvArrays {
+        let LayerCacheShape::Positions(KvShape { kv_heads, key_dim, value_dim }) = *shape;
+        let zeros = |width| {
+            Array::zeros(&[dim(sequences), dim(kv_heads), dim(capacity), dim(width)], dtype)
+        };
+        KvArrays { keys: zeros(key_dim), values: zeros(value_dim) }
+    }
+
+    /// Returns handles to both arrays.
+    pub(super) fn handles(&self) -> [Array; 2] {
+        [self.keys.clone(), self.values.clone()]
+    }
+
+    /// Returns `held`, grown to `capacity`, with `new` from `start` on, for one sequence.
     pub(super) fn updated(
         held: Option<KvArrays>,
         new: &KvArrays,
@@ -28,18 +49,58 @@ impl KvArrays {
         }
     }
 
-    /// Returns views of the first `len` positions.
-    pub(super) fn first(&self, len: usize) -> KvArrays {
+    /// Returns views of positions `start..stop`.
+    pub(crate) fn positions(&self, start: usize, stop: usize) -> KvArrays {
+        self.map(|array| array.slice_axis(2, dim(start), dim(stop)))
+    }
+
+    /// Returns copies of the first `capacity` positions, or of all if there are fewer.
+    pub(super) fn fork(&self, capacity: usize) -> KvArrays {
+        let stop = dim(capacity).min(self.keys.dim(2));
+        self.map(|array| array.slice_axis(2, 0, stop).contiguous())
+    }
+
+    /// Returns views of sequences `start..stop`.
+    pub(super) fn slots(&self, start: usize, stop: usize) -> KvArrays {
+        self.map(|array| array.slice_axis(0, dim(start), dim(stop)))
+    }
+
+    /// Returns copies of the sequences at `indices`.
+    pub(super) fn picked(self, indices: &Array) -> KvArrays {
+        self.map(|array| array.take(indices, 0))
+    }
+
+    /// Returns these sequences followed by `others`.
+    pub(super) fn joined(self, others: &KvArrays) -> KvArrays {
         KvArrays {
-            keys: self.keys.slice_axis(2, 0, dim(len)),
-            values: self.values.slice_axis(2, 0, dim(len)),
+            keys: Array::concatenate(&[&self.keys, &others.keys], 0),
+            values: Array::concatenate(&[&self.values, &others.values], 0),
         }
     }
 
-    /// Returns copies of the first `capacity` positions.
-    pub(super) fn fork(&self, capacity: usize) -> KvArrays {
-        let KvArrays { keys, values } = self.first(capacity);
-        KvArrays { keys: keys.contiguous(), values: values.contiguous() }
+    /// Returns these arrays with the positions of `own`, at most `capacity`, in one slot.
+    pub(super) fn with_slot(self, slot: usize, own: &KvArrays, capacity: usize) -> KvArrays {
+        let write = |all: &Array, own: &Array| {
+            let (kv_heads, width) = (own.dim(1), own.dim(3));
+            let len = own.dim(2).min(dim(capacity));
+            let own = own.slice_axis(2, 0, len);
+            all.slice_update(&own, &[dim(slot), 0, 0, 0], &[dim(slot) + 1, kv_heads, len, width])
+        };
+        KvArrays { keys: write(&self.keys, &own.keys), values: write(&self.values, &own.values) }
+    }
+
+    /// Returns these arrays with one new position of several sequences, `[rows, kv_heads, 1, dim]`,
+    /// at the given slots and positions, `[rows]` each.
+    pub(super) fn scattered(self, new: &KvArrays, at: [&Array; 2]) -> KvArrays {
+        let write = |all: &Array, new: &Array| {
+            let update = new.reshape(&[new.dim(0), 1, new.dim(1), 1, new.dim(3)]);
+            all.scatter(at, [0, 2], &update)
+        };
+        KvArrays { keys: write(&self.keys, &new.keys), values: write(&self.values, &new.values) }
+    }
+
+    fn map(&self, view: impl Fn(&Array) -> Array) -> KvArrays {
+        KvArrays { keys: view(&self.keys), values: view(&self.values) }
     }
 }
 

@@ -68,16 +68,16 @@ impl Rope {
         RotationTable { head_dim, is_traditional, cos, sin }
     }
 
-    /// Rotates with MLX: `x` and the result are `[1, heads, seq, head_dim]`, with the first row at
-    /// position `offset`.
-    pub(crate) fn stock(&self, x: &Array, offset: usize) -> Array {
+    /// Rotates with MLX: `x` and the result are `[sequences, heads, seq, head_dim]`, with the first
+    /// row of each sequence at its `offset`.
+    pub(crate) fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
         let scaled = if self.magnitude == 1.0 { x.clone() } else { x * self.magnitude as f32 };
         let rope = fast::Rope {
             dims: dim(self.head_dim),
             traditional: self.is_traditional,
             base: None,
             scale: 1.0,
-            offset: dim(offset),
+            offset,
             freqs: Some(&self.freqs),
         };
         fast::rope(&scaled, rope)

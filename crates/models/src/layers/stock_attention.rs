@@ -2,11 +2,13 @@
 
 use std::rc::Rc;
 
+use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, fast};
 
 use super::kernel::dim;
 use super::rope::Rope;
-use crate::step::{Step, StepSpan};
+use crate::cache::{KvArrays, SequenceCache, SlotPool};
+use crate::step::{DecodeGroup, Step, StepSpan, VisibleKeys};
 
 /// Queries `[tokens, heads, key_dim]`, keys `[tokens, kv_heads, key_dim]` and values
 /// `[tokens, kv_heads, value_dim]` of a step's rows, before the rotation.
@@ -33,20 +35,56 @@ impl StockAttention<'_> {
     /// Appends keys and values to the caches, and returns the heads' results
     /// `[tokens, heads * value_dim]`.
     pub(super) fn forward(&self, heads: &StockHeads, step: &mut Step<'_, '_>) -> Array {
-        let spans = step.spans.iter().zip(step.caches.iter_mut());
-        let outs = spans.map(|(span, cache)| {
-            let q = self.rotated(&rows(&heads.q, span), span);
-            let k = self.rotated(&rows(&heads.k, span), span);
-            let [k, v] = cache.append(self.layer_idx, span.start, &k, &rows(&heads.v, span));
-            let out = self.attend(&q, &k, &v);
-            out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1]) // [seq, heads * value_dim]
+        let plan = step.stock_plan();
+        let mut outs = Vec::with_capacity(plan.groups.len() + plan.prompts.len());
+        let layer = step.caches[0].layer(self.layer_idx);
+        for group in &plan.groups {
+            outs.push(self.decode(heads, group, &mut plan.slots.borrow_mut(), layer));
+        }
+        for &idx in &plan.prompts {
+            outs.push(self.prompt(heads, &step.spans[idx], step.caches[idx]));
+        }
+        plan.in_order(&outs)
+    }
+
+    /// Computes one token of each sequence of a group, `[sequences, heads * value_dim]`.
+    fn decode(
+        &self,
+        heads: &StockHeads,
+        group: &DecodeGroup,
+        slots: &mut SlotPool,
+        layer: usize,
+    ) -> Array {
+        let [q, k] = [&heads.q, &heads.k].map(|x| {
+            let rows = group.rows(x);
+            self.rope.map_or_else(
+                || rows.clone(),
+                |rope| rope.stock(&rows, RopeOffset::Each(&group.positions)),
+            )
         });
-        let outs: Vec<Array> = outs.collect();
-        Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0)
+        let new = KvArrays { keys: k, values: group.rows(&heads.v) };
+        let at = [&group.slots, &group.positions];
+        let held = slots.write(group.class, layer, &new, at);
+        let VisibleKeys { start, stop, mask } = group.visible(self.window);
+        let KvArrays { keys, values } = held.positions(start, stop);
+        let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
+        let q = group.by_slot(&q);
+        let out = fast::scaled_dot_product_attention(&q, &keys, &values, self.scale, mask);
+        group.by_sequence(&out)
+    }
+
+    /// Computes the rows of one sequence, `[rows, heads * value_dim]`.
+    fn prompt(&self, heads: &StockHeads, span: &StepSpan, cache: &mut SequenceCache) -> Array {
+        let [q, k] = [&heads.q, &heads.k].map(|x| self.rotated(&rows(x, span), span));
+        let new = KvArrays { keys: k, values: rows(&heads.v, span) };
+        let KvArrays { keys, values } = cache.append(self.layer_idx, span.start, &new);
+        let out = self.attend(&q, &keys, &values);
+        out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
 
     fn rotated(&self, x: &Array, span: &StepSpan) -> Array {
-        self.rope.map_or_else(|| x.clone(), |rope| rope.stock(x, span.start))
+        self.rope
+            .map_or_else(|| x.clone(), |rope| rope.stock(x, RopeOffset::First(dim(span.start))))
     }
 
     /// Computes attention; `q` belongs to the last positions of `k` and `v`.

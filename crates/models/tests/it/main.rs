@@ -5,6 +5,7 @@ mod embedding;
 mod golden;
 mod loading;
 mod metamorphic;
+mod nodes;
 mod ranks;
 mod recipe;
 mod run;

@@ -1,0 +1,367 @@
+//! Slots: where sequences that decode keep their keys and values for MLX's operations.
+//!
+//! The sequences of a capacity class lie side by side in one array per layer, so that one operation
+//! writes the new keys of all of them and one computes the attention of all of them. Prompts are
+//! computed in arrays of their own. A sequence moves into a slot when it decodes for the first time,
+//! to a slot of the next class when it outgrows its class, and out of its slot when it has not
+//! decoded for a while or gets several tokens at once.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use jackalope_mlx::{Array, Dtype};
+
+use super::arrays::KvArrays;
+use super::{BLOCK_TOKENS, LayerCacheShape};
+
+/// Number of steps without a token after which a sequence gives up its slot if others need room.
+const IDLE_STEPS_MAX: u64 = 16;
+
+/// Where the keys and values of a sequence are.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// In arrays of the sequence's own, one pair for each layer; `None` before the first write.
+    Own(Vec<Option<KvArrays>>),
+    /// In a slot of a class.
+    Slot { class: usize, slot: usize },
+}
+
+/// A sequence that decodes: where it is, and its length with the new token.
+#[derive(Clone, Debug)]
+pub(crate) struct Decoding {
+    pub(crate) place: Rc<RefCell<Place>>,
+    pub(crate) len: usize,
+}
+
+/// The slots of a class after all sequences of a step have moved in.
+#[derive(Debug)]
+pub(crate) struct SlotAssignment {
+    /// Capacity of the class in tokens.
+    pub(crate) class: usize,
+    /// Number of slots, those of other sequences and free ones included.
+    pub(crate) num_slots: usize,
+    /// For each sequence of the step in this class: its number in the step and its slot.
+    pub(crate) members: Vec<SlotMember>,
+}
+
+/// A sequence of a step in a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotMember {
+    /// Number of the sequence among those that were placed.
+    pub(crate) idx: usize,
+    pub(crate) slot: usize,
+}
+
+/// The slots of all sequences of a model.
+#[derive(Debug)]
+pub(crate) struct SlotPool {
+    shapes: Rc<[LayerCacheShape]>,
+    dtype: Dtype,
+    /// By capacity in tokens.
+    classes: BTreeMap<usize, SlotClass>,
+    /// Number of steps so far.
+    step: u64,
+    /// Copies that must be made before the next step writes to their sources.
+    copies: Vec<Array>,
+}
+
+#[derive(Debug)]
+struct SlotClass {
+    slots: Vec<Option<Occupant>>,
+    /// Arrays `[slots, kv_heads, capacity, dim]` of each layer; `None` only while they are replaced.
+    layers: Vec<Option<KvArrays>>,
+}
+
+#[derive(Debug)]
+struct Occupant {
+    /// Gone when the sequence is gone.
+    place: Weak<RefCell<Place>>,
+    last_step: u64,
+}
+
+/// Returns the capacity of the class for sequences of `len` tokens.
+fn class_for(len: usize) -> usize {
+    len.div_ceil(BLOCK_TOKENS).next_power_of_two() * BLOCK_TOKENS
+}
+
+impl SlotPool {
+    pub(crate) fn new(shapes: Rc<[LayerCacheShape]>, dtype: Dtype) -> SlotPool {
+        SlotPool { shapes, dtype, classes: BTreeMap::new(), step: 0, copies: Vec::new() }
+    }
+
+    /// Returns the copies that were begun since the last call.
+    pub(super) fn take_copies(&mut self) -> Vec<Array> {
+        std::mem::take(&mut self.copies)
+    }
+
+    /// Gives each sequence a slot of its class.
+    pub(crate) fn assign(&mut self, decoding: &[Decoding]) -> Vec<SlotAssignment> {
+        self.step += 1;
+        let mut newcomers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (idx, sequence) in decoding.iter().enumerate() {
+            let class = class_for(sequence.len);
+            let held = match *sequence.place.borrow() {
+                Place::Slot { class, slot } => Some((class, slot)),
+                Place::Own(_) => None,
+            };
+            match held {
+                Some((held, slot)) if held == class => self.touch(class, slot),
+                Some(_) => {
+                    self.move_out(&sequence.place);
+                    newcomers.entry(class).or_default().push(idx);
+                }
+                None => newcomers.entry(class).or_default().push(idx),
+            }
+        }
+        for (class, newcomers) in newcomers {
+            self.make_room(class, newcomers.len());
+            for idx in newcomers {
+                self.move_in(class, &decoding[idx].place);
+            }
+        }
+        self.shrink();
+        self.assignments(decoding)
+    }
+
+    /// Moves a sequence to arrays of its own if it is in a slot.
+    pub(crate) fn move_out(&mut self, place: &Rc<RefCell<Place>>) {
+        let Place::Slot { class, slot } = *place.borrow() else { return };
+        let own = self.copy(class, slot, class);
+        *place.borrow_mut() = Place::Own(own);
+        let class = self.classes.get_mut(&class).expect("a slot has a class");
+        class.slots[slot] = None;
+    }
+
+    /// Returns copies of the first `capacity` positions of a slot.
+    pub(super) fn copy(
+        &mut self,
+        class: usize,
+        slot: usize,
+        capacity: usize,
+    ) -> Vec<Option<KvArrays>> {
+        let layers = self.classes[&class].layers.iter().flatten();
+        let copies = layers.map(|layer| layer.slots(slot, slot + 1).fork(capacity));
+        let copies: Vec<KvArrays> = copies.collect();
+        self.copies.extend(copies.iter().flat_map(KvArrays::handles));
+        copies.into_iter().map(Some).collect()
+    }
+
+    /// Writes one new position of each sequence into a layer, `[sequences, kv_heads, 1, dim]`, and
+    /// returns the keys and values of all slots.
+    pub(crate) fn write(
+        &mut self,
+        class: usize,
+        layer: usize,
+        new: &KvArrays,
+        at: [&Array; 2],
+    ) -> KvArrays {
+        let class = self.classes.get_mut(&class).expect("an assigned class exists");
+        let held = class.layers[layer].take().expect("a class has all layers");
+        class.layers[layer].insert(held.scattered(new, at)).clone()
+    }
+
+    fn touch(&mut self, class: usize, slot: usize) {
+        let class = self.classes.get_mut(&class).expect("a slot has a class");
+        let occupant = class.slots[slot].as_mut().expect("a held slot is occupied");
+        occupant.last_step = self.step;
+    }
+
+    /// Makes sure that `needed` slots of a class are free: those of sequences that are gone, then
+    /// those of sequences that have not decoded for a while, then new ones.
+    fn make_room(&mut self, class: usize, needed: usize) {
+        let entry = self.classes.entry(class).or_insert_with(|| {
+            let empty = |shape: &_| Some(KvArrays::zeros(shape, 0, class, self.dtype));
+            SlotClass { slots: Vec::new(), layers: self.shapes.iter().map(empty).collect() }
+        });
+        entry.forget_gone();
+        let mut free = entry.slots.iter().filter(|slot| slot.is_none()).count();
+        for place in entry.idle(self.step) {
+            if needed <= free {
+                break;
+            }
+            self.move_out(&place);
+            free += 1;
+        }
+        if needed <= free {
+            return;
+        }
+        let entry = self.classes.get_mut(&class).expect("the entry was just made");
+        let num_slots = entry.slots.len();
+        let more = (needed - free).max(num_slots / 4);
+        for (layer, shape) in entry.layers.iter_mut().zip(&*self.shapes) {
+            let room = KvArrays::zeros(shape, more, class, self.dtype);
+            *layer = layer.take().map(|held| held.joined(&room));
+        }
+        entry.slots.resize_with(num_slots + more, || None);
+    }
+
+    fn move_in(&mut self, class: usize, place: &Rc<RefCell<Place>>) {
+        let entry = self.classes.get_mut(&class).expect("room was made");
+        let free = entry.slots.iter().position(Option::is_none);
+        let slot = free.expect("room was made");
+        let own = place.replace(Place::Slot { class, slot });
+        let Place::Own(own) = own else { panic!("a sequence in a slot moves out first") };
+        for (layer, own) in entry.layers.iter_mut().zip(own) {
+            if let Some(own) = own {
+                *layer = layer.take().map(|held| held.with_slot(slot, &own, class));
+            }
+        }
+        let occupant = Occupant { place: Rc::downgrade(place), last_step: self.step };
+        entry.slots[slot] = Some(occupant);
+    }
+
+    /// Gives up classes without sequences, and the free slots of those of which at most a quarter is
+    /// used.
+    fn shrink(&mut self) {
+        for class in self.classes.values_mut() {
+            class.forget_gone();
+            let used = class.slots.iter().flatten().count();
+            if used == 0 {
+                class.slots.clear();
+            } else if used * 4 <= class.slots.len() {
+                class.compact();
+            }
+        }
+        self.classes.retain(|_, class| !class.slots.is_empty());
+    }
+
+    fn assignments(&self, decoding: &[Decoding]) -> Vec<SlotAssignment> {
+        let mut members: BTreeMap<usize, Vec<SlotMember>> = BTreeMap::new();
+        for (idx, sequence) in decoding.iter().enumerate() {
+            let Place::Slot { class, slot } = *sequence.place.borrow() else {
+                panic!("every decoding sequence has a slot")
+            };
+            members.entry(class).or_default().push(SlotMember { idx, slot });
+        }
+        let assignment = |(class, members)| {
+            let num_slots = self.classes[&class].slots.len();
+            SlotAssignment { class, num_slots, members }
+        };
+        members.into_iter().map(assignment).collect()
+    }
+}
+
+impl SlotClass {
+    fn forget_gone(&mut self) {
+        for slot in &mut self.slots {
+            if slot.as_ref().is_some_and(|it| it.place.strong_count() == 0) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Returns the places of sequences that have not decoded for a while, the longest first.
+    fn idle(&self, step: u64) -> Vec<Rc<RefCell<Place>>> {
+        let mut idle: Vec<&Occupant> = self.slots.iter().flatten().collect();
+        idle.retain(|occupant| IDLE_STEPS_MAX < step - occupant.last_step);
+        idle.sort_by_key(|occupant| occupant.last_step);
+        idle.iter().filter_map(|occupant| occupant.place.upgrade()).collect()
+    }
+
+    /// Moves the occupied slots to the front and drops the others.
+    fn compact(&mut self) {
+        let kept = |slot: &Option<Occupant>| slot.is_some();
+        let indices = (0..self.slots.len()).filter(|&slot| kept(&self.slots[slot]));
+        let indices: Vec<i32> =
+            indices.map(|slot| i32::try_from(slot).expect("few slots")).collect();
+        let len = i32::try_from(indices.len()).expect("few slots");
+        let indices = Array::from_slice(&indices, &[len]);
+        for layer in &mut self.layers {
+            *layer = layer.take().map(|held| held.picked(&indices));
+        }
+        self.slots.retain(kept);
+        for (new_slot, occupant) in self.slots.iter().flatten().enumerate() {
+            let Some(place) = occupant.place.upgrade() else { continue };
+            if let Place::Slot { slot, .. } = &mut *place.borrow_mut() {
+                *slot = new_slot;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::KvShape;
+
+    fn pool() -> SlotPool {
+        let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2 };
+        SlotPool::new(Rc::from([LayerCacheShape::Positions(shape)]), Dtype::F32)
+    }
+
+    fn sequence(len: usize) -> Decoding {
+        Decoding { place: Rc::new(RefCell::new(Place::Own(vec![None]))), len }
+    }
+
+    fn slot(sequence: &Decoding) -> (usize, usize) {
+        match *sequence.place.borrow() {
+            Place::Slot { class, slot } => (class, slot),
+            Place::Own(_) => panic!("not in a slot"),
+        }
+    }
+
+    /// Writes `value` as the newest key and value of a sequence, and returns the first keys.
+    fn write(pool: &mut SlotPool, sequence: &Decoding, value: f32) {
+        let (class, slot) = slot(sequence);
+        let new = Array::full(&[1, 1, 1, 2], value, Dtype::F32);
+        let new = KvArrays { keys: new.clone(), values: new };
+        let index = |idx: usize| Array::from_slice(&[i32::try_from(idx).unwrap()], &[1]);
+        pool.write(class, 0, &new, [&index(slot), &index(sequence.len - 1)]);
+    }
+
+    fn newest(pool: &mut SlotPool, sequence: &Decoding) -> f32 {
+        let (class, slot) = slot(sequence);
+        let copy = pool.copy(class, slot, class)[0].clone().unwrap();
+        copy.keys.to_vec::<f32>().unwrap()[(sequence.len - 1) * 2]
+    }
+
+    #[test]
+    fn sequences_keep_their_keys_when_others_come_and_go() {
+        let mut pool = pool();
+        let mut sequences: Vec<Decoding> = (1..=9).map(sequence).collect();
+        pool.assign(&sequences);
+        for (value, sequence) in (0_u8..).zip(&sequences) {
+            write(&mut pool, sequence, value.into());
+        }
+        // Seven of nine go; the class shrinks, and the last two move to the front.
+        sequences.drain(..7);
+        let assigned = pool.assign(&sequences);
+        assert_eq!(assigned[0].num_slots, 2);
+        assert_eq!(
+            [newest(&mut pool, &sequences[0]), newest(&mut pool, &sequences[1])],
+            [7.0, 8.0]
+        );
+    }
+
+    #[test]
+    fn a_sequence_that_outgrows_its_class_takes_its_keys_along() {
+        let mut pool = pool();
+        let mut grown = sequence(BLOCK_TOKENS);
+        pool.assign(std::slice::from_ref(&grown));
+        write(&mut pool, &grown, 5.0);
+        assert_eq!(slot(&grown).0, BLOCK_TOKENS);
+        grown.len += 1;
+        pool.assign(std::slice::from_ref(&grown));
+        assert_eq!(slot(&grown).0, 2 * BLOCK_TOKENS);
+        grown.len -= 1;
+        assert_eq!(newest(&mut pool, &grown), 5.0);
+        assert_eq!(pool.classes.len(), 1, "the smaller class is gone");
+    }
+
+    #[test]
+    fn an_idle_sequence_gives_up_its_slot_only_when_another_needs_it() {
+        let mut pool = pool();
+        let (idle, busy, late) = (sequence(1), sequence(2), sequence(3));
+        pool.assign(&[idle.clone(), busy.clone()]);
+        write(&mut pool, &idle, 3.0);
+        for _ in 0..=IDLE_STEPS_MAX {
+            pool.assign(std::slice::from_ref(&busy));
+        }
+        assert_eq!(newest(&mut pool, &idle), 3.0);
+        let assigned = pool.assign(&[busy, late]);
+        assert_eq!(assigned[0].num_slots, 2);
+        let Place::Own(own) = &*idle.place.borrow() else { panic!("it gave up its slot") };
+        assert_eq!(own[0].as_ref().unwrap().keys.to_vec::<f32>().unwrap()[0], 3.0);
+    }
+}

@@ -1,0 +1,181 @@
+//! How a step's rows are computed with MLX's operations: all sequences that decode together, those
+//! of each capacity class in one operation, and the chunks of prompts one by one.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use jackalope_mlx::{Array, Dtype};
+
+use super::StepSpan;
+use crate::cache::{SequenceCache, SlotAssignment, SlotPool};
+use crate::layers::dim;
+
+/// How a step's rows are computed with MLX's operations.
+#[derive(Debug)]
+pub(crate) struct StockPlan {
+    /// Sequences that decode, by capacity class.
+    pub(crate) groups: Vec<DecodeGroup>,
+    /// Indices of the spans with several rows.
+    pub(crate) prompts: Vec<usize>,
+    /// Where each row of the step is after the rows of all groups and then of all prompts have been
+    /// put one after the other; `None` if it is where it was.
+    order: Option<Array>, // [tokens] i32
+    pub(crate) slots: Rc<RefCell<SlotPool>>,
+}
+
+impl StockPlan {
+    /// Moves the sequences of the spans with one row into slots, and the others out of them.
+    pub(super) fn new(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> StockPlan {
+        let slots = caches[0].slots();
+        let (decoding, prompts): (Vec<usize>, Vec<usize>) =
+            (0..spans.len()).partition(|&idx| spans[idx].rows.len() == 1);
+        let mut pool = slots.borrow_mut();
+        for &idx in &prompts {
+            pool.move_out(&caches[idx].decoding().place);
+        }
+        let sequences: Vec<_> = decoding.iter().map(|&idx| caches[idx].decoding()).collect();
+        let assignments = pool.assign(&sequences);
+        drop(pool);
+        let num_rows = spans.last().map_or(0, |span| span.rows.end);
+        let groups = assignments.iter().map(|assignment| {
+            let members = assignment.members.iter().map(|member| &spans[decoding[member.idx]]);
+            DecodeGroup::new(assignment, &members.collect::<Vec<_>>(), num_rows)
+        });
+        let groups: Vec<DecodeGroup> = groups.collect();
+        let mut rows: Vec<usize> =
+            groups.iter().flat_map(|group| group.rows.iter().copied()).collect();
+        rows.extend(prompts.iter().flat_map(|&idx| spans[idx].rows.clone()));
+        StockPlan { groups, prompts, order: order(&rows), slots }
+    }
+
+    /// Puts the rows of all groups, then those of all prompts, back in the step's order.
+    pub(crate) fn in_order(&self, outs: &[Array]) -> Array {
+        let all = match outs {
+            [one] => one.clone(),
+            several => Array::concatenate(&several.iter().collect::<Vec<_>>(), 0),
+        };
+        self.order.as_ref().map_or(all.clone(), |order| all.take(order, 0))
+    }
+}
+
+/// Returns where each row is in `rows`; `None` if each is where its number says.
+fn order(rows: &[usize]) -> Option<Array> {
+    if rows.is_sorted() {
+        return None;
+    }
+    let mut order = vec![0; rows.len()];
+    for (place, &row) in rows.iter().enumerate() {
+        order[row] = dim(place);
+    }
+    Some(indices(&order))
+}
+
+fn indices(values: &[i32]) -> Array {
+    Array::from_slice(values, &[dim(values.len())])
+}
+
+/// Sequences of one capacity class that decode one token each.
+#[derive(Debug)]
+pub(crate) struct DecodeGroup {
+    /// Capacity of the class in tokens.
+    pub(crate) class: usize,
+    /// Row of each sequence in the step.
+    rows: Vec<usize>,
+    /// The same, if they are not all rows in order.
+    row_indices: Option<Array>, // [sequences] i32
+    /// Slot of each sequence, `[sequences]` i32.
+    pub(crate) slots: Array,
+    /// Position of each sequence's token, `[sequences]` i32.
+    pub(crate) positions: Array,
+    /// For each slot, the sequence whose query it gets; any for slots of others. `None` if the
+    /// sequences are in the slots' order and fill them.
+    queries: Option<Array>, // [slots] i32
+    /// Number of positions of the sequence in each slot; 1 in slots of others.
+    lens: Vec<usize>,
+    visible: RefCell<Vec<(Option<usize>, VisibleKeys)>>,
+}
+
+/// The keys that the queries of a group see.
+#[derive(Clone, Debug)]
+pub(crate) struct VisibleKeys {
+    /// No query sees a position before this one.
+    pub(crate) start: usize,
+    /// No query sees this position or a later one.
+    pub(crate) stop: usize,
+    /// What each slot sees of `start..stop`, boolean `[slots, 1, 1, stop - start]`; `None` if
+    /// everything.
+    pub(crate) mask: Option<Array>,
+}
+
+impl DecodeGroup {
+    fn new(assignment: &SlotAssignment, spans: &[&StepSpan], num_rows: usize) -> DecodeGroup {
+        let rows: Vec<usize> = spans.iter().map(|span| span.rows.start).collect();
+        let is_all = rows.len() == num_rows && rows.is_sorted();
+        let row_indices = || indices(&rows.iter().map(|&row| dim(row)).collect::<Vec<_>>());
+        let slots: Vec<i32> = assignment.members.iter().map(|it| dim(it.slot)).collect();
+        let positions: Vec<i32> = spans.iter().map(|span| dim(span.start)).collect();
+        let (mut queries, mut lens) =
+            (vec![0; assignment.num_slots], vec![1; assignment.num_slots]);
+        for (idx, (member, span)) in assignment.members.iter().zip(spans).enumerate() {
+            queries[member.slot] = dim(idx);
+            lens[member.slot] = span.start + 1;
+        }
+        let is_filled = slots.len() == assignment.num_slots && slots.is_sorted();
+        DecodeGroup {
+            class: assignment.class,
+            row_indices: (!is_all).then(row_indices),
+            rows,
+            slots: indices(&slots),
+            positions: indices(&positions),
+            queries: (!is_filled).then(|| indices(&queries)),
+            lens,
+            visible: RefCell::default(),
+        }
+    }
+
+    /// Returns the group's rows of `x` `[tokens, heads, dim]`, as `[sequences, heads, 1, dim]`.
+    pub(crate) fn rows(&self, x: &Array) -> Array {
+        let own = self.row_indices.as_ref().map_or(x.clone(), |rows| x.take(rows, 0));
+        own.reshape(&[own.dim(0), own.dim(1), 1, own.dim(2)])
+    }
+
+    /// Returns `[slots, heads, 1, dim]` for queries `[sequences, heads, 1, dim]`.
+    pub(crate) fn by_slot(&self, queries: &Array) -> Array {
+        self.queries.as_ref().map_or(queries.clone(), |indices| queries.take(indices, 0))
+    }
+
+    /// Returns `[sequences, heads * dim]` for results `[slots, heads, 1, dim]`.
+    pub(crate) fn by_sequence(&self, results: &Array) -> Array {
+        let rows = results.reshape(&[results.dim(0), -1]);
+        if self.queries.is_some() { rows.take(&self.slots, 0) } else { rows }
+    }
+
+    /// Returns the keys that the queries see through a window; computed once per step.
+    pub(crate) fn visible(&self, window: Option<usize>) -> VisibleKeys {
+        let mut known = self.visible.borrow_mut();
+        if let Some((_, visible)) = known.iter().find(|(it, _)| *it == window) {
+            return visible.clone();
+        }
+        let visible = self.see(window);
+        known.push((window, visible.clone()));
+        visible
+    }
+
+    fn see(&self, window: Option<usize>) -> VisibleKeys {
+        let stop = self.lens.iter().copied().max().unwrap_or(0);
+        let first = |len: usize| window.map_or(0, |window| len.saturating_sub(window));
+        let start = self.lens.iter().map(|&len| first(len)).min().unwrap_or(0);
+        if self.lens.iter().all(|&len| len == stop) {
+            return VisibleKeys { start, stop, mask: None };
+        }
+        let column = |values: Vec<i32>| Array::from_slice(&values, &[dim(values.len()), 1, 1, 1]);
+        let lens = column(self.lens.iter().map(|&len| dim(len)).collect());
+        let keys = Array::arange_from(dim(start), dim(stop), Dtype::I32);
+        let mut mask = keys.less(&lens);
+        if window.is_some() {
+            let firsts = column(self.lens.iter().map(|&len| dim(first(len))).collect());
+            mask = mask.logical_and(&keys.greater_equal(&firsts));
+        }
+        VisibleKeys { start, stop, mask: Some(mask) }
+    }
+}

@@ -1,0 +1,63 @@
+//! How many nodes of MLX's graph the host builds for a decode step with stock operations. A GPU
+//! computes a node of a small model faster than the host builds it, so this number decides how fast
+//! batches decode.
+
+use jackalope_mlx::count_nodes;
+use jackalope_models::{Batch, Model, SequenceCache, Span};
+
+use crate::ranks::{Way, load_edited};
+use crate::recipe::Golden;
+use crate::run::extend;
+
+/// Largest number of nodes per layer for one sequence.
+const NODES_PER_LAYER_MAX: usize = 45;
+
+/// Largest number of nodes for 64 sequences, for each hundred nodes of one.
+const BATCH_PERCENT_MAX: usize = 125;
+
+/// Returns the nodes of a step in which `num_sequences` sequences decode one token each. Their
+/// lengths differ.
+fn nodes(model: &Model, num_sequences: usize, tokens: &[u32]) -> usize {
+    let lengths = (0..num_sequences).map(|idx| 2 + idx % (tokens.len() - 2));
+    let prefill = |len: usize| {
+        let mut cache = model.new_cache();
+        extend(model, &mut cache, &tokens[..len]);
+        cache
+    };
+    let mut caches: Vec<SequenceCache> = lengths.map(prefill).collect();
+    let mut all: Vec<&mut SequenceCache> = caches.iter_mut().collect();
+    let next = &tokens.repeat(num_sequences)[..num_sequences];
+    let rows = || (0..num_sequences).map(|idx| Span { start_idx: idx, len: 1 }).collect();
+    let logits_at = || (0..num_sequences).collect();
+    let mut decode = || {
+        let batch = Batch { tokens: next, rows: rows(), logits_at: logits_at() };
+        vec![model.forward(&batch, &mut all)]
+    };
+    // The first step moves the sequences into their slots.
+    decode()[0].eval().unwrap();
+    count_nodes(decode)
+}
+
+/// Returns the nodes of a layer, on average over those of different kinds, from models of two depths.
+fn nodes_per_layer(name: &str, num_sequences: usize) -> usize {
+    let golden = Golden::read();
+    let own = golden.case(name).config["num_hidden_layers"].as_u64().unwrap() as usize;
+    let [few, many] = [own, 3 * own].map(|num_layers| {
+        let case = golden.case(name).deepened(num_layers);
+        nodes(&load_edited(&case, &Way::Stock.single()), num_sequences, &golden.prompt)
+    });
+    (many - few).div_ceil(2 * own)
+}
+
+#[test]
+fn a_decode_step_has_few_nodes_and_hardly_more_for_many_sequences() {
+    for name in ["qwen3-f32", "qwen3-b4-g64-f32", "llama-f32", "mistral-f32", "qwen3_moe-q4-f32"] {
+        let [one, eight, many] = [1, 8, 64].map(|num| nodes_per_layer(name, num));
+        println!("{name}: {one} nodes per layer, {eight} for 8 sequences, {many} for 64");
+        if !name.contains("_moe") {
+            assert!(one <= NODES_PER_LAYER_MAX, "{name}: {one} nodes per layer");
+        }
+        let allowed = one * BATCH_PERCENT_MAX / 100;
+        assert!(many <= allowed, "{name}: {many} nodes per layer for 64 sequences, {one} for one");
+    }
+}

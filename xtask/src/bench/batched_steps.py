@@ -1,0 +1,102 @@
+"""Measures decode steps of several sequences in mlx-lm, for `cargo xtask bench stock`: one line of
+JSON for each number of sequences. Arguments: the checkpoint, and the tokens before the first step.
+
+Nodes are those of MLX's graph; as in our own count, a fused operation (mx.fast) is one node, also
+where MLX builds several in its place.
+"""
+
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import mlx.core as mx
+
+mx.set_default_device(mx.cpu)
+
+from mlx_lm.models.cache import BatchKVCache  # noqa: E402
+from mlx_lm.utils import load_model  # noqa: E402
+
+SEQUENCES = (1, 8, 32, 64)
+STEPS = 41
+FUSED = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
+
+
+def graph_nodes(array):
+    with tempfile.NamedTemporaryFile(suffix=".dot") as file:
+        mx.export_to_dot(file.name, array)
+        return len(re.findall(r"shape=rectangle", Path(file.name).read_text()))
+
+
+class FusedCalls:
+    """Counts the nodes that MLX builds in place of fused operations."""
+
+    def __init__(self):
+        self.extra = 0
+        self.sizes = {}
+        self.originals = {name: getattr(mx.fast, name) for name in FUSED}
+        for name, original in self.originals.items():
+            setattr(mx.fast, name, self.counting(name, original))
+
+    def counting(self, name, original):
+        def call(*args, **kwargs):
+            self.extra += self.size(name, original, args, kwargs) - 1
+            return original(*args, **kwargs)
+
+        return call
+
+    def size(self, name, original, args, kwargs):
+        def shape(value):
+            return (value.shape, str(value.dtype)) if isinstance(value, mx.array) else str(value)
+
+        key = (name, tuple(map(shape, args)), tuple((k, shape(v)) for k, v in kwargs.items()))
+        if key not in self.sizes:
+
+            def blank(value):
+                if not isinstance(value, mx.array):
+                    return value
+                value = mx.zeros(value.shape, value.dtype)
+                mx.eval(value)
+                return value
+
+            args = [blank(value) for value in args]
+            kwargs = {name: blank(value) for name, value in kwargs.items()}
+            self.sizes[key] = graph_nodes(original(*args, **kwargs))
+        return self.sizes[key]
+
+    def restore(self):
+        for name, original in self.originals.items():
+            setattr(mx.fast, name, original)
+
+
+def main():
+    model, _ = load_model(Path(sys.argv[1]))
+    context = int(sys.argv[2])
+    for num_sequences in SEQUENCES:
+        cache = [BatchKVCache([0] * num_sequences) for _ in model.layers]
+        prompt = mx.array([[idx * 31 % 97 for idx in range(context)]] * num_sequences)
+        mx.eval(model(prompt, cache=cache))
+        tokens = mx.array([[idx * 31 % 97] for idx in range(num_sequences)])
+        totals, builds = [], []
+        for _ in range(STEPS):
+            started = time.perf_counter()
+            logits = model(tokens, cache=cache)[:, -1]
+            builds.append(time.perf_counter() - started)
+            mx.eval(mx.argmax(logits, axis=-1))
+            totals.append(time.perf_counter() - started)
+        fused = FusedCalls()
+        nodes = graph_nodes(model(tokens, cache=cache)) - fused.extra
+        fused.restore()
+        line = dict(
+            sequences=num_sequences,
+            step_ms=statistics.median(totals) * 1e3,
+            build_ms=statistics.median(builds) * 1e3,
+            nodes=nodes,
+        )
+        print(json.dumps(line), flush=True)
+
+
+main()

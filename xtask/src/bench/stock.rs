@@ -1,0 +1,97 @@
+//! `cargo xtask bench stock [DIR]`: decode steps of several sequences with MLX's own operations, as
+//! GPUs compute them, beside mlx-lm's batches of the same model. Without a checkpoint, one whose
+//! dimensions are so small that the host's time is most of it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use super::example;
+use crate::{golden, process};
+
+/// Tokens of each sequence before the first step.
+const CONTEXT_TOKENS: &str = "64";
+
+/// A Qwen3 of three layers.
+const TINY: &str = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 3,
+"intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+"rms_norm_eps": 1e-6, "vocab_size": 256, "max_position_embeddings": 4096, "rope_theta": 1e4,
+"tie_word_embeddings": true}"#;
+
+/// One of these for each number of sequences.
+struct Measured {
+    sequences: u64,
+    step_ms: f64,
+    build_ms: f64,
+    nodes: u64,
+}
+
+pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
+    let dir = match args {
+        [] => tiny()?,
+        [dir] => PathBuf::from(dir),
+        _ => bail!("usage: cargo xtask bench stock [DIR]"),
+    };
+    let mut ours = example("jackalope-models", "batched_steps", &[]);
+    ours.args(["--context", CONTEXT_TOKENS]).arg(&dir);
+    let script = process::workspace_dir().join("xtask/src/bench/batched_steps.py");
+    let mut theirs = process::command(&golden::python()?.to_string_lossy());
+    theirs.arg(script).arg(&dir).arg(CONTEXT_TOKENS);
+    let (ours, theirs) = (measured(&mut ours)?, measured(&mut theirs)?);
+    println!("| sequences | step, ms | mlx-lm | ratio | building, ms | mlx-lm | nodes | mlx-lm |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (own, peer) in ours.iter().zip(&theirs) {
+        println!(
+            "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} |",
+            own.sequences,
+            own.step_ms,
+            peer.step_ms,
+            own.step_ms / peer.step_ms,
+            own.build_ms,
+            peer.build_ms,
+            own.nodes,
+            peer.nodes
+        );
+    }
+    Ok(())
+}
+
+/// Writes the small checkpoint in f32, and returns its folder.
+fn tiny() -> anyhow::Result<PathBuf> {
+    let dir = process::target_dir().join("bench/stock");
+    std::fs::create_dir_all(&dir)?;
+    let config = dir.join("tiny.json");
+    std::fs::write(&config, TINY)?;
+    let out = dir.join("tiny");
+    write_checkpoint(&config, &out)?;
+    Ok(out)
+}
+
+/// Writes a checkpoint of random numbers with mlx-lm's own model.
+fn write_checkpoint(config: &Path, out: &Path) -> anyhow::Result<()> {
+    let script = process::workspace_dir().join("xtask/src/bench/random_checkpoint.py");
+    let status = process::command(&golden::python()?.to_string_lossy())
+        .args([script.as_path(), config, out])
+        .status()?;
+    ensure!(status.success(), "the checkpoint could not be written");
+    Ok(())
+}
+
+fn measured(program: &mut Command) -> anyhow::Result<Vec<Measured>> {
+    let output = program.stderr(std::process::Stdio::inherit()).output()?;
+    ensure!(output.status.success(), "the measurement ended with {}", output.status);
+    let text = String::from_utf8(output.stdout)?;
+    let lines = text.lines().map(|line| {
+        let line: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        let number = |key: &str| line[key].as_f64().with_context(|| format!("{key} in {line}"));
+        Ok(Measured {
+            sequences: number("sequences")? as u64,
+            step_ms: number("step_ms")?,
+            build_ms: number("build_ms")?,
+            nodes: number("nodes")? as u64,
+        })
+    });
+    lines.collect()
+}
