@@ -54,6 +54,8 @@ pub struct AttentionConfig<'a> {
     pub scale: f32,
     /// With `Some(window)` the key at position `j` is visible to the query at `i` only while `i < j + window`.
     pub window: Option<usize>,
+    /// With `Some(chunk)` a query sees only the keys at positions with its own quotient by `chunk`.
+    pub chunk: Option<usize>,
     /// With `Some(cap)` a scaled score becomes `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
     /// A score for each query head, `[heads]`, that takes part in the soft-max without having a value.
@@ -70,7 +72,8 @@ impl AttentionConfig<'_> {
     #[inline(always)]
     fn visible(&self, position: usize) -> Range<usize> {
         let end = position + 1;
-        self.window.map_or(0, |window| end.saturating_sub(window))..end
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        start.max(self.chunk.map_or(0, |chunk| position - position % chunk))..end
     }
 }
 
@@ -189,6 +192,7 @@ fn assert_valid(
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads on {kv_heads} KV heads");
     assert!(head_dim > 0, "heads have elements");
     assert!(config.window != Some(0), "a window shows the query's own position at least");
+    assert!(config.chunk != Some(0), "a chunk has positions");
     assert!(config.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each head");
     let tokens: usize = sequences.iter().map(|sequence| sequence.num_queries).sum();
     assert_eq!(q.len(), tokens * heads * head_dim, "queries of {tokens} tokens");

@@ -81,6 +81,13 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Converts all elements; exact.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.len()];
+        self.load(0, &mut out);
+        out
+    }
+
     /// Converts `out.len()` elements from `start` on; exact.
     #[inline(always)]
     pub(crate) fn load(&self, start: usize, out: &mut [f32]) {

@@ -11,6 +11,7 @@ use crate::divisible::multiply_divided;
 use crate::elements::{Elements, ElementsMut};
 use crate::floats::Floats;
 use crate::matmul::{Matrix, RowProducts, Task, multiply};
+use crate::terms::{Fold, GridSum};
 use crate::threads::Threads;
 
 /// A row of activations and one of the experts that it chose.
@@ -216,6 +217,57 @@ pub fn divisible_expert_matmul(
         sums.iter_mut().zip(result).for_each(|(sum, result)| *sum += result);
     }
     out
+}
+
+/// Adds to the row of each choice its expert's row of `biases` `[experts, features]`.
+///
+/// # Panics
+/// Panics if a length does not fit.
+#[track_caller]
+pub fn add_expert_bias(results: &mut [f32], rows: &ExpertRows, biases: Elements<'_>) {
+    let features = biases.len() / rows.num_experts.max(1);
+    assert_eq!(results.len(), rows.len() * features, "a bias for each result");
+    let biases = biases.to_f32();
+    for ((expert, ..), row) in rows.iter().zip(results.chunks_exact_mut(features.max(1))) {
+        let bias = &biases[expert * features..(expert + 1) * features];
+        row.iter_mut().zip(bias).for_each(|(result, bias)| *result += bias);
+    }
+}
+
+/// Adds to the sum of each row of activations, in `sums` `[tokens, features]`, the biases of the
+/// experts that it chose, times their weights. The biases are rounded to the grid of exact sums.
+///
+/// # Panics
+/// Panics if a length does not fit.
+#[track_caller]
+pub fn add_weighted_biases(sums: &mut [f64], rows: &ExpertRows, biases: Elements<'_>) {
+    let features = biases.len() / rows.num_experts.max(1);
+    assert_eq!(sums.len(), rows.num_tokens * features, "a bias for each sum");
+    let biases = biases.to_f32();
+    for (expert, token, weight) in rows.iter() {
+        let bias = &biases[expert * features..(expert + 1) * features];
+        for (sum, bias) in sums[token * features..].iter_mut().zip(bias) {
+            let mut term = GridSum::EMPTY;
+            term.add(bias * weight);
+            *sum += term.value();
+        }
+    }
+}
+
+/// Bounds gates and other projections so that [`crate::swiglu`] of them is
+/// `gate * sigmoid(alpha * gate) * (up + 1)`, where gates are at most `limit` and `up` is within it on
+/// both sides.
+///
+/// # Panics
+/// Panics if there are not as many gates as other values.
+#[track_caller]
+pub fn clamp_gates(gate: &mut [f32], up: &mut [f32], (alpha, limit): (f32, f32)) {
+    assert_eq!(gate.len(), up.len(), "as many gates as values");
+    for (gate, up) in gate.iter_mut().zip(up) {
+        // Not a number stays what it is.
+        *gate = alpha * if limit < *gate { limit } else { *gate };
+        *up = (up.clamp(-limit, limit) + 1.0) / alpha;
+    }
 }
 
 /// Multiplies each row of `rows`, which are equally long, by its factor.

@@ -34,6 +34,7 @@ mod quant;
 mod router;
 mod rowwise;
 mod simd;
+mod squares;
 mod terms;
 mod threads;
 mod unpack;
@@ -44,7 +45,10 @@ pub use attention::{
 pub use divisible::divisible_matmul;
 pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
-pub use experts::{ExpertRows, divisible_expert_matmul, expert_matmul, scale_rows};
+pub use experts::{
+    ExpertRows, add_expert_bias, add_weighted_biases, clamp_gates, divisible_expert_matmul,
+    expert_matmul, scale_rows,
+};
 pub use floats::Floats;
 pub use machine::{Limits, limits};
 pub use matmul::{DenseMatrix, Matrix, Product, matmul, matmul_each, quantized_matmul};
@@ -54,5 +58,6 @@ pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};
 pub use rowwise::{HeadNorm, Rotation, Terms, add_bias, add_terms, place_heads, rms_norm, swiglu};
 pub use simd::{InstructionSet, InstructionSetError};
+pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums};
 pub use terms::GRID;
 pub use threads::Threads;

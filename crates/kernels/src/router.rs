@@ -16,6 +16,8 @@ pub enum Scores {
     SoftmaxOfChosen,
     /// The logistic function.
     Sigmoid,
+    /// The logits; weights are the logistic function of those of the chosen experts.
+    SigmoidOfChosen,
 }
 
 /// Groups of experts. Experts are chosen from the best groups only.
@@ -66,7 +68,7 @@ pub fn route(logits: &[f32], num_experts: usize, config: &RouterConfig<'_>) -> E
 fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     let scores = match config.scores {
         Scores::Softmax => softmax(logits),
-        Scores::SoftmaxOfChosen => logits.to_vec(),
+        Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen => logits.to_vec(),
         Scores::Sigmoid => logits.iter().map(|logit| logistic(*logit)).collect(),
     };
     let mut ranked = scores.clone();
@@ -89,6 +91,7 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     let chosen: Vec<f32> = experts.iter().map(|expert| scores[*expert]).collect();
     let mut weights = match config.scores {
         Scores::SoftmaxOfChosen => softmax(&chosen),
+        Scores::SigmoidOfChosen => chosen.iter().map(|logit| logistic(*logit)).collect(),
         Scores::Softmax | Scores::Sigmoid => chosen,
     };
     if let Some(eps) = config.normalization_eps {
@@ -169,6 +172,13 @@ mod tests {
         assert_close(&chosen(&logits, normalized), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
         let of_chosen = RouterConfig { scores: Scores::SoftmaxOfChosen, ..PLAIN };
         assert_close(&chosen(&logits, of_chosen), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
+    }
+
+    #[test]
+    fn the_choice_by_logits_does_not_saturate() {
+        let config = RouterConfig { scores: Scores::SigmoidOfChosen, num_chosen: 1, ..PLAIN };
+        assert_close(&chosen(&[30.0, 40.0, -1.0], config), &[(1, 1.0)]);
+        assert_close(&chosen(&[-3.0, 0.0, -1.0], config), &[(1, 0.5)]);
     }
 
     #[test]

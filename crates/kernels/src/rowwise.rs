@@ -33,7 +33,7 @@ pub fn rms_norm(
     let width = weight.len();
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     assert_eq!(x.len(), out.len(), "as many results as elements");
-    let weight = to_f32(weight);
+    let weight = weight.to_f32();
     let pieces = out.chunks(piece_rows(width) * width).into_iter().enumerate().collect();
     threads.for_each(pieces, |(piece, mut out)| {
         let start = piece * piece_rows(width) * width;
@@ -135,7 +135,7 @@ pub fn add_terms(product: &[f64], terms: Terms<'_>, out: ElementsMut<'_>, thread
     let Terms { residual, bias } = terms;
     assert_eq!(product.len(), out.len(), "as many results as products");
     assert_eq!(product.len(), residual.len(), "a residual for each product");
-    let bias = bias.map(to_f32);
+    let bias = bias.map(|bias| bias.to_f32());
     let width = bias.as_ref().map_or(CHUNK, Vec::len);
     assert!(0 < width && (bias.is_none() || product.len().is_multiple_of(width)), "whole rows");
     let piece_len = piece_rows(width) * width;
@@ -195,7 +195,7 @@ fn add_piece_with<S: Simd>(
 #[track_caller]
 pub fn add_bias(x: &mut [f32], bias: Elements<'_>, threads: &Threads) {
     let _span = threads.span("add_bias", 0);
-    let bias = to_f32(bias);
+    let bias = bias.to_f32();
     assert!(!bias.is_empty() && x.len().is_multiple_of(bias.len()), "whole rows of {}", bias.len());
     let pieces = x.chunks_mut(piece_rows(bias.len()) * bias.len()).collect();
     threads.for_each(pieces, |rows: &mut [f32]| {
@@ -213,13 +213,15 @@ fn add(sums: &mut [f32], terms: &[f32]) {
 /// The rotation of each row's heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {
-    /// Cosines `[rows, head_dim / 2]`.
+    /// Cosines `[rows, pairs]`.
     pub cos: &'a [f32],
     /// Sines, as `cos`.
     pub sin: &'a [f32],
     /// Elements of a head.
     pub head_dim: usize,
-    /// Whether neighbours are rotated together, rather than the two halves of a head.
+    /// Number of pairs of elements that are rotated: the first `2 * pairs` elements of a head.
+    pub pairs: usize,
+    /// Whether neighbours are rotated together, rather than the two halves of the rotated elements.
     pub is_traditional: bool,
 }
 
@@ -244,17 +246,17 @@ pub fn place_heads(
     threads: &Threads,
 ) {
     let _span = threads.span("place_heads", 0);
-    let Rotation { cos, sin, head_dim, .. } = rotation;
-    assert!(head_dim > 0 && head_dim.is_multiple_of(2), "heads consist of pairs");
-    let num_rows = cos.len() / (head_dim / 2);
-    assert!(cos.len() == sin.len() && cos.len() == num_rows * (head_dim / 2), "rows of angles");
+    let Rotation { cos, sin, head_dim, pairs, .. } = rotation;
+    assert!(head_dim > 0 && 2 * pairs <= head_dim, "{pairs} pairs in a head of {head_dim}");
+    let num_rows = cos.len().checked_div(pairs).unwrap_or(x.len() / head_dim);
+    assert!(cos.len() == sin.len() && cos.len() == num_rows * pairs, "rows of angles");
     assert!(norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight for each element");
     if x.is_empty() {
         return;
     }
     assert!(num_rows > 0 && x.len().is_multiple_of(num_rows * head_dim), "whole heads of each row");
     let width = x.len() / num_rows;
-    let weight = norm.map(|norm| (to_f32(norm.weight), norm.eps));
+    let weight = norm.map(|norm| (norm.weight.to_f32(), norm.eps));
     let pieces = x.chunks_mut(piece_rows(width) * width).enumerate().collect();
     threads.for_each(pieces, |(piece, rows): (usize, &mut [f32])| {
         let first_row = piece * piece_rows(width);
@@ -280,18 +282,19 @@ fn place_rows_with<S: Simd>(
     norm: Option<(&[f32], f32)>,
     (width, rotation): (usize, Rotation<'_>),
 ) {
-    let num_pairs = rotation.head_dim / 2;
+    let pairs = rotation.pairs;
     for (idx, row) in x.chunks_exact_mut(width).enumerate() {
-        let angles = (first_row + idx) * num_pairs..(first_row + idx + 1) * num_pairs;
+        let angles = (first_row + idx) * pairs..(first_row + idx + 1) * pairs;
         let (cos, sin) = (&rotation.cos[angles.clone()], &rotation.sin[angles]);
         for head in row.chunks_exact_mut(rotation.head_dim) {
             if let Some(norm) = norm {
                 norm_row(simd, head, norm);
             }
+            let rotated = &mut head[..2 * pairs];
             if rotation.is_traditional {
-                rotate_neighbours(head, cos, sin);
+                rotate_neighbours(rotated, cos, sin);
             } else {
-                rotate_halves(head, cos, sin);
+                rotate_halves(rotated, cos, sin);
             }
         }
     }
@@ -311,10 +314,4 @@ fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
     }
-}
-
-fn to_f32(values: Elements<'_>) -> Vec<f32> {
-    let mut out = vec![0.0; values.len()];
-    values.load(0, &mut out);
-    out
 }

@@ -404,9 +404,10 @@ Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets) {
   };
   return fused(offsets.empty() ? rotate(spec.offset) : rotate(offsets[0].array), {x});
 }
-Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask) {
+Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask, Refs sinks) {
   auto out = mx::fast::scaled_dot_product_attention(
-      qkv[0].array, qkv[1].array, qkv[2].array, scale, to_string(mask_mode), optional(mask));
+      qkv[0].array, qkv[1].array, qkv[2].array, scale, to_string(mask_mode), optional(mask),
+      optional(sinks));
   auto inputs = to_vector(qkv);
   if (!mask.empty()) inputs.push_back(mask[0].array);
   return fused(std::move(out), std::move(inputs));

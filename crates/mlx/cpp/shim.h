@@ -109,7 +109,7 @@ Array argpartition(const array& a, int32_t kth, int32_t axis);
 Array rms_norm(const array& x, Refs weight, float eps);
 Array layer_norm(const array& x, Refs weight, Refs bias, float eps);
 Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets);
-Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask);
+Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask, Refs sinks);
 
 Array quantized_matmul(
     const array& x, Refs w_scales, Refs biases, bool transpose, const QuantSpec& spec);

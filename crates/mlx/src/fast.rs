@@ -72,6 +72,18 @@ pub enum Mask<'a> {
     Array(&'a Array),
 }
 
+/// The scores of attention's soft-max.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionScores<'a> {
+    /// Factor of the products of queries and keys.
+    pub scale: f32,
+    /// The keys that a query sees.
+    pub mask: Mask<'a>,
+    /// Scores that take part in the soft-max without having a value, one for each head, `[heads]`, in
+    /// the type of the queries.
+    pub sinks: Option<&'a Array>,
+}
+
 /// Computes `softmax(scale * q kᵀ + mask) v` with `q` `[batch, heads, seq, head_dim]` and `k`, `v`
 /// `[batch, kv_heads, seq, head_dim]`; `heads` must be a multiple of `kv_heads`.
 #[track_caller]
@@ -79,14 +91,14 @@ pub fn scaled_dot_product_attention(
     q: &Array,
     k: &Array,
     v: &Array,
-    scale: f32,
-    mask: Mask<'_>,
+    scores: AttentionScores<'_>,
 ) -> Array {
-    let (mode, array) = match mask {
+    let (mode, array) = match scores.mask {
         Mask::None => ("", None),
         Mask::Causal => ("causal", None),
         Mask::Array(array) => ("array", Some(array)),
     };
-    let node = bridge::attention(&refs(&[q, k, v]), scale, mode, &optional(array));
+    let [mask, sinks] = [array, scores.sinks].map(optional);
+    let node = bridge::attention(&refs(&[q, k, v]), scores.scale, mode, &mask, &sinks);
     built("scaled_dot_product_attention", node)
 }

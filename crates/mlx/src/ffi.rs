@@ -211,6 +211,7 @@ pub(crate) mod bridge {
             scale: f32,
             mask_mode: &str,
             mask: &[ArrayRef],
+            sinks: &[ArrayRef],
         ) -> Result<UniquePtr<RawArray>>;
 
         // Quantised.

@@ -204,6 +204,7 @@ const HEADS: AttentionConfig<'_> = AttentionConfig {
     head_dim: 128,
     scale: 0.09,
     window: None,
+    chunk: None,
     soft_cap: None,
     sinks: None,
 };

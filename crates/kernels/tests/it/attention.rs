@@ -126,7 +126,7 @@ impl Case {
     }
 }
 
-/// Heads of every kind of size, with and without window, cap and sinks.
+/// Heads of every kind of size, with and without window, chunks, cap and sinks.
 fn configs() -> impl Strategy<Value = (AttentionConfig<'static>, Vec<f32>)> {
     let head_dim = prop_oneof![
         2 => 1_usize..50,
@@ -134,14 +134,23 @@ fn configs() -> impl Strategy<Value = (AttentionConfig<'static>, Vec<f32>)> {
     ];
     let heads = (1_usize..4, prop_oneof![3 => 1_usize..4, 1 => 5_usize..10]);
     let sinks = (any::<bool>(), prop::collection::vec(-6.0_f32..6.0, 30));
-    let options = (prop::option::of(1_usize..100), prop::option::of(1.0_f32..50.0), sinks);
+    let reach = || prop::option::of(1_usize..100);
+    let options = (reach(), reach(), prop::option::of(1.0_f32..50.0), sinks);
     (heads, head_dim, options).prop_map(
-        |((kv_heads, group), head_dim, (window, soft_cap, (has_sinks, mut sinks)))| {
+        |((kv_heads, group), head_dim, (window, chunk, soft_cap, (has_sinks, mut sinks)))| {
             let heads = kv_heads * group;
             let scale = 1.0 / (head_dim as f32).sqrt();
             sinks.truncate(if has_sinks { heads } else { 0 });
-            let config =
-                AttentionConfig { heads, kv_heads, head_dim, scale, window, soft_cap, sinks: None };
+            let config = AttentionConfig {
+                heads,
+                kv_heads,
+                head_dim,
+                scale,
+                window,
+                chunk,
+                soft_cap,
+                sinks: None,
+            };
             (config, sinks)
         },
     )
@@ -174,7 +183,8 @@ fn long_cases() -> impl Strategy<Value = Case> {
     (configs(), window, any_float(), sequences, any::<u64>()).prop_map(
         |((config, sinks), window, float, (cached, num_queries), seed)| {
             let head_dim = config.head_dim.min(32);
-            let config = AttentionConfig { head_dim, window, ..config };
+            let chunk = config.chunk.map(|chunk| chunk * 40);
+            let config = AttentionConfig { head_dim, window, chunk, ..config };
             let sequences = vec![(cached, num_queries, 1), (70, 1, 0)];
             Case { config, sinks, float, sequences, sharpness: 3.0, seed }
         },
@@ -227,7 +237,8 @@ fn reference(
     config: &AttentionConfig<'_>,
     (query, head, column): (usize, usize, usize),
 ) -> (f64, f64) {
-    let AttentionConfig { heads, kv_heads, head_dim, scale, window, soft_cap, sinks } = *config;
+    let AttentionConfig { heads, kv_heads, head_dim, scale, window, chunk, soft_cap, sinks } =
+        *config;
     let position = sequence.length - sequence.num_queries + query;
     let kv_head = head / (heads / kv_heads);
     let q = sequence.q.to_f64();
@@ -236,6 +247,7 @@ fn reference(
     let row = |j: usize| (kv_head * sequence.capacity + j) * head_dim;
     let visible: Vec<usize> = (0..sequence.length)
         .filter(|j| *j <= position && window.is_none_or(|w| position < j + w))
+        .filter(|j| chunk.is_none_or(|chunk| j / chunk == position / chunk))
         .collect();
     let scores: Vec<f64> = visible
         .iter()
@@ -286,7 +298,7 @@ proptest! {
             return Ok(());
         }
         let config = case.config();
-        let AttentionConfig { heads, kv_heads, head_dim, window, .. } = config;
+        let AttentionConfig { heads, kv_heads, head_dim, window, chunk, .. } = config;
         let threads = Threads::new(1);
         let before = attend(std::slice::from_ref(sequence), &config, case.float, &threads);
         let position = place.index(sequence.length);
@@ -302,7 +314,9 @@ proptest! {
         let row = heads * head_dim;
         for query in 0..sequence.num_queries {
             let own = sequence.length - sequence.num_queries + query;
-            let sees = position <= own && window.is_none_or(|window| own < position + window);
+            let sees = position <= own
+                && window.is_none_or(|window| own < position + window)
+                && chunk.is_none_or(|chunk| own / chunk == position / chunk);
             let [before, after] = [&before, &after].map(|out| out[0].part(query * row, (query + 1) * row));
             if sees && (!is_key || strange.is_nan()) {
                 prop_assert!(!after.to_f64()[0].is_finite());
@@ -394,8 +408,10 @@ fn single_with(scores: &[f32], soft_cap: Option<f32>, sinks: Option<&[f32]>) -> 
         capacity: scores.len(),
         num_queries: 1,
     };
-    let (heads, kv_heads, head_dim, scale, window) = (1, 1, 1, 1.0, None);
-    let config = AttentionConfig { heads, kv_heads, head_dim, scale, window, soft_cap, sinks };
+    let (heads, kv_heads, head_dim, scale) = (1, 1, 1, 1.0);
+    let (window, chunk) = (None, None);
+    let config =
+        AttentionConfig { heads, kv_heads, head_dim, scale, window, chunk, soft_cap, sinks };
     attend(&[sequence], &config, Float::F32, &Threads::new(1))[0].to_f64()[0]
 }
 

@@ -4,8 +4,10 @@
 use std::ops::Range;
 
 use jackalope_kernels::{
-    ExpertRows, Float, Matrix, Product, QuantFormat, QuantMode, RouterConfig, Scores, Threads,
+    Elements, ElementsMut, ExpertRows, Float, Matrix, Product, QuantFormat, QuantMode,
+    RouterConfig, Scores, Threads, add_expert_bias, add_weighted_biases, clamp_gates,
     divisible_expert_matmul, divisible_matmul, expert_matmul, matmul_each, route, scale_rows,
+    swiglu,
 };
 use proptest::prelude::*;
 
@@ -210,4 +212,61 @@ fn rows_are_scaled_by_their_factors() {
     scale_rows(&mut rows, &[2.0, 0.0, -1.0]);
     assert_eq!(rows, [2.0, 4.0, 0.0, 0.0, -5.0, -6.0]);
     scale_rows(&mut [], &[]);
+}
+
+/// Three rows that choose two of four experts each.
+fn three_rows() -> ExpertRows {
+    let logits = [3.0, 1.0, 2.0, 0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 5.0, 1.0, 1.0];
+    let config = RouterConfig {
+        scores: Scores::SoftmaxOfChosen,
+        selection_bias: None,
+        groups: None,
+        num_chosen: 2,
+        normalization_eps: None,
+        scale: 1.0,
+    };
+    route(&logits, 4, &config)
+}
+
+#[test]
+fn each_choice_gets_the_bias_of_its_expert() {
+    let rows = three_rows();
+    let biases: Vec<f32> = (0..8).map(|idx| idx as f32 + 0.5).collect();
+    let mut results = vec![0.25; rows.len() * 2];
+    add_expert_bias(&mut results, &rows, Elements::F32(&biases));
+    let experts = rows.iter().map(|(expert, ..)| expert);
+    let expected: Vec<f32> =
+        experts.flat_map(|it| [it as f32 * 2.0 + 0.75, it as f32 * 2.0 + 1.75]).collect();
+    assert_eq!(results, expected);
+    let mut sums = vec![1.0; 6];
+    add_weighted_biases(&mut sums, &rows, Elements::F32(&biases));
+    for (token, sums) in sums.chunks(2).enumerate() {
+        let own = rows.iter().filter(|(_, row, _)| *row == token);
+        let bias: f32 = own.map(|(expert, _, weight)| weight * biases[expert * 2]).sum();
+        assert!((sums[0] - 1.0 - f64::from(bias)).abs() < 1e-6, "{sums:?}");
+        // The weights of a row sum to one, and the biases differ by one.
+        assert!((sums[1] - sums[0] - 1.0).abs() < 1e-6, "{sums:?}");
+    }
+}
+
+#[test]
+fn bounded_gates_are_their_definition() {
+    let (alpha, limit) = (1.702_f32, 7.0_f32);
+    let mut gate: Vec<f32> = (-40..40).map(|idx| idx as f32 * 0.3).collect();
+    let mut up: Vec<f32> = gate.iter().map(|gate| -gate * 0.9).collect();
+    let definition = |gate: f32, up: f32| {
+        let (gate, up) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
+        gate / (1.0 + (-f64::from(alpha) * gate).exp()) * (up + 1.0)
+    };
+    let expected: Vec<f64> =
+        gate.iter().zip(&up).map(|(gate, up)| definition(*gate, *up)).collect();
+    clamp_gates(&mut gate, &mut up, (alpha, limit));
+    let mut found = vec![0.0; gate.len()];
+    swiglu(&gate, &up, ElementsMut::F32(&mut found), &Threads::new(1));
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((f64::from(*found) - expected).abs() < 1e-4, "{found} {expected}");
+    }
+    let (mut gate, mut up) = ([f32::NAN, 1.0], [1.0, f32::NAN]);
+    clamp_gates(&mut gate, &mut up, (alpha, limit));
+    assert!(gate[0].is_nan() && up[1].is_nan());
 }

@@ -110,16 +110,16 @@ proptest! {
 
     #[test]
     fn heads_are_normalised_and_rotated_by_their_rows_angles(
-        rows in 1_usize..20, heads in 1_usize..9, pairs in 1_usize..70,
+        rows in 1_usize..20, heads in 1_usize..9, pairs in 0_usize..70, unrotated in 0_usize..20,
         is_traditional: bool, has_norm: bool, seed: u64,
     ) {
-        let head_dim = 2 * pairs;
+        let head_dim = (2 * pairs + unrotated).max(1);
         let x = numbers(rows * heads * head_dim, seed);
         let angles = numbers(rows * pairs, seed ^ 1);
         let weight = numbers(head_dim, seed ^ 2);
         let cos: Vec<f32> = angles.iter().map(|angle| angle.cos()).collect();
         let sin: Vec<f32> = angles.iter().map(|angle| angle.sin()).collect();
-        let rotation = Rotation { cos: &cos, sin: &sin, head_dim, is_traditional };
+        let rotation = Rotation { cos: &cos, sin: &sin, head_dim, pairs, is_traditional };
         let norm = has_norm.then_some(HeadNorm { weight: Elements::F32(&weight), eps: 1e-6 });
         for threads in pools() {
             let mut found = x.clone();

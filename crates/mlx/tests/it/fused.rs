@@ -1,6 +1,6 @@
 //! Compares fused and quantised operations with plain ones.
 
-use jackalope_mlx::fast::{self, Mask, Rope};
+use jackalope_mlx::fast::{self, AttentionScores, Mask, Rope};
 use jackalope_mlx::quant::{self, Format, Mode};
 use jackalope_mlx::{Array, Dtype};
 
@@ -73,10 +73,19 @@ fn attention_is_a_softmax_over_the_keys_the_mask_leaves() {
     let rows = Array::arange_from(2, 5, Dtype::I32).reshape(&[3, 1]);
     let seen = rows.greater_equal(&Array::arange(5, Dtype::I32).reshape(&[1, 5]));
     let masked = Array::where_(&seen, &scores, &Array::scalar(f32::NEG_INFINITY));
-    let attend = |mask| fast::scaled_dot_product_attention(&q, &k, &v, 0.35, mask);
+    let attend = |mask| {
+        let scores = AttentionScores { scale: 0.35, mask, sinks: None };
+        fast::scaled_dot_product_attention(&q, &k, &v, scores)
+    };
     assert_close(&attend(Mask::None), &scores.softmax(-1).matmul(&v_each), 1e-5);
     assert_close(&attend(Mask::Causal), &masked.softmax(-1).matmul(&v_each), 1e-5);
     assert_close(&attend(Mask::Array(&seen)), &masked.softmax(-1).matmul(&v_each), 1e-5);
+    let sinks = Array::from_slice(&[0.5, -1.0, 2.0, 0.0], &[4]);
+    let column = sinks.reshape(&[1, 4, 1, 1]).broadcast_to(&[1, 4, 3, 1]);
+    let shares = Array::concatenate(&[&masked, &column], -1).softmax(-1);
+    let expected = shares.slice_axis(3, 0, 5).matmul(&v_each);
+    let scores = AttentionScores { scale: 0.35, mask: Mask::Causal, sinks: Some(&sinks) };
+    assert_close(&fast::scaled_dot_product_attention(&q, &k, &v, scores), &expected, 1e-5);
 }
 
 /// Returns all supported formats: mode, bits, group size.
