@@ -21,7 +21,7 @@ const CPU_MACS_PER_BYTE: f64 = 4.0;
 const GPU_MACS_PER_BYTE: f64 = 12.0;
 
 /// Number of prompt tokens that are computed together.
-const CHUNK_TOKENS: f64 = 512.0;
+const CHUNK_TOKENS: u32 = 512;
 
 /// The request for which placements are compared: one turn of a conversation.
 const USUAL_PROMPT_TOKENS: f64 = 1000.0;
@@ -163,15 +163,18 @@ pub(super) fn predict(
     let ranks = nodes.iter().zip(&shards).map(|(node, shard)| {
         let bytes_per_s = node.memory_bytes_per_s? as f64;
         let kv_bytes = shard.cache.bytes_per_token as f64 * f64::from(context_tokens) / 2.0;
-        let read_bytes = shard.active_bytes as f64;
+        let token_bytes = shard.active_bytes as f64;
         let macs_per_byte = match node.device {
             Device::Gpu => GPU_MACS_PER_BYTE,
             Device::Cpu | Device::Auto => CPU_MACS_PER_BYTE,
         };
-        let macs = read_bytes * 8.0 / bits_per_weight(model) * CHUNK_TOKENS;
+        let macs = token_bytes * 8.0 / bits_per_weight(model) * f64::from(CHUNK_TOKENS);
+        let read_us = |bytes: f64| bytes / (bytes_per_s * DECODE_EFFICIENCY) * 1e6;
+        // The tokens of a chunk choose almost all experts between them, and all of these are read.
+        let computing_us = macs / (bytes_per_s * macs_per_byte) * 1e6;
         Some(Computing {
-            decode_us: (read_bytes + kv_bytes) / (bytes_per_s * DECODE_EFFICIENCY) * 1e6,
-            prefill_us: macs / (bytes_per_s * macs_per_byte) * 1e6,
+            decode_us: read_us(token_bytes + kv_bytes),
+            prefill_us: computing_us.max(read_us(shard.read_bytes(CHUNK_TOKENS))),
         })
     });
     let ranks = ranks.collect::<Option<Vec<Computing>>>()?;
@@ -183,7 +186,7 @@ pub(super) fn predict(
     let prefill_us = computing.prefill_us + waiting.prefill_us;
     Some(Speed {
         decode_tokens_per_s: 1e6 / decode_us.max(f64::MIN_POSITIVE),
-        prefill_tokens_per_s: CHUNK_TOKENS * 1e6 / prefill_us.max(f64::MIN_POSITIVE),
+        prefill_tokens_per_s: f64::from(CHUNK_TOKENS) * 1e6 / prefill_us.max(f64::MIN_POSITIVE),
         decode_waiting: waiting.decode_us / decode_us.max(f64::MIN_POSITIVE),
     })
 }
@@ -206,7 +209,7 @@ fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing,
     let row_bytes = model.hidden_size as f64 * SUM_BYTES;
     // A large all-reduce is a reduce-scatter and an all-gather: each rank sends its part to every
     // other rank twice.
-    let part_bytes = 2.0 * CHUNK_TOKENS * row_bytes / ranks.len() as f64;
+    let part_bytes = 2.0 * f64::from(CHUNK_TOKENS) * row_bytes / ranks.len() as f64;
     let waiting = Computing {
         decode_us: sums * links.exchange_us(row_bytes),
         prefill_us: sums * links.exchange_us(part_bytes),
@@ -228,7 +231,7 @@ fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computin
         Computing { decode_us: ranks.iter().map(|it| it.decode_us).sum(), prefill_us: slowest };
     let waiting = Computing {
         decode_us: hops.clone().map(|link| hop_us(link, 1.0)).sum::<f64>() + token_us,
-        prefill_us: hops.map(|link| hop_us(link, CHUNK_TOKENS)).fold(0.0, f64::max),
+        prefill_us: hops.map(|link| hop_us(link, f64::from(CHUNK_TOKENS))).fold(0.0, f64::max),
     };
     (computing, waiting)
 }

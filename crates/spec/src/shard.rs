@@ -20,8 +20,26 @@ pub struct RankShard {
     /// Bytes of its weights that one token reads: not the embedding, unless it is also the head, and
     /// only the experts that the token passes.
     pub active_bytes: u64,
+    /// Bytes of its routed experts.
+    pub expert_bytes: u64,
+    /// Part of `active_bytes` that belongs to routed experts.
+    pub active_expert_bytes: u64,
     /// What it caches of a sequence.
     pub cache: CacheCost,
+}
+
+impl RankShard {
+    /// Returns the bytes of weights that a step of `num_tokens` tokens reads. Each token chooses its
+    /// experts on its own, so an expert that a token passes with probability p is read with
+    /// probability `1 - (1 - p)^num_tokens`.
+    pub fn read_bytes(&self, num_tokens: u32) -> f64 {
+        let others = (self.active_bytes - self.active_expert_bytes) as f64;
+        if self.expert_bytes == 0 {
+            return others;
+        }
+        let missed = 1.0 - self.active_expert_bytes as f64 / self.expert_bytes as f64;
+        others + self.expert_bytes as f64 * (1.0 - missed.powf(f64::from(num_tokens)))
+    }
 }
 
 impl ModelLayout {
@@ -107,7 +125,12 @@ impl ModelLayout {
             }
             shard.active_bytes += match part.role {
                 TensorRole::Embedding if !self.is_tied => 0,
-                TensorRole::Experts => (bytes as f64 * active_experts) as u64,
+                TensorRole::Experts => {
+                    let active = (bytes as f64 * active_experts) as u64;
+                    shard.expert_bytes += bytes;
+                    shard.active_expert_bytes += active;
+                    active
+                }
                 _ => bytes,
             };
         }
