@@ -5,6 +5,7 @@
 mod attention;
 mod embedding;
 mod experts;
+mod head_norms;
 mod kernel;
 mod linear;
 mod mlp;
@@ -19,6 +20,7 @@ mod stock_attention;
 pub(crate) use attention::{Attention, AttentionParts, Heads};
 pub(crate) use embedding::{Embedding, Head, vocabulary};
 pub(crate) use experts::{ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp};
+pub(crate) use head_norms::{AllHeadsNorm, HeadNorms};
 pub(crate) use kernel::{dim, float};
 pub(crate) use linear::{HasBias, Linear};
 pub(crate) use mlp::{Mlp, MlpBlock};

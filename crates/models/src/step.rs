@@ -1,5 +1,6 @@
 //! One step as the layers see it: rows of several sequences next to each other.
 
+mod reach;
 mod stock_plan;
 
 use std::ops::Range;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use crate::cache::SequenceCache;
 use crate::layers::{Rope, RotationTable};
 
+pub(crate) use self::reach::Reach;
 pub(crate) use self::stock_plan::{DecodeGroup, StockPlan, VisibleKeys};
 
 /// Consecutive tokens of one sequence.

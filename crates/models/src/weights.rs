@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
-use jackalope_spec::{ElementType, QuantizationMode, StackedModule};
+use jackalope_spec::{BlockSource, ElementType, QuantizationMode, StackedModule};
 
 use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
 use crate::error::LoadError;
@@ -113,7 +113,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the root of the checkpoint's tensor names.
     pub(crate) fn root(&'a self) -> Weights<'a> {
-        Weights { loader: self, path: String::new(), stacked: None }
+        Weights { loader: self, path: String::new(), stacked: None, blocks: None }
     }
 
     /// Ends loading and returns the counters.
@@ -177,6 +177,8 @@ pub(crate) struct Weights<'a> {
     /// Set if each tensor is stored in parts, at these paths, which are stacked along a new first
     /// dimension.
     stacked: Option<Vec<String>>,
+    /// Set if the tensors are in the layout of OpenAI's checkpoints.
+    blocks: Option<BlockSource>,
 }
 
 impl<'a> Weights<'a> {
@@ -184,18 +186,19 @@ impl<'a> Weights<'a> {
     pub(crate) fn at(&self, name: impl std::fmt::Display) -> Weights<'a> {
         let path =
             if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
-        Weights { loader: self.loader, path, stacked: None }
+        Weights { loader: self.loader, path, stacked: None, blocks: None }
     }
 
     /// Returns the path of a projection of `num_experts` experts. If the checkpoint has a matrix for
     /// each expert, they are stacked.
     pub(crate) fn experts(&self, module: &StackedModule, num_experts: usize) -> Weights<'a> {
-        let StackedModule { stacked, each: [before, after] } = module;
-        let is_stacked = self.loader.checkpoint.tensors.find(&format!("{stacked}.weight"));
-        let each = is_stacked
-            .is_none()
+        let StackedModule { stacked, each: [before, after], blocks } = module;
+        let has = |name: &str| self.loader.checkpoint.tensors.find(name).is_some();
+        let is_stacked = has(&format!("{stacked}.weight"));
+        let blocks = blocks.clone().filter(|blocks| !is_stacked && has(&blocks.name("weight")));
+        let each = (!is_stacked && blocks.is_none())
             .then(|| (0..num_experts).map(|idx| format!("{before}{idx}{after}")).collect());
-        Weights { loader: self.loader, path: stacked.clone(), stacked: each }
+        Weights { loader: self.loader, path: stacked.clone(), stacked: each, blocks }
     }
 
     /// Returns the type that the model is computed in.
@@ -247,7 +250,8 @@ impl<'a> Weights<'a> {
     /// Loads the vector of `len` floats at this very path, converted to `dtype`.
     pub(crate) fn vector_as(&self, dtype: Dtype, len: usize) -> Result<Array, LoadError> {
         let (path, name) = self.path.rsplit_once('.').unwrap_or(("", &self.path));
-        let parent = Weights { loader: self.loader, path: path.to_owned(), stacked: None };
+        let parent =
+            Weights { loader: self.loader, path: path.to_owned(), stacked: None, blocks: None };
         parent.floats_as(dtype, name, &[len], Part::Whole)
     }
 
@@ -268,6 +272,11 @@ impl<'a> Weights<'a> {
     /// # Panics
     /// Panics if the description lists no such tensor, or another shape or type of it.
     fn entries(&self, name: &str, shape: &[usize]) -> Vec<&'a TensorEntry> {
+        if let Some(blocks) = &self.blocks {
+            let tensor = blocks.name(name);
+            let entry = self.loader.checkpoint.tensors.find(&tensor);
+            return vec![entry.unwrap_or_else(|| panic!("the description lacks {tensor}"))];
+        }
         let (paths, shape) = match &self.stacked {
             Some(paths) => (&paths[..], &shape[1..]),
             None => (std::slice::from_ref(&self.path), shape),
@@ -296,7 +305,9 @@ impl<'a> Weights<'a> {
     ) -> Result<Array, LoadError> {
         let mut result = Ok(());
         let array = self.loader.array(&part.shape(shape), dtype, |target| {
-            result = if self.stacked.is_some() {
+            result = if let Some(blocks) = &self.blocks {
+                read_blocks(entries[0], (shape, dtype), part, blocks, target)
+            } else if self.stacked.is_some() {
                 read_stacked(entries, dtype, part, target)
             } else {
                 read_part(entries[0], dtype, part, target)
@@ -335,6 +346,39 @@ fn read_stacked(
     }
     for (entry, target) in entries.iter().zip(target.chunks_exact_mut(part_bytes)) {
         read_part(entry, dtype, part, target)?;
+    }
+    Ok(())
+}
+
+/// Reads a part of a tensor of `shape`, whose rows lie between those of others.
+fn read_blocks(
+    entry: &TensorEntry,
+    (shape, dtype): (&[usize], Dtype),
+    part: Part<'_>,
+    source: &BlockSource,
+    target: &mut [u8],
+) -> Result<(), LoadError> {
+    let &BlockSource { first_row, row_step, .. } = source;
+    if row_step == 1 {
+        return entry.file.read(part.pieces(shape, dtype, entry.offset), target);
+    }
+    let rows = match part {
+        Part::Whole => 0..shape[1],
+        Part::Axis { axis: 1, cut } => cut.own.clone(),
+        Part::Axis { axis, .. } => panic!("rows lie between others, not dimension {axis}"),
+    };
+    let row_bytes = shape[2..].iter().product::<usize>() * dtype.size_bytes();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    for (expert, target) in target.chunks_exact_mut(rows.len() * row_bytes).enumerate() {
+        let first = (expert * shape[1] + rows.start) * row_step + first_row;
+        let pieces = Pieces {
+            offset: entry.offset + (first * row_bytes) as u64,
+            piece_bytes: row_bytes,
+            stride_bytes: (row_step * row_bytes) as u64,
+        };
+        entry.file.read(pieces, target)?;
     }
     Ok(())
 }

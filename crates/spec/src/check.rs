@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::layout::{ModelLayout, StoredTensor};
-use crate::model::{HeadTable, ModelSpec};
+use crate::model::{BlockSource, HeadTable, ModelSpec};
 use crate::quantization::{QuantizationFormat, QuantizationMode};
 use crate::report::{CheckReport, TensorProblem};
 use crate::tensor::{ElementType, TensorHeader, TensorHeaders, TensorSpec};
@@ -96,6 +96,13 @@ impl<'a> Check<'a> {
     fn tensor<'s>(&mut self, model: &ModelSpec, spec: &'s TensorSpec) -> StoredTensor<'s> {
         let mut stored = StoredTensor { spec, format: None, num_bytes: 0 };
         let has = |name: &str| self.headers.contains_key(name);
+        if let Some(blocks) = &spec.blocks
+            && !has(&spec.name)
+            && has(&blocks.name("weight"))
+        {
+            (stored.format, stored.num_bytes) = self.blocks(spec, blocks);
+            return stored;
+        }
         let each = spec
             .per_expert
             .as_ref()
@@ -121,6 +128,40 @@ impl<'a> Check<'a> {
             }
         }
         stored
+    }
+
+    /// Compares a tensor of all experts in the layout of OpenAI's checkpoints. Returns its format and
+    /// its part of the bytes.
+    fn blocks(
+        &mut self,
+        spec: &TensorSpec,
+        source: &BlockSource,
+    ) -> (Option<QuantizationFormat>, u64) {
+        let mut shape = spec.shape.clone();
+        shape[1] *= source.row_step;
+        let expected = |tensor: &str, shape: Vec<usize>, is_type, types| Expected {
+            name: source.name(tensor),
+            shape,
+            is_type,
+            types,
+        };
+        if !spec.is_quantizable {
+            let is_float: fn(&ElementType) -> bool = ElementType::is_float;
+            let num_bytes = self.expect(expected("bias", shape, is_float, FLOATS));
+            return (None, num_bytes / source.row_step as u64);
+        }
+        let is_u8: fn(&ElementType) -> bool = |it| *it == ElementType::U8;
+        shape[2] /= BlockSource::GROUP;
+        let scales = expected("scales", shape.clone(), is_u8, "U8");
+        shape.push(BlockSource::GROUP / 2);
+        let codes = expected("weight", shape, is_u8, "U8");
+        let num_bytes = self.expect(scales) + self.expect(codes);
+        let format = QuantizationFormat {
+            mode: QuantizationMode::Mxfp4,
+            bits: 4,
+            group_size: BlockSource::GROUP as u32,
+        };
+        (Some(format), num_bytes / source.row_step as u64)
     }
 
     /// Compares a tensor of the checkpoint, which is all or one expert's part of a tensor of the

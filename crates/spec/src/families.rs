@@ -3,15 +3,20 @@
 
 mod blocks;
 mod decoder;
+mod ernie4_5_moe;
 mod glm4_moe;
+mod gpt_oss;
 mod llama;
 mod minimax;
+mod ministral3;
 mod mixtral;
 mod olmoe;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod smollm3;
+mod windows;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -39,12 +44,16 @@ const FAMILIES: &[Family] = &[
     computed("qwen3_moe", qwen3_moe::read),
     computed("qwen2_moe", qwen2_moe::read),
     computed("mixtral", mixtral::read),
-    described("olmoe", olmoe::read),
-    described("glm4_moe", glm4_moe::read),
-    described("solar_open", glm4_moe::read),
+    computed("olmoe", olmoe::read),
+    computed("glm4_moe", glm4_moe::read),
+    computed("solar_open", glm4_moe::read),
     computed("dots1", glm4_moe::read_dots),
-    described("minimax", minimax::read),
-    described("minimax_m2", minimax::read),
+    computed("ernie4_5_moe", ernie4_5_moe::read),
+    computed("gpt_oss", gpt_oss::read),
+    computed("smollm3", smollm3::read),
+    computed("ministral3", ministral3::read),
+    computed("minimax", minimax::read),
+    computed("minimax_m2", minimax::read),
 ];
 
 const fn computed(
@@ -52,13 +61,6 @@ const fn computed(
     read: fn(&Value) -> Result<Description, SpecError>,
 ) -> Family {
     Family { model_type, support: Support::Computed, read }
-}
-
-const fn described(
-    model_type: &'static str,
-    read: fn(&Value) -> Result<Description, SpecError>,
-) -> Family {
-    Family { model_type, support: Support::Described, read }
 }
 
 /// Returns every `model_type` that this version computes.

@@ -29,9 +29,9 @@ pub use error::SpecError;
 pub use families::{computed_types, described_types};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    AttentionSpec, CacheKind, ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable,
-    LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, RouterGroups, RouterScores, RouterSpec,
-    StackedModule, Support,
+    AttentionSpec, BlockSource, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
+    FeedForward, HeadShape, HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, QueryGrowth,
+    RouterGroups, RouterScores, RouterSpec, StackedModule, Support,
 };
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};

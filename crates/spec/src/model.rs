@@ -124,17 +124,48 @@ pub struct AttentionSpec {
     pub has_output_bias: bool,
     /// Norm of queries and keys; `None` if they have none.
     pub qk_norm: Option<QkNorm>,
+    /// Name, below the block, of a vector with a score for each head that takes part in the soft-max
+    /// without having a value, `[heads]`; `None` if there is none.
+    pub sinks: Option<&'static str>,
     /// Number of positions that a query sees, including its own; `None` if all.
     pub window: Option<usize>,
+    /// Set if positions are in chunks of this length, and a query sees those of its own chunk only.
+    pub chunk: Option<usize>,
+    /// Growth of the queries with their position; `None` if they do not grow.
+    pub query_growth: Option<QueryGrowth>,
     /// Rotation of queries and keys.
     pub rope: RopeSpec,
 }
 
+/// The factor of a query at `position`: `1 + beta * ln(1 + floor((position + offset) / period))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Factor of the logarithm.
+    pub beta: f32,
+    /// Number of positions after which the factor changes.
+    pub period: usize,
+    /// Added to the position.
+    pub offset: usize,
+}
+
+impl QueryGrowth {
+    /// Returns the factor of the query at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        let steps = (position + self.offset) / self.period;
+        (1.0 + f64::from(self.beta) * (1.0 + steps as f64).ln()) as f32
+    }
+}
+
 /// Norm of queries and keys.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QkNorm {
     /// Each head is normalised by itself.
     PerHead,
+    /// Each head is normalised by itself after its rotation, without weights.
+    RotatedUnweighted {
+        /// Added to the mean of the squares.
+        eps: f32,
+    },
     /// All heads together are normalised.
     AllHeads,
 }
@@ -168,15 +199,37 @@ pub struct ExpertsSpec {
     pub inner: usize,
     /// Inner dimension of the expert that every token passes; `None` if there is none.
     pub shared_inner: Option<usize>,
+    /// How an expert's gate and its other projection are combined.
+    pub activation: ExpertActivation,
+    /// Whether an expert's products have biases.
+    pub has_bias: bool,
     /// How experts are chosen and weighted.
     pub router: RouterSpec,
     /// Where the tensors are.
     pub modules: ExpertModules,
 }
 
+/// How an expert's gate and its other projection are combined.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertActivation {
+    /// `silu(gate) * up`.
+    Swiglu,
+    /// `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
+    ClampedSwiglu {
+        /// Factor inside the logistic function.
+        alpha: f32,
+        /// Bound of both projections.
+        limit: f32,
+    },
+}
+
 /// How experts are chosen and weighted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterSpec {
+    /// Whether the logits have biases.
+    pub has_bias: bool,
+    /// Whether the weights multiply what an expert reads, not its result.
+    pub weighs_input: bool,
     /// How logits become scores.
     pub scores: RouterScores,
     /// Groups of experts, if experts are chosen from the best groups only.
@@ -190,6 +243,8 @@ pub struct RouterSpec {
 impl RouterSpec {
     /// A router whose weights are the soft-max over all experts.
     pub(crate) const SOFTMAX: RouterSpec = RouterSpec {
+        has_bias: false,
+        weighs_input: false,
         scores: RouterScores::Softmax,
         groups: None,
         normalization_eps: None,
@@ -206,6 +261,8 @@ pub enum RouterScores {
     SoftmaxOfChosen,
     /// The logistic function.
     Sigmoid,
+    /// The logits; the weights are the logistic function of those of the chosen experts.
+    SigmoidOfChosen,
 }
 
 /// Groups of neighbouring experts.
@@ -239,6 +296,38 @@ pub struct StackedModule {
     pub stacked: String,
     /// Parts of the name before and after the expert's number, where each matrix is a tensor.
     pub each: [String; 2],
+    /// Where OpenAI's own checkpoints have it.
+    pub blocks: Option<BlockSource>,
+}
+
+/// Where OpenAI's own checkpoints have a projection of all experts: in MXFP4, with the codes of each
+/// group in a dimension of their own.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct BlockSource {
+    /// What the names begin with: `_blocks` (codes), `_scales` and `_bias` follow.
+    pub path: String,
+    /// First row of the projection.
+    pub first_row: usize,
+    /// Distance of two rows of the projection: the rows of others lie between them.
+    pub row_step: usize,
+}
+
+impl BlockSource {
+    /// Number of codes that share a scale.
+    pub const GROUP: usize = 32;
+
+    /// Returns the name of the tensor with a module's `weight`, `scales` or `bias`.
+    ///
+    /// # Panics
+    /// Panics if there is no such tensor.
+    pub fn name(&self, tensor: &str) -> String {
+        let ending = match tensor {
+            "weight" => "blocks",
+            "scales" | "bias" => tensor,
+            other => panic!("no {other} in such checkpoints"),
+        };
+        format!("{}_{ending}", self.path)
+    }
 }
 
 /// What a layer keeps of a sequence.
@@ -288,7 +377,10 @@ impl AttentionSpec {
             has_qkv_bias: false,
             has_output_bias: false,
             qk_norm: None,
+            sinks: None,
             window: None,
+            chunk: None,
+            query_growth: None,
             rope,
         }
     }
@@ -296,7 +388,8 @@ impl AttentionSpec {
     /// Returns what a layer with this attention keeps.
     pub(crate) fn cache(&self) -> CacheKind {
         let elements_per_kv_head = 2 * self.head_dim;
-        match self.window {
+        // Within a chunk no position before it is seen.
+        match self.window.or(self.chunk) {
             None => CacheKind::Positions { elements_per_kv_head },
             Some(window) => CacheKind::Window { elements_per_kv_head, window },
         }

@@ -15,7 +15,7 @@ const DEFAULT_CONTEXT_TOKENS: u32 = 32_768;
 /// The rotation of an attention's queries and keys (Su et al. 2021).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// Number of elements of a head that are rotated.
+    /// Number of elements of a head that are rotated, the first ones; even, and 0 if none are.
     pub dims: usize,
     /// Base of the periods.
     pub theta: f64,
@@ -81,6 +81,8 @@ struct ScalingConfig {
     #[serde(default, deserialize_with = "float")]
     rope_theta: Option<f64>,
     #[serde(default, deserialize_with = "float")]
+    partial_rotary_factor: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
     factor: Option<f64>,
     #[serde(default, deserialize_with = "float")]
     low_freq_factor: Option<f64>,
@@ -121,6 +123,7 @@ pub(crate) struct RopeConfig {
     rope_parameters: Option<ScalingConfig>,
     #[serde(default)]
     rope_traditional: bool,
+    partial_rotary_factor: Option<f64>,
     max_position_embeddings: Option<u32>,
 }
 
@@ -138,6 +141,25 @@ impl RopeConfig {
             ("yarn", Some(original), Some(factor)) => stated.max((original * factor) as u32),
             _ => stated,
         }
+    }
+
+    /// Returns the number of elements of a head that are rotated, rounded down as in mlx-lm;
+    /// `default` is the fraction of checkpoints that do not state one.
+    ///
+    /// # Errors
+    /// Fails if the fraction is not stated and has no default, or is out of bounds.
+    pub(crate) fn rotated_dims(
+        &self,
+        head_dim: usize,
+        default: Option<f64>,
+    ) -> Result<usize, SpecError> {
+        let stated = self.partial_rotary_factor.or(self.scaling().partial_rotary_factor);
+        let factor = stated.or(default);
+        let Some(valid) = factor.filter(|factor| 0.0 < *factor && *factor <= 1.0) else {
+            let expected = "a number above 0, at most 1";
+            return Err(bad_value("partial_rotary_factor", or_absent(factor), expected));
+        };
+        Ok((head_dim as f64 * valid) as usize)
     }
 
     /// Returns the rotation of a family whose scaling mlx-lm ignores.
@@ -161,7 +183,8 @@ impl RopeConfig {
         default_theta: Option<f64>,
     ) -> Result<RopeSpec, SpecError> {
         if !dims.is_multiple_of(2) || dims == 0 {
-            return Err(bad_value("head_dim", dims, "an even number"));
+            let field = "rotated part of head_dim";
+            return Err(bad_value(field, dims, "a positive even number"));
         }
         let scaling = self.scaling();
         let stated = self.rope_theta.or(scaling.rope_theta).or(default_theta);

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::model::BlockSource;
+
 /// A tensor that a model needs, as it is before quantisation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TensorSpec {
@@ -20,6 +22,8 @@ pub struct TensorSpec {
     /// Where checkpoints that store one tensor per expert have it: the name's parts before and after
     /// the expert's number.
     pub per_expert: Option<[String; 2]>,
+    /// Where OpenAI's own checkpoints have it.
+    pub blocks: Option<BlockSource>,
 }
 
 /// The purpose of a tensor.

@@ -74,6 +74,9 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
         hidden,
         inner: spec.inner,
         unit: unit(Dimension::ExpertInner),
+        activation: spec.activation,
+        weighs_input: spec.router.weighs_input,
+        has_bias: spec.has_bias,
     };
     let experts = Experts::load(&weights, sizes, parallel)?;
     let shared = match (&modules.shared, spec.shared_inner) {
@@ -93,14 +96,16 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
 }
 
 fn settings(spec: &ExpertsSpec) -> RouterSettings {
-    let RouterSpec { scores, groups, normalization_eps, scale } = spec.router;
+    let RouterSpec { has_bias, scores, groups, normalization_eps, scale, .. } = spec.router;
     RouterSettings {
         num_experts: spec.num_experts,
         num_chosen: spec.experts_per_token,
+        has_bias,
         scores: match scores {
             RouterScores::Softmax => kernels::Scores::Softmax,
             RouterScores::SoftmaxOfChosen => kernels::Scores::SoftmaxOfChosen,
             RouterScores::Sigmoid => kernels::Scores::Sigmoid,
+            RouterScores::SigmoidOfChosen => kernels::Scores::SigmoidOfChosen,
         },
         groups: groups
             .map(|groups| kernels::ExpertGroups { count: groups.count, chosen: groups.chosen }),

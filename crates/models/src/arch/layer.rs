@@ -7,10 +7,12 @@ use super::feed_forward::FeedForwardBlock;
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
-use crate::layers::{Attention, AttentionParts, HasBias, Heads, Linear, Residual, RmsNorm};
+use crate::layers::{
+    AllHeadsNorm, Attention, AttentionParts, HasBias, HeadNorms, Heads, Linear, Residual, RmsNorm,
+};
 use crate::split::Cut;
-use crate::step::Step;
-use crate::weights::Weights;
+use crate::step::{Reach, Step};
+use crate::weights::{Part, Weights};
 
 /// A decoder layer with attention.
 #[derive(Debug)]
@@ -76,10 +78,22 @@ fn attention(
     let head_norm = |name| parts.norm(&w.at(name), spec.head_dim);
     let head_norms = match spec.qk_norm {
         None => None,
-        Some(QkNorm::PerHead) => Some((head_norm("q_norm")?, head_norm("k_norm")?)),
-        Some(QkNorm::AllHeads) => panic!("no computed family normalises all heads together"),
+        Some(QkNorm::PerHead) => {
+            Some(HeadNorms::PerHead([head_norm("q_norm")?, head_norm("k_norm")?]))
+        }
+        Some(QkNorm::RotatedUnweighted { eps }) => {
+            let norm = || RmsNorm::unweighted(spec.head_dim, eps, w.dtype(), parallel);
+            Some(HeadNorms::Rotated([norm(), norm()]))
+        }
+        Some(QkNorm::AllHeads) => {
+            let norm = AllHeadsNorm::load(w, &heads, parts.model.norm_eps, parallel)?;
+            Some(HeadNorms::AllHeads(norm))
+        }
     };
+    let queries = &heads.cut.heads;
+    let sinks = spec.sinks.map(|name| w.floats(name, &[queries.full], Part::rows(queries)));
     let attention = AttentionParts {
+        sinks: sinks.transpose()?,
         q_proj: Linear::column(&w.at("q_proj"), hidden, &heads.queries(), qkv_bias)?,
         k_proj: Linear::column(&w.at("k_proj"), hidden, &heads.keys(), qkv_bias)?,
         v_proj: Linear::column(&w.at("v_proj"), hidden, &heads.keys(), qkv_bias)?,
@@ -87,7 +101,8 @@ fn attention(
         head_norms,
         rope: parts.ropes.of(&spec.rope),
         heads,
-        window: spec.window,
+        reach: Reach { window: spec.window, chunk: spec.chunk },
+        query_growth: spec.query_growth,
     };
     Ok(Attention::new(attention, parts.layer_idx, w.dtype(), parallel))
 }

@@ -6,19 +6,22 @@ use std::sync::Arc;
 use jackalope_kernels::{
     self as kernels, AttentionConfig, Elements, Floats, KvPage, SequenceKv, Threads,
 };
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, Pinned};
+use jackalope_spec::QueryGrowth;
 
-use super::kernel::{DivisibleKernel, dim, float};
+use super::head_norms::{HeadNorms, HeadNormsKernel};
+use super::kernel::{DivisibleKernel, dim, elements, float, pinned};
 use super::linear::{HasBias, Linear, LinearKernel, RowInput};
 use super::norm::{NormKernel, RmsNorm};
-use super::residual::Residual;
+use super::output::BlockOutput;
+use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads};
 use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
-use crate::step::{Step, StepSpan};
+use crate::step::{Reach, Step, StepSpan};
 use crate::weights::Weights;
 
 /// The attention heads of a model and this rank's part of them.
@@ -26,6 +29,8 @@ use crate::weights::Weights;
 pub(crate) struct Heads {
     pub(crate) head_dim: usize,
     pub(crate) cut: HeadCut,
+    /// Whether no earlier rank holds this rank's key and value heads.
+    pub(super) counts_keys: bool,
     /// Number of query heads in an indivisible unit.
     unit: usize,
 }
@@ -33,8 +38,11 @@ pub(crate) struct Heads {
 impl Heads {
     /// Divides heads of `head_dim` elements among the ranks.
     pub(crate) fn new(counts: HeadCounts, head_dim: usize, parallel: &Parallel) -> Heads {
-        let cut = cut_heads(counts, parallel.shares()).swap_remove(parallel.rank());
-        Heads { head_dim, cut, unit: counts.heads_unit }
+        let mut cuts = cut_heads(counts, parallel.shares());
+        let cut = cuts.swap_remove(parallel.rank());
+        cuts.truncate(parallel.rank());
+        let counts_keys = cuts.iter().all(|it| it.kv_heads.own != cut.kv_heads.own);
+        Heads { head_dim, cut, counts_keys, unit: counts.heads_unit }
     }
 
     /// Loads `o_proj`, whose input are the heads' results.
@@ -70,12 +78,15 @@ pub(crate) struct AttentionParts {
     pub(crate) v_proj: Linear,
     /// Projection `[heads, head_dim] -> [hidden]`, summed over ranks.
     pub(crate) o_proj: Linear,
-    /// Norms of each query and each key head.
-    pub(crate) head_norms: Option<(RmsNorm, RmsNorm)>,
+    /// Norms of queries and keys.
+    pub(crate) head_norms: Option<HeadNorms>,
     pub(crate) rope: Rc<Rope>,
     pub(crate) heads: Heads,
-    /// Number of positions that a query sees, including its own; `None` if all.
-    pub(crate) window: Option<usize>,
+    /// The positions that a query sees.
+    pub(crate) reach: Reach,
+    pub(crate) query_growth: Option<QueryGrowth>,
+    /// A score for each of this rank's query heads that takes part in the soft-max, `[heads]`.
+    pub(crate) sinks: Option<Array>,
 }
 
 /// Grouped-query attention with rotary positions.
@@ -119,33 +130,49 @@ impl Attention {
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let parts = &self.parts;
-        let output = parts.o_proj.block_output();
+        let is_stock = matches!(self.parallel.compute(), Compute::Stock);
+        let norms = parts.head_norms.as_ref();
+        let num_sums = norms.map_or(0, |norms| norms.num_sums(is_stock));
+        let output = BlockOutput { num_sums, ..parts.o_proj.block_output() };
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
             return residual.stock_block(norm, output, work);
         };
-        let kernel = self.kernel(step);
-        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
+        let (projection, kernel) = (self.projection(), self.kernel(step));
+        let (queries, keys) = (parts.heads.queries().len(), parts.heads.keys().len());
+        let block = TwoParts {
+            widths: vec![queries, keys, keys],
+            first: move |x: Elements<'_>, threads: &Threads| projection.project(x, threads),
+            second: move |middle, threads: &Threads| kernel.product(middle, threads),
+        };
+        residual.kernel_block_of_two(norm, output, threads, block)
+    }
+
+    fn projection(&self) -> ProjectionKernel {
+        let parts = &self.parts;
+        let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
+        ProjectionKernel {
+            qkv: linears.map(Linear::kernel),
+            norms: parts.head_norms.as_ref().map(HeadNorms::kernel),
+        }
     }
 
     /// Creates the part of the primitive's closure that computes the heads.
     fn kernel(&self, step: &mut Step<'_, '_>) -> AttentionKernel {
         let parts = &self.parts;
-        let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
         AttentionKernel {
-            qkv: linears.map(Linear::kernel),
             output: parts.o_proj.divisible_kernel(),
-            norms: parts
-                .head_norms
-                .as_ref()
-                .map(|(q_norm, k_norm)| [q_norm.kernel(), k_norm.kernel()]),
+            norms: parts.head_norms.as_ref().map(HeadNorms::kernel),
             rotations: step.rotations(&parts.rope),
+            sinks: parts.sinks.as_ref().map(pinned),
+            query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
             config: AttentionConfig {
                 heads: parts.heads.cut.heads.len(),
                 kv_heads: parts.heads.cut.kv_heads.len(),
                 head_dim: parts.heads.head_dim,
                 scale: self.scale,
-                window: parts.window,
+                window: parts.reach.window,
+                chunk: parts.reach.chunk,
                 soft_cap: None,
                 sinks: None,
             },
@@ -161,14 +188,21 @@ impl Attention {
         let mut q = self.split(&parts.q_proj.stock(x)); // [tokens, heads, head_dim]
         let mut k = self.split(&parts.k_proj.stock(x)); // [tokens, kv_heads, head_dim]
         let v = self.split(&parts.v_proj.stock(x));
-        if let Some((q_norm, k_norm)) = &parts.head_norms {
-            (q, k) = (q_norm.stock(&q), k_norm.stock(&k));
+        if let Some(norms) = &parts.head_norms {
+            [q, k] = norms.stock([q, k]);
+        }
+        if let Some(growth) = parts.query_growth {
+            let factors = query_factors(growth, step);
+            let factors = Array::from_slice(&factors, &[dim(factors.len()), 1, 1]);
+            q = q.mul(&factors.astype(q.dtype()));
         }
         let attention = StockAttention {
             layer_idx: self.layer_idx,
             rope: Some(&parts.rope),
             scale: self.scale,
-            window: parts.window,
+            reach: parts.reach,
+            norms: parts.head_norms.as_ref().and_then(HeadNorms::rotated),
+            sinks: parts.sinks.as_ref(),
         };
         attention.forward(&StockHeads { q, k, v }, step)
     }
@@ -178,12 +212,35 @@ impl Attention {
     }
 }
 
-/// The state of the attention primitive's closure: everything except the weights' arrays.
-struct AttentionKernel {
+/// Returns the factor of the query of each row.
+fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32> {
+    let positions = step.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+    positions.map(|position| growth.factor(position)).collect()
+}
+
+/// The first part of the attention primitive: the projections.
+struct ProjectionKernel {
     qkv: [LinearKernel; 3],
+    norms: Option<HeadNormsKernel>,
+}
+
+impl ProjectionKernel {
+    fn project(&self, x: Elements<'_>, threads: &Threads) -> Middle {
+        let values = LinearKernel::products(&self.qkv, x, threads);
+        let sums = self.norms.as_ref().map(|norms| norms.sums([&values[0], &values[1]], threads));
+        Middle { values: values.into(), sums: sums.unwrap_or_default() }
+    }
+}
+
+/// The second part of the attention primitive.
+struct AttentionKernel {
     output: DivisibleKernel,
-    norms: Option<[NormKernel; 2]>,
+    norms: Option<HeadNormsKernel>,
     rotations: Arc<RotationTable>,
+    /// In the type of the model.
+    sinks: Option<Pinned>,
+    /// Factor of the query of each row.
+    query_factors: Option<Vec<f32>>,
     config: AttentionConfig<'static>,
     spans: Vec<StepSpan>,
     pages: Vec<LayerPages>,
@@ -192,17 +249,26 @@ struct AttentionKernel {
 
 impl AttentionKernel {
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias.
-    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
-        self.output.multiply(self.heads(x, threads).elements(), threads)
+    fn product(&self, projected: Middle, threads: &Threads) -> Vec<f64> {
+        self.output.multiply(self.heads(projected, threads).elements(), threads)
     }
 
-    /// Computes the heads' results `[tokens, heads * head_dim]` for `x` `[tokens, hidden]`.
-    fn heads(&self, x: Elements<'_>, threads: &Threads) -> Floats {
-        let [mut q, mut k, v] = LinearKernel::products(&self.qkv, x, threads);
-        let norms = self.norms.as_ref().map(|norms| norms.each_ref().map(NormKernel::of_heads));
-        let rotation = self.rotations.rotation();
+    /// Computes the heads' results `[tokens, heads * head_dim]`.
+    fn heads(&self, projected: Middle, threads: &Threads) -> Floats {
+        let Middle { values, sums } = projected;
+        let [mut q, mut k, v] = <[Vec<f32>; 3]>::try_from(values).expect("three projections");
+        let norms = self.norms.as_ref();
+        let norms = norms.and_then(|norms| norms.apply([&mut q, &mut k], &sums, threads));
+        let norms = norms.map(|norms| norms.each_ref().map(NormKernel::of_heads));
+        let rotation = self.rotations.rotation(self.config.head_dim);
         kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
         kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, threads);
+        if let Some(norms) = &self.norms {
+            norms.apply_rotated([&mut q, &mut k], threads);
+        }
+        if let Some(factors) = &self.query_factors {
+            kernels::scale_rows(&mut q, factors);
+        }
         let width = self.config.kv_heads * self.config.head_dim;
         let writing = threads.span("kv_cache", 0);
         let spans = self.spans.iter().zip(&self.pages);
@@ -222,7 +288,9 @@ impl AttentionKernel {
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
         let mut out = Floats::zeros(float(self.dtype), q.len());
         let q = Elements::F32(&q);
-        kernels::attention(q, &sequences, &self.config, out.elements_mut(), threads);
+        let sinks = self.sinks.as_ref().map(|sinks| elements(sinks).to_f32());
+        let config = AttentionConfig { sinks: sinks.as_deref(), ..self.config };
+        kernels::attention(q, &sequences, &config, out.elements_mut(), threads);
         out
     }
 }

@@ -7,9 +7,12 @@
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
-use jackalope_mlx::{Array, Dtype, quant};
+use jackalope_mlx::{Array, Dtype, Pinned, quant};
+use jackalope_spec::ExpertActivation;
 
-use super::kernel::{DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, float};
+use super::kernel::{
+    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned,
+};
 use super::linear::{Linear, LinearKernel};
 use super::mlp::{Mlp, MlpKernel};
 use super::norm::RmsNorm;
@@ -19,7 +22,7 @@ use super::router::{Router, RouterKernel, StockRoutes};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
-use crate::weights::Weights;
+use crate::weights::{Part, Weights};
 
 /// Number of choices from which MLX sorts them by expert, as mlx-lm does.
 const SORTED_CHOICES_MIN: usize = 64;
@@ -34,6 +37,12 @@ pub(crate) struct ExpertSizes {
     pub(crate) inner: usize,
     /// Number of inner elements in an indivisible unit.
     pub(crate) unit: usize,
+    /// How gate and up are combined.
+    pub(crate) activation: ExpertActivation,
+    /// Whether the products have biases.
+    pub(crate) has_bias: bool,
+    /// Whether the router's weights multiply what an expert reads, not its result.
+    pub(crate) weighs_input: bool,
 }
 
 /// The tensors of a layer's experts.
@@ -44,16 +53,43 @@ pub(crate) struct ExpertWeights<'a> {
     pub(crate) down_proj: Weights<'a>,
 }
 
-/// Experts that each compute `down(silu(gate(x)) * up(x))`.
+/// Experts that each compute `down(activation(gate(x), up(x)))`.
 #[derive(Debug)]
 pub(crate) struct Experts {
     gate_proj: Matrix, // [experts * inner, hidden]
     up_proj: Matrix,   // [experts * inner, hidden]
     down_proj: Matrix, // [experts * hidden, inner]
+    biases: Option<ExpertBiases>,
     sizes: ExpertSizes,
     /// This rank's part of the inner dimension.
     inner: Cut,
     dtype: Dtype,
+}
+
+/// Vectors that are added to the experts' products.
+#[derive(Debug)]
+struct ExpertBiases {
+    gate_up: [Array; 2], // [experts, inner]
+    down: Array,         // [experts, hidden]
+    /// Whether this rank adds those of `down`: one rank of all does.
+    adds_down: bool,
+}
+
+impl ExpertBiases {
+    fn load(
+        w: &ExpertWeights<'_>,
+        sizes: ExpertSizes,
+        inner: &Cut,
+    ) -> Result<ExpertBiases, LoadError> {
+        let part = Part::Axis { axis: 1, cut: inner };
+        let gate_up = |w: &Weights<'_>| w.floats("bias", &[sizes.num_experts, inner.full], part);
+        let down = [sizes.num_experts, sizes.hidden];
+        Ok(ExpertBiases {
+            gate_up: [gate_up(&w.gate_proj)?, gate_up(&w.up_proj)?],
+            down: w.down_proj.floats("bias", &down, Part::Whole)?,
+            adds_down: inner.own.start == 0 && !inner.is_empty(),
+        })
+    }
 }
 
 impl Experts {
@@ -62,11 +98,13 @@ impl Experts {
         sizes: ExpertSizes,
         parallel: &Parallel,
     ) -> Result<Experts, LoadError> {
-        let ExpertSizes { num_experts, hidden, inner, unit } = sizes;
+        let ExpertSizes { num_experts, hidden, inner, unit, has_bias, .. } = sizes;
         let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
         let rows = MatrixCut::Output { output: &inner, input: hidden };
         let columns = MatrixCut::Input { output: hidden, input: &inner };
+        let biases = has_bias.then(|| ExpertBiases::load(w, sizes, &inner)).transpose()?;
         Ok(Experts {
+            biases,
             gate_proj: Matrix::load_experts(&w.gate_proj, num_experts, rows)?,
             up_proj: Matrix::load_experts(&w.up_proj, num_experts, rows)?,
             down_proj: Matrix::load_experts(&w.down_proj, num_experts, columns)?,
@@ -88,19 +126,44 @@ impl Experts {
         let row = Array::arange(tokens, Dtype::I32).repeat(chosen, 0);
         let row = order.as_ref().map_or(row.clone(), |order| row.take(order, 0));
         let gather = quant::Gather { indices: &indices, is_sorted };
-        let x = x.take(&row, 0).expand_dims(1); // [choices, 1, hidden]
-        let [gate, up] = [&self.gate_proj, &self.up_proj];
-        let inner = gate.stock_gathered(&x, gather).silu().mul(&up.stock_gathered(&x, gather));
-        let out = self.down_proj.stock_gathered(&inner, gather).squeeze(1); // [choices, hidden]
+        let mut x = x.take(&row, 0).expand_dims(1); // [choices, 1, hidden]
+        if self.sizes.weighs_input {
+            let weights = routes.weights.flatten(0, 1);
+            let weights = order.as_ref().map_or(weights.clone(), |order| weights.take(order, 0));
+            x = x.mul(&weights.reshape(&[-1, 1, 1]).astype(x.dtype()));
+        }
+        // The row of a bias of each choice, `[choices, 1, width]`.
+        let biased = |x: Array, bias: Option<&Array>| {
+            bias.map_or(x.clone(), |bias| x.add(&bias.take(&indices, 0).expand_dims(1)))
+        };
+        let biases = self.biases.as_ref();
+        let [gate, up] = [(&self.gate_proj, 0), (&self.up_proj, 1)].map(|(matrix, idx)| {
+            biased(matrix.stock_gathered(&x, gather), biases.map(|biases| &biases.gate_up[idx]))
+        });
+        let inner = stock_activation(self.sizes.activation, &gate, &up);
+        let out = self.down_proj.stock_gathered(&inner, gather);
+        let down = biases.filter(|biases| biases.adds_down).map(|biases| &biases.down);
+        let out = biased(out, down).squeeze(1); // [choices, hidden]
         let out = order.map_or(out.clone(), |order| out.take(&order.argsort(0), 0));
         let out = out.reshape(&[tokens, chosen, dim(self.sizes.hidden)]);
-        out.astype(Dtype::F32).mul(&routes.weights.expand_dims(2)).sum(1, false).astype(self.dtype)
+        let out = out.astype(Dtype::F32);
+        let weighed = match self.sizes.weighs_input {
+            true => out,
+            false => out.mul(&routes.weights.expand_dims(2)),
+        };
+        weighed.sum(1, false).astype(self.dtype)
     }
 
     fn kernel(&self) -> ExpertsKernel {
         ExpertsKernel {
             gate_up: [self.gate_proj.kernel(), self.up_proj.kernel()],
             down: DivisibleKernel { matrix: self.down_proj.kernel(), unit: self.sizes.unit },
+            biases: self.biases.as_ref().map(|biases| BiasesKernel {
+                gate_up: biases.gate_up.each_ref().map(pinned),
+                down: biases.adds_down.then(|| pinned(&biases.down)),
+            }),
+            activation: self.sizes.activation,
+            weighs_input: self.sizes.weighs_input,
             dtype: self.dtype,
         }
     }
@@ -111,20 +174,64 @@ impl Experts {
 struct ExpertsKernel {
     gate_up: [Arc<MatrixKernel>; 2],
     down: DivisibleKernel,
+    biases: Option<BiasesKernel>,
+    activation: ExpertActivation,
+    weighs_input: bool,
     dtype: Dtype,
+}
+
+/// Vectors that are added to the experts' products, for the kernels.
+#[derive(Debug)]
+struct BiasesKernel {
+    gate_up: [Pinned; 2],
+    /// `None` if another rank adds it.
+    down: Option<Pinned>,
+}
+
+/// Combines gate and up with MLX.
+fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> Array {
+    match activation {
+        ExpertActivation::Swiglu => gate.silu().mul(up),
+        ExpertActivation::ClampedSwiglu { alpha, limit } => {
+            let number = |value: f32| Array::scalar_of(value, gate.dtype());
+            let gate = gate.minimum(&number(limit));
+            let up = up.minimum(&number(limit)).maximum(&number(-limit));
+            let sigmoid = gate.mul(&number(alpha)).sigmoid();
+            gate.mul(&sigmoid).mul(&up.add(&number(1.0)))
+        }
+    }
 }
 
 impl ExpertsKernel {
     /// Computes this rank's part of the weighted sum of the chosen experts, `[tokens, hidden]`.
     fn product(&self, x: Elements<'_>, rows: &kernels::ExpertRows, threads: &Threads) -> Vec<f64> {
         let [gate, up] = &self.gate_up;
-        let [gate, mut up] = kernels::expert_matmul(x, rows, [&gate.view(), &up.view()], threads);
+        let [mut gate, mut up] =
+            kernels::expert_matmul(x, rows, [&gate.view(), &up.view()], threads);
+        if self.weighs_input {
+            // The product of a weighed row is the weighed product.
+            kernels::scale_rows(&mut gate, rows.weights());
+        }
+        if let Some(BiasesKernel { gate_up: [gate_bias, up_bias], .. }) = &self.biases {
+            kernels::add_expert_bias(&mut gate, rows, elements(gate_bias));
+            kernels::add_expert_bias(&mut up, rows, elements(up_bias));
+        }
+        match self.activation {
+            ExpertActivation::Swiglu => {}
+            ExpertActivation::ClampedSwiglu { alpha, limit } => {
+                kernels::clamp_gates(&mut gate, &mut up, (alpha, limit));
+            }
+        }
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
         let DivisibleKernel { matrix, unit } = &self.down;
-        let down = &matrix.view();
-        kernels::divisible_expert_matmul(inner.elements(), rows, down, *unit, threads)
+        let (down, x) = (&matrix.view(), inner.elements());
+        let mut sums = kernels::divisible_expert_matmul(x, rows, down, *unit, threads);
+        if let Some(bias) = self.biases.as_ref().and_then(|biases| biases.down.as_ref()) {
+            kernels::add_weighted_biases(&mut sums, rows, elements(bias));
+        }
+        sums
     }
 }
 
@@ -167,6 +274,7 @@ impl SparseMlp {
         let output = BlockOutput {
             hidden: self.experts.sizes.hidden,
             bias: None,
+            num_sums: 0,
             is_empty: !has_experts && shared.is_none(),
             dtype: self.experts.dtype,
         };

@@ -360,6 +360,12 @@ impl<'a, 'b> Outputs<'a, 'b> {
         self.next_buffer().values_mut::<f64>()
     }
 
+    /// Returns the next output as f32.
+    #[track_caller]
+    pub(super) fn next_values(&mut self) -> &'a mut [f32] {
+        self.next_buffer().values_mut::<f32>()
+    }
+
     #[track_caller]
     fn next_buffer(&mut self) -> &'a mut BufferMut<'b> {
         self.buffers.next().expect("a primitive writes the outputs it declared")

@@ -96,6 +96,7 @@ impl Linear {
         BlockOutput {
             hidden: self.matrix.output(),
             bias: self.bias.as_ref(),
+            num_sums: 0,
             is_empty: self.matrix.is_empty(),
             dtype: self.dtype,
         }

@@ -3,9 +3,9 @@
 use std::cell::OnceCell;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, HeadNorm, Threads};
-use jackalope_mlx::{Array, Pinned, fast};
+use jackalope_mlx::{Array, Dtype, Pinned, fast};
 
-use super::kernel::{elements, pinned, primitive};
+use super::kernel::{dim, elements, pinned, primitive};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::weights::{Part, Weights};
@@ -29,6 +29,14 @@ impl RmsNorm {
     ) -> Result<RmsNorm, LoadError> {
         let weight = w.floats("weight", &[width], Part::Whole)?;
         Ok(RmsNorm { weight, pinned: OnceCell::new(), eps, compute: parallel.compute().clone() })
+    }
+
+    /// Creates a norm whose weights are one.
+    pub(crate) fn unweighted(width: usize, eps: f32, dtype: Dtype, parallel: &Parallel) -> RmsNorm {
+        let ones = Array::full(&[dim(width)], 1.0, dtype);
+        ones.eval().expect("a constant needs no input");
+        let compute = parallel.compute().clone();
+        RmsNorm { weight: ones, pinned: OnceCell::new(), eps, compute }
     }
 
     /// Normalises `x`; `x` and the result are `[tokens, width]`.

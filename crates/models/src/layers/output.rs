@@ -13,6 +13,8 @@ pub(super) struct BlockOutput<'a> {
     pub(super) hidden: usize,
     /// Vector that is added to the sum over the ranks, `[hidden]`.
     pub(super) bias: Option<&'a Bias>,
+    /// Number of sums over the ranks of each row in the middle of the block.
+    pub(super) num_sums: usize,
     /// Whether this rank holds nothing of the block.
     pub(super) is_empty: bool,
     /// Type in which MLX computes the product.

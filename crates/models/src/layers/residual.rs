@@ -18,7 +18,7 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{Outputs, elements, float, primitives, zeros_after};
+use super::kernel::{Outputs, dim, elements, float, primitives, zeros_after};
 use super::norm::{NormKernel, RmsNorm};
 use super::output::{Bias, BlockOutput};
 use crate::parallel::{Compute, Parallel};
@@ -47,6 +47,24 @@ struct BlockKernel {
     norm: NormKernel,
     work: Work,
     bias: Option<Pinned>, // [hidden]
+}
+
+/// The computation of a block with sums over the ranks in its middle. The second part gets what the
+/// first one returned, with the sums over the ranks.
+pub(super) struct TwoParts<F, S> {
+    /// Number of values of each row that the second part gets as they are, one for each vector of
+    /// them.
+    pub(super) widths: Vec<usize>,
+    pub(super) first: F,
+    pub(super) second: S,
+}
+
+/// What the second part of a block gets from the first one.
+pub(super) struct Middle {
+    /// `[tokens, width]` each.
+    pub(super) values: Vec<Vec<f32>>,
+    /// `[tokens, num_sums]`; exact, so that they have the same bits for every split.
+    pub(super) sums: Vec<f64>,
 }
 
 /// The computation of a block: from normalised rows `[tokens, hidden]`, in the model's type, to this
@@ -86,8 +104,12 @@ impl Residual {
         work: impl FnOnce(&Array) -> Array,
     ) -> Residual {
         let x = norm.forward(&self.h);
-        let part =
-            if output.is_empty { zeros_after(&x, output.hidden, output.dtype) } else { work(&x) };
+        let part = if output.is_empty {
+            let after = without_sums(&self.parallel, x, (output.num_sums, Dtype::F32));
+            zeros_after(&after, output.hidden, output.dtype)
+        } else {
+            work(&x)
+        };
         let sum = self.parallel.all_sum(&part);
         let sum = output.bias.map_or(sum.clone(), |bias| sum.add(bias.array()));
         Residual { h: sum.add(&self.h), ..self }
@@ -105,12 +127,62 @@ impl Residual {
         if output.is_empty {
             let parallel = self.parallel.clone();
             let h = self.finish();
-            let product = parallel.all_sum(&zeros_after(&h, output.hidden, Dtype::F64));
+            let after = without_sums(&parallel, h.clone(), (output.num_sums, Dtype::F64));
+            let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
             let pending = Some(Pending { product, bias });
             return Residual { h, pending, blocks: Vec::new(), parallel };
         }
         self.blocks.push(BlockKernel { norm: norm.kernel(), work: Box::new(work), bias });
         if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
+    }
+
+    /// Like [`Residual::kernel_block`], for a block with sums over the ranks in its middle.
+    pub(super) fn kernel_block_of_two<F, S>(
+        self,
+        norm: &RmsNorm,
+        output: BlockOutput<'_>,
+        threads: &Arc<Threads>,
+        parts: TwoParts<F, S>,
+    ) -> Residual
+    where
+        F: Fn(Elements<'_>, &Threads) -> Middle + Send + 'static,
+        S: Fn(Middle, &Threads) -> Vec<f64> + Send + 'static,
+    {
+        let TwoParts { widths, first, second } = parts;
+        if self.parallel.size() == 1 || output.is_empty || output.num_sums == 0 {
+            let work = move |x: Elements<'_>, threads: &Threads| second(first(x, threads), threads);
+            return self.kernel_block(norm, output, threads, work);
+        }
+        let parallel = self.parallel.clone();
+        let (norm, stream) = (norm.kernel(), (self.h.shape(), self.h.dtype()));
+        let rows = |width: usize| vec![self.h.dim(0), dim(width)];
+        let values = (rows(widths.iter().sum()), Dtype::F32);
+        let out = [values, (rows(output.num_sums), Dtype::F64), stream.clone()];
+        let mut results = self.node(&out, threads, move |mut chain, outputs, threads| {
+            let middle = first(chain.normed(&norm, threads).elements(), threads);
+            outputs.next_values().copy_from_slice(&middle.values.concat());
+            outputs.next_sums().copy_from_slice(&middle.sums);
+            outputs.next().copy_from(chain.h.elements());
+        });
+        let h = results.remove(2);
+        let inputs = [&results[0], &parallel.all_sum(&results[1])];
+        let out = [(stream.0, Dtype::F64)];
+        let mut product =
+            primitives("blocks", &inputs, &out, threads, move |inputs, out, threads| {
+                let mut rest = inputs.next().values::<f32>();
+                let sums = inputs.next().values::<f64>().to_vec();
+                let tokens = rest.len() / widths.iter().sum::<usize>();
+                let values = widths.iter().map(|width| {
+                    let (own, others) = rest.split_at(tokens * width);
+                    rest = others;
+                    own.to_vec()
+                });
+                let values = values.collect();
+                out.next_sums().copy_from_slice(&second(Middle { values, sums }, threads));
+            });
+        let product = parallel.all_sum(&product.remove(0));
+        let pending = Some(Pending { product, bias: output.bias.map(Bias::pinned) });
+        Residual { h, pending, blocks: Vec::new(), parallel }
     }
 
     /// Adds the pending blocks and the sum of their products over the ranks to the graph.
@@ -130,7 +202,7 @@ impl Residual {
         self,
         outputs: &[(Vec<i32>, Dtype)],
         threads: &Arc<Threads>,
-        end: fn(Chain<'_>, &mut Outputs<'_, '_>, &Threads),
+        end: impl Fn(Chain<'_>, &mut Outputs<'_, '_>, &Threads) + Send + 'static,
     ) -> Vec<Array> {
         let Residual { h, pending, blocks, .. } = self;
         let mut inputs = vec![&h];
@@ -149,6 +221,12 @@ impl Residual {
             end(chain, outputs, threads);
         })
     }
+}
+
+/// Takes part in the sums in the middle of a block of which this rank holds nothing. Returns `x`, or
+/// an array that is computed after the sums.
+fn without_sums(parallel: &Parallel, x: Array, (num_sums, dtype): (usize, Dtype)) -> Array {
+    if num_sums == 0 { x } else { parallel.all_sum(&zeros_after(&x, num_sums, dtype)) }
 }
 
 /// The stream while a node computes it.
@@ -186,7 +264,8 @@ impl<'a> Chain<'a> {
         kernels::add_terms(&added.product, terms, out, threads);
     }
 
-    fn run(&mut self, block: &'a BlockKernel, threads: &Threads) {
+    /// Adds the terms that are still to be added, and normalises the stream.
+    fn normed(&mut self, norm: &NormKernel, threads: &Threads) -> Floats {
         if let Some(added) = self.added.take() {
             let mut h = Floats::zeros(float(self.dtype), added.product.len());
             self.add(&added, h.elements_mut(), threads);
@@ -194,7 +273,12 @@ impl<'a> Chain<'a> {
         }
         let h = self.h.elements();
         let mut normed = Floats::zeros(float(self.dtype), h.len());
-        block.norm.norm(h, normed.elements_mut(), threads);
+        norm.norm(h, normed.elements_mut(), threads);
+        normed
+    }
+
+    fn run(&mut self, block: &'a BlockKernel, threads: &Threads) {
+        let normed = self.normed(&block.norm, threads);
         let product = (block.work)(normed.elements(), threads);
         let bias = block.bias.as_ref().map(elements);
         self.added = Some(Added { product: product.into(), bias });

@@ -31,14 +31,15 @@ impl Ropes {
 /// Rotates heads by their position.
 #[derive(Debug)]
 pub(crate) struct Rope {
-    head_dim: usize,
+    /// Number of elements of a head that are rotated, the first ones.
+    dims: usize,
     is_traditional: bool,
     /// Radians per position, for each pair of elements.
     radians: Vec<f64>,
     /// Factor by which rotated elements are multiplied.
     magnitude: f64,
     /// Positions per radian, for MLX.
-    freqs: Array, // [head_dim / 2] f32
+    freqs: Array, // [dims / 2] f32
 }
 
 impl Rope {
@@ -46,7 +47,7 @@ impl Rope {
         let (periods, magnitude) = periods(spec);
         let freqs: Vec<f32> = periods.iter().map(|&period| period as f32).collect();
         Rope {
-            head_dim: spec.dims,
+            dims: spec.dims,
             is_traditional: spec.is_traditional,
             radians: periods.iter().map(|period| 1.0 / period).collect(),
             magnitude,
@@ -64,16 +65,19 @@ impl Rope {
                 sin.push((s * self.magnitude) as f32);
             }
         }
-        let Rope { head_dim, is_traditional, .. } = *self;
-        RotationTable { head_dim, is_traditional, cos, sin }
+        let Rope { dims, is_traditional, .. } = *self;
+        RotationTable { pairs: dims / 2, is_traditional, cos, sin }
     }
 
     /// Rotates with MLX: `x` and the result are `[sequences, heads, seq, head_dim]`, with the first
     /// row of each sequence at its `offset`.
     pub(crate) fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
-        let scaled = if self.magnitude == 1.0 { x.clone() } else { x * self.magnitude as f32 };
+        if self.dims == 0 {
+            return x.clone();
+        }
+        let scaled = if self.magnitude == 1.0 { x.clone() } else { x.mul(&self.factors(x)) };
         let rope = fast::Rope {
-            dims: dim(self.head_dim),
+            dims: dim(self.dims),
             traditional: self.is_traditional,
             base: None,
             scale: 1.0,
@@ -82,22 +86,32 @@ impl Rope {
         };
         fast::rope(&scaled, rope)
     }
+
+    /// Returns the factor of each element of a head of `x`, `[head_dim]`: only those that are
+    /// rotated are multiplied.
+    fn factors(&self, x: &Array) -> Array {
+        let head_dim = x.dim(-1);
+        let mut factors = vec![1.0; head_dim as usize];
+        factors[..self.dims].fill(self.magnitude as f32);
+        Array::from_slice(&factors, &[head_dim]).astype(x.dtype())
+    }
 }
 
 /// The cosines and sines of a step's rows.
 #[derive(Debug)]
 pub(crate) struct RotationTable {
-    head_dim: usize,
+    /// Number of pairs of elements that are rotated.
+    pairs: usize,
     is_traditional: bool,
-    cos: Vec<f32>, // [tokens, head_dim / 2]
+    cos: Vec<f32>, // [tokens, pairs]
     sin: Vec<f32>,
 }
 
 impl RotationTable {
-    /// Returns the table in the form that the kernels take.
-    pub(crate) fn rotation(&self) -> Rotation<'_> {
-        let RotationTable { head_dim, is_traditional, .. } = *self;
-        Rotation { cos: &self.cos, sin: &self.sin, head_dim, is_traditional }
+    /// Returns the table in the form that the kernels take, for heads of `head_dim` elements.
+    pub(crate) fn rotation(&self, head_dim: usize) -> Rotation<'_> {
+        let RotationTable { pairs, is_traditional, .. } = *self;
+        Rotation { cos: &self.cos, sin: &self.sin, head_dim, pairs, is_traditional }
     }
 }
 

@@ -8,7 +8,7 @@ use super::kernel::{Matrix, MatrixCut, dim, pinned};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
-use crate::weights::Weights;
+use crate::weights::{Part, Weights};
 
 /// Settings of a router.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,8 @@ pub(crate) struct RouterSettings {
     pub(crate) num_experts: usize,
     /// Number of experts of a token.
     pub(crate) num_chosen: usize,
+    /// Whether the logits have biases.
+    pub(crate) has_bias: bool,
     /// How logits become the scores by which experts are chosen.
     pub(crate) scores: Scores,
     /// Set if experts are chosen from the best groups only.
@@ -35,6 +37,7 @@ pub(crate) struct Router {
     /// The gate for the kernels, f32 `[experts, hidden]`: in this form, all CPUs compute the same
     /// bits. `None` if MLX computes.
     plain_gate: Option<Pinned>,
+    bias: Option<Array>,           // f32 [experts]
     selection_bias: Option<Array>, // f32 [experts]
     hidden: usize,
     dtype: Dtype,
@@ -62,6 +65,9 @@ impl Router {
         let num_experts = settings.num_experts;
         let rows = Cut::of_all_ranks(num_experts);
         let matrix = Matrix::load(gate, MatrixCut::Output { output: &rows, input: hidden })?;
+        let logit_bias = settings
+            .has_bias
+            .then(|| gate.floats_as(Dtype::F32, "bias", &[num_experts], Part::Whole));
         let selection_bias = match bias {
             Some(bias) => Some(bias.vector_as(Dtype::F32, num_experts)?),
             None => None,
@@ -74,6 +80,7 @@ impl Router {
             settings,
             gate: matrix,
             plain_gate,
+            bias: logit_bias.transpose()?,
             selection_bias,
             hidden,
             dtype: gate.dtype(),
@@ -84,16 +91,18 @@ impl Router {
     pub(super) fn kernel(&self) -> RouterKernel {
         let gate = self.plain_gate.clone().expect("the kernels' gate is there if they compute");
         let selection_bias = self.selection_bias.as_ref().map(pinned);
-        RouterKernel { settings: self.settings, gate, selection_bias, hidden: self.hidden }
+        let bias = self.bias.as_ref().map(pinned);
+        RouterKernel { settings: self.settings, gate, bias, selection_bias, hidden: self.hidden }
     }
 
     /// Chooses experts for `x` `[tokens, hidden]` with MLX.
     pub(super) fn stock(&self, x: &Array) -> StockRoutes {
         let settings = &self.settings;
         let logits = self.gate.stock_product(&x.astype(self.dtype)).astype(Dtype::F32);
+        let logits = self.bias.as_ref().map_or(logits.clone(), |bias| logits.add(bias));
         let scores = match settings.scores {
             Scores::Softmax => logits.softmax(-1),
-            Scores::SoftmaxOfChosen => logits,
+            Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen => logits,
             Scores::Sigmoid => logits.sigmoid(),
         };
         let ranked = match &self.selection_bias {
@@ -106,9 +115,11 @@ impl Router {
         };
         let experts = ranked.neg().argsort(-1).slice_axis(1, 0, dim(settings.num_chosen));
         let mut weights = scores.take_along_axis(&experts, -1);
-        if settings.scores == Scores::SoftmaxOfChosen {
-            weights = weights.softmax(-1);
-        }
+        weights = match settings.scores {
+            Scores::SoftmaxOfChosen => weights.softmax(-1),
+            Scores::SigmoidOfChosen => weights.sigmoid(),
+            Scores::Softmax | Scores::Sigmoid => weights,
+        };
         if let Some(eps) = settings.normalization_eps {
             let sum = weights.sum(-1, true).add(&Array::scalar(eps));
             weights = weights.div(&sum);
@@ -139,6 +150,7 @@ fn within_groups(scores: &Array, groups: ExpertGroups) -> Array {
 pub(super) struct RouterKernel {
     settings: RouterSettings,
     gate: Pinned, // f32 [experts, hidden]
+    bias: Option<Pinned>,
     selection_bias: Option<Pinned>,
     hidden: usize,
 }
@@ -154,6 +166,9 @@ impl RouterKernel {
         };
         let mut logits = vec![0.0; x.len() / self.hidden * num_experts];
         kernels::matmul(x, &gate, ElementsMut::F32(&mut logits), threads);
+        if let Some(bias) = &self.bias {
+            kernels::add_bias(&mut logits, Elements::F32(bias.values::<f32>()), threads);
+        }
         let config = RouterConfig {
             scores: self.settings.scores,
             selection_bias: self.selection_bias.as_ref().map(|bias| bias.values::<f32>()),

@@ -1,14 +1,16 @@
 //! Attention with MLX's operations, for all layers that keep keys and values.
 
+use std::array;
 use std::rc::Rc;
 
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, fast};
 
 use super::kernel::dim;
+use super::norm::RmsNorm;
 use super::rope::Rope;
 use crate::cache::{KvArrays, SequenceCache, SlotPool};
-use crate::step::{DecodeGroup, Step, StepSpan, VisibleKeys};
+use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
 
 /// Queries `[tokens, heads, key_dim]`, keys `[tokens, kv_heads, key_dim]` and values
 /// `[tokens, kv_heads, value_dim]` of a step's rows, before the rotation.
@@ -27,8 +29,12 @@ pub(super) struct StockAttention<'a> {
     pub(super) rope: Option<&'a Rc<Rope>>,
     /// Factor of the scores.
     pub(super) scale: f32,
-    /// Number of positions that a query sees, including its own; `None` if all.
-    pub(super) window: Option<usize>,
+    /// The positions that a query sees.
+    pub(super) reach: Reach,
+    /// Norms of queries and keys after the rotation.
+    pub(super) norms: Option<&'a [RmsNorm; 2]>,
+    /// A score for each head that takes part in the soft-max without having a value, `[heads]`.
+    pub(super) sinks: Option<&'a Array>,
 }
 
 impl StockAttention<'_> {
@@ -55,56 +61,69 @@ impl StockAttention<'_> {
         slots: &mut SlotPool,
         layer: usize,
     ) -> Array {
-        let [q, k] = [&heads.q, &heads.k].map(|x| {
-            let rows = group.rows(x);
-            self.rope.map_or_else(
-                || rows.clone(),
-                |rope| rope.stock(&rows, RopeOffset::Each(&group.positions)),
-            )
-        });
+        let place = RopeOffset::Each(&group.positions);
+        let [q, k] = self.placed([&heads.q, &heads.k].map(|x| group.rows(x)), place);
         let new = KvArrays { keys: k, values: group.rows(&heads.v) };
         let at = [&group.slots, &group.positions];
         let held = slots.write(group.class, layer, &new, at);
-        let VisibleKeys { start, stop, mask } = group.visible(self.window);
+        let VisibleKeys { start, stop, mask } = group.visible(self.reach);
         let KvArrays { keys, values } = held.positions(start, stop);
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
-        let out = fast::scaled_dot_product_attention(&q, &keys, &values, self.scale, mask);
+        let out = fast::scaled_dot_product_attention(&q, &keys, &values, self.scores(mask));
         group.by_sequence(&out)
     }
 
     /// Computes the rows of one sequence, `[rows, heads * value_dim]`.
     fn prompt(&self, heads: &StockHeads, span: &StepSpan, cache: &mut SequenceCache) -> Array {
-        let [q, k] = [&heads.q, &heads.k].map(|x| self.rotated(&rows(x, span), span));
+        let place = RopeOffset::First(dim(span.start));
+        let [q, k] = self.placed([&heads.q, &heads.k].map(|x| rows(x, span)), place);
         let new = KvArrays { keys: k, values: rows(&heads.v, span) };
         let KvArrays { keys, values } = cache.append(self.layer_idx, span.start, &new);
         let out = self.attend(&q, &keys, &values);
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
 
-    fn rotated(&self, x: &Array, span: &StepSpan) -> Array {
-        self.rope
-            .map_or_else(|| x.clone(), |rope| rope.stock(x, RopeOffset::First(dim(span.start))))
+    /// Rotates queries and keys, and normalises them if they are normalised after it.
+    fn placed(&self, x: [Array; 2], place: RopeOffset<'_>) -> [Array; 2] {
+        let rotated = match self.rope {
+            Some(rope) => x.map(|x| rope.stock(&x, place)),
+            None => x,
+        };
+        match self.norms {
+            Some(norms) => array::from_fn(|idx| norms[idx].stock(&rotated[idx])),
+            None => rotated,
+        }
+    }
+
+    fn scores<'b>(&self, mask: fast::Mask<'b>) -> fast::AttentionScores<'b>
+    where
+        Self: 'b,
+    {
+        fast::AttentionScores { scale: self.scale, mask, sinks: self.sinks }
     }
 
     /// Computes attention; `q` belongs to the last positions of `k` and `v`.
     fn attend(&self, q: &Array, k: &Array, v: &Array) -> Array {
-        let (num_queries, num_keys) = (q.dim(2), k.dim(2));
-        let window = self.window.map_or(num_keys, dim);
-        // The first query sees the keys from `num_keys - num_queries + 1 - window` on.
-        let first_key = (num_keys - num_queries + 1 - window).max(0);
+        let [num_queries, num_keys] = [q, k].map(|x| x.dim(2));
+        let attend = |k: &Array, v: &Array, mask| {
+            fast::scaled_dot_product_attention(q, k, v, self.scores(mask))
+        };
+        let positions = (num_keys - num_queries) as usize..num_keys as usize;
+        let firsts: Vec<i32> = positions.map(|it| dim(self.reach.first(it))).collect();
+        let first_key = firsts[0];
         let [k, v] = [k, v].map(|x| x.slice_axis(2, first_key, num_keys));
         if num_queries == 1 {
-            return fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::None);
+            return attend(&k, &v, fast::Mask::None);
         }
-        if num_keys <= window {
-            return fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::Causal);
+        if firsts.iter().all(|first| *first == first_key) {
+            return attend(&k, &v, fast::Mask::Causal);
         }
         let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
         let j = Array::arange_from(first_key, num_keys, Dtype::I32).expand_dims(0);
-        let reach = j.add(&Array::from_slice(&[window], &[1]));
-        let mask = j.less_equal(&i).logical_and(&i.less(&reach));
-        fast::scaled_dot_product_attention(q, &k, &v, self.scale, fast::Mask::Array(&mask))
+        let firsts = Array::from_slice(&firsts, &[num_queries, 1]);
+        let mask = j.less_equal(&i).logical_and(&firsts.less_equal(&j));
+        attend(&k, &v, fast::Mask::Array(&mask))
     }
 }
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use jackalope_mlx::{Array, Dtype};
 
 use super::StepSpan;
+use super::reach::Reach;
 use crate::cache::{SequenceCache, SlotAssignment, SlotPool};
 use crate::layers::dim;
 
@@ -92,7 +93,7 @@ pub(crate) struct DecodeGroup {
     queries: Option<Array>, // [slots] i32
     /// Number of positions of the sequence in each slot; 1 in slots of others.
     lens: Vec<usize>,
-    visible: RefCell<Vec<(Option<usize>, VisibleKeys)>>,
+    visible: RefCell<Vec<(Reach, VisibleKeys)>>,
 }
 
 /// The keys that the queries of a group see.
@@ -150,20 +151,20 @@ impl DecodeGroup {
         if self.queries.is_some() { rows.take(&self.slots, 0) } else { rows }
     }
 
-    /// Returns the keys that the queries see through a window; computed once per step.
-    pub(crate) fn visible(&self, window: Option<usize>) -> VisibleKeys {
+    /// Returns the keys that the queries see; computed once per step.
+    pub(crate) fn visible(&self, reach: Reach) -> VisibleKeys {
         let mut known = self.visible.borrow_mut();
-        if let Some((_, visible)) = known.iter().find(|(it, _)| *it == window) {
+        if let Some((_, visible)) = known.iter().find(|(it, _)| *it == reach) {
             return visible.clone();
         }
-        let visible = self.see(window);
-        known.push((window, visible.clone()));
+        let visible = self.see(reach);
+        known.push((reach, visible.clone()));
         visible
     }
 
-    fn see(&self, window: Option<usize>) -> VisibleKeys {
+    fn see(&self, reach: Reach) -> VisibleKeys {
         let stop = self.lens.iter().copied().max().unwrap_or(0);
-        let first = |len: usize| window.map_or(0, |window| len.saturating_sub(window));
+        let first = |len: usize| reach.first(len - 1);
         let start = self.lens.iter().map(|&len| first(len)).min().unwrap_or(0);
         if self.lens.iter().all(|&len| len == stop) {
             return VisibleKeys { start, stop, mask: None };
@@ -172,7 +173,7 @@ impl DecodeGroup {
         let lens = column(self.lens.iter().map(|&len| dim(len)).collect());
         let keys = Array::arange_from(dim(start), dim(stop), Dtype::I32);
         let mut mask = keys.less(&lens);
-        if window.is_some() {
+        if reach != Reach::ALL {
             let firsts = column(self.lens.iter().map(|&len| dim(first(len))).collect());
             mask = mask.logical_and(&keys.greater_equal(&firsts));
         }

@@ -126,6 +126,8 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.4)
         elif kind == "bias" or name.endswith("e_score_correction_bias"):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
+        elif kind == "sinks":
+            tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
         elif kind == "weight" and value.ndim == 2:  # a router that is never quantised
             matrix(tensors, path, value.shape, dtype, None, 1.3 / math.sqrt(value.shape[-1]))
         else:
@@ -149,6 +151,29 @@ def per_expert(tensors):
                     own = own.replace(stacked, old)
             split[own] = " ".join([dtype, "x".join(shape), *rest])
     return split
+
+
+def openai_blocks(tensors):
+    """gpt-oss as OpenAI stores it: codes in blocks of 16 bytes, rows of gate and up in turn."""
+    stored = {}
+    for name, recipe in tensors.items():
+        path, _, kind = name.rpartition(".")
+        if ".experts." not in name or path.endswith("up_proj"):
+            if ".experts." not in name:
+                stored[name] = recipe
+            continue
+        dtype, shape, *rest = recipe.split()
+        shape = [int(dim) for dim in shape.split("x")]
+        if path.endswith("gate_proj"):
+            path = path.replace("gate_proj", "gate_up_proj")
+            shape[1] *= 2
+        if kind == "weight":
+            # Eight codes of a word, 32 of a block.
+            dtype, rest = "U8", ["0", "256"]
+            shape[2:] = [shape[2] // 4, 16]
+        ending = dict(weight="blocks", scales="scales", bias="bias")[kind]
+        stored[f"{path}_{ending}"] = " ".join([dtype, "x".join(map(str, shape)), *rest])
+    return {name: stored[name] for name in sorted(stored)}
 
 
 def quantization_config(config, quantization_of):
@@ -229,7 +254,10 @@ def compute(name, config, dtype, quantization_of, prompt):
     if "-per-expert-" in name:
         tensors = per_expert(tensors)
     quantization = quantization_config(config, quantization_of)
-    if quantization:
+    if "-openai-blocks-" in name:
+        tensors = openai_blocks(tensors)
+        config = config | dict(quantization_config=dict(quant_method="mxfp4"))
+    elif quantization:
         config = config | dict(quantization=quantization, quantization_config=quantization)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)

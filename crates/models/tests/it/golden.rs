@@ -52,7 +52,10 @@ fn check(
 #[test]
 fn one_rank_computes_what_mlx_lm_does() {
     let golden = Golden::read();
-    assert!(50 <= golden.cases.len(), "every architecture and quantisation");
+    assert!(
+        golden.is_restricted || 50 <= golden.cases.len(),
+        "every architecture and quantisation"
+    );
     for case in &golden.cases {
         for way in Way::BOTH {
             let model = load(case, &way.single());

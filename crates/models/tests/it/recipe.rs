@@ -8,11 +8,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
+/// Restricts the tests to the cases whose names begin with one of these prefixes, separated by
+/// commas: for work on a family.
+const PREFIXES: &str = "JACKALOPE_GOLDEN";
+
 /// The files of `tests/data/golden`, one for each family.
 #[derive(Deserialize)]
 pub(crate) struct Golden {
     pub(crate) prompt: Vec<u32>,
     pub(crate) cases: Vec<Case>,
+    /// Whether cases were left out.
+    #[serde(default)]
+    pub(crate) is_restricted: bool,
 }
 
 impl Golden {
@@ -30,7 +37,24 @@ impl Golden {
             assert_eq!(all.prompt, family.prompt, "one prompt for all families");
             Golden { cases: [all.cases, family.cases].concat(), ..all }
         };
-        families.reduce(join).expect("a family")
+        families.reduce(join).expect("a family").restricted()
+    }
+
+    fn restricted(mut self) -> Golden {
+        let Ok(prefixes) = std::env::var(PREFIXES) else { return self };
+        eprintln!("{PREFIXES} restricts the cases to {prefixes}");
+        let is_kept = |case: &Case| prefixes.split(',').any(|prefix| case.name.starts_with(prefix));
+        self.cases.retain(is_kept);
+        self.is_restricted = true;
+        self
+    }
+
+    /// Returns the cases of these names; if the cases are restricted, all that are left.
+    pub(crate) fn chosen(&self, names: &[&str]) -> Vec<&Case> {
+        if self.is_restricted {
+            return self.cases.iter().collect();
+        }
+        names.iter().map(|name| self.case(name)).collect()
     }
 
     pub(crate) fn case(&self, name: &str) -> &Case {
@@ -92,8 +116,10 @@ impl Case {
             let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
             *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
         }
-        if let Some(Value::Array(types)) = case.config.get_mut("layer_types") {
-            *types = types.iter().cycle().take(num_layers).cloned().collect();
+        // Lists with an entry for each layer.
+        let lists = case.config.as_object_mut().unwrap().values_mut();
+        for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {
+            *list = list.iter().cycle().take(num_layers).cloned().collect();
         }
         case
     }

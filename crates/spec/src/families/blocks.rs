@@ -1,8 +1,10 @@
 //! The tensors of the blocks that layers are made of.
 
+use crate::config::{count, experts_per_token};
+use crate::error::SpecError;
 use crate::model::{
-    AttentionSpec, ExpertModules, ExpertsSpec, FeedForward, MlpSpec, QkNorm, RouterSpec,
-    StackedModule,
+    AttentionSpec, BlockSource, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, MlpSpec,
+    QkNorm, RouterSpec, StackedModule,
 };
 use crate::tensor::{CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
 
@@ -21,13 +23,21 @@ pub(super) fn matrix(
     cut: TensorCut,
 ) -> TensorSpec {
     let name = format!("{module}.weight");
-    TensorSpec { name, role, shape, cut, is_quantizable: true, per_expert: None }
+    TensorSpec { name, role, shape, cut, is_quantizable: true, per_expert: None, blocks: None }
 }
 
 /// Returns a tensor of one dimension, which is never quantised.
 pub(super) fn vector(name: &str, role: TensorRole, len: usize, cut: TensorCut) -> TensorSpec {
     let name = name.to_owned();
-    TensorSpec { name, role, shape: vec![len], cut, is_quantizable: false, per_expert: None }
+    TensorSpec {
+        name,
+        role,
+        shape: vec![len],
+        cut,
+        is_quantizable: false,
+        per_expert: None,
+        blocks: None,
+    }
 }
 
 /// A feed-forward block.
@@ -82,10 +92,14 @@ pub(super) fn attention(module: &str, hidden: usize, spec: &AttentionSpec) -> Ve
     tensors.extend(project("k_proj", kv_heads, Dimension::KvHeads));
     tensors.extend(project("v_proj", kv_heads, Dimension::KvHeads));
     tensors.extend(output.row(&format!("{module}.o_proj"), Dimension::Heads));
+    if let Some(name) = spec.sinks {
+        let cut = TensorCut::whole_column(Dimension::Heads, heads);
+        tensors.push(vector(&format!("{module}.{name}"), role, heads, cut));
+    }
     let norms = [("q_norm", heads, Dimension::Heads), ("k_norm", kv_heads, Dimension::KvHeads)];
     for (name, heads, dimension) in norms {
         let (len, cut) = match spec.qk_norm {
-            None => continue,
+            None | Some(QkNorm::RotatedUnweighted { .. }) => continue,
             Some(QkNorm::PerHead) => (head_dim, TensorCut::Replicated),
             Some(QkNorm::AllHeads) => {
                 let len = heads * head_dim;
@@ -125,6 +139,8 @@ fn gated(
 
 /// The names of a block of routed experts.
 pub(super) struct ExpertNames {
+    /// Below the block: the router.
+    pub(super) router: &'static str,
     /// Below the block: the stacked matrices of all experts.
     pub(super) stacked: &'static str,
     /// Below the block: what the number of an expert follows, in checkpoints with a tensor per
@@ -132,6 +148,9 @@ pub(super) struct ExpertNames {
     pub(super) each: &'static str,
     /// The projections of an expert there: gate, up and down.
     pub(super) projections: [&'static str; 3],
+    /// Below the block: where OpenAI's own checkpoints have gate and up, row by row in turn, and down;
+    /// `None` if there are no such checkpoints.
+    pub(super) blocks: Option<[&'static str; 2]>,
     /// Below the block: what is added to the scores by which experts are chosen, if anything.
     pub(super) score_bias: Option<&'static str>,
     /// Below the block: the expert that every token passes.
@@ -143,13 +162,38 @@ pub(super) struct ExpertNames {
 impl ExpertNames {
     /// The names of Qwen's checkpoints.
     pub(super) const QWEN: ExpertNames = ExpertNames {
+        router: "gate",
         stacked: "switch_mlp",
         each: "experts",
         projections: ["gate_proj", "up_proj", "down_proj"],
+        blocks: None,
         score_bias: None,
         shared: "shared_expert",
         shared_gate: None,
     };
+}
+
+/// The number of experts, and how many of them a token passes.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertCounts {
+    pub(super) num_experts: usize,
+    pub(super) experts_per_token: usize,
+}
+
+impl ExpertCounts {
+    /// Checks the values of the configuration: `field` is the name of `num_experts`.
+    ///
+    /// # Errors
+    /// Fails if a number is out of bounds.
+    pub(super) fn new(
+        field: &'static str,
+        num_experts: u32,
+        per_token: u32,
+    ) -> Result<ExpertCounts, SpecError> {
+        let num_experts = count(field, num_experts)?;
+        let experts_per_token = experts_per_token(per_token, num_experts)?;
+        Ok(ExpertCounts { num_experts, experts_per_token })
+    }
 }
 
 /// The sizes and the router of a block of experts.
@@ -159,55 +203,115 @@ pub(super) struct ExpertSizes {
     pub(super) experts_per_token: usize,
     pub(super) inner: usize,
     pub(super) shared_inner: Option<usize>,
+    pub(super) activation: ExpertActivation,
+    pub(super) has_bias: bool,
     pub(super) router: RouterSpec,
 }
 
-/// Returns a block of routed experts at `module`. Its router is at `gate`.
+impl ExpertSizes {
+    /// Creates experts without biases, of which none is passed by every token.
+    pub(super) fn plain(counts: ExpertCounts, inner: usize, router: RouterSpec) -> ExpertSizes {
+        let ExpertCounts { num_experts, experts_per_token } = counts;
+        let activation = ExpertActivation::Swiglu;
+        ExpertSizes {
+            num_experts,
+            experts_per_token,
+            inner,
+            shared_inner: None,
+            activation,
+            has_bias: false,
+            router,
+        }
+    }
+}
+
+/// Returns a block of routed experts at `module`.
 pub(super) fn experts(
     module: &str,
     hidden: usize,
     names: &ExpertNames,
     sizes: ExpertSizes,
 ) -> Block {
-    let ExpertSizes { num_experts, experts_per_token, inner, shared_inner, router } = sizes;
-    let at = |name: &str| format!("{module}.{name}");
-    let routing = |module: &str, rows: usize| {
-        matrix(module, TensorRole::Router, vec![rows, hidden], TensorCut::Replicated)
-    };
-    let modules = ExpertModules {
-        router: at("gate"),
-        selection_bias: names.score_bias.map(at),
-        experts: [0, 1, 2].map(|idx| StackedModule {
-            stacked: at(&format!("{}.{}", names.stacked, ExpertNames::QWEN.projections[idx])),
-            each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],
-        }),
-        shared: shared_inner.map(|_| at(names.shared)),
-        shared_gate: names.shared_gate.map(at),
-    };
-    let mut tensors = vec![routing(&modules.router, num_experts)];
+    let ExpertSizes { num_experts, inner, shared_inner, router, .. } = sizes;
+    let modules = expert_modules(module, names, sizes);
+    let role = TensorRole::Router;
+    let mut tensors =
+        vec![matrix(&modules.router, role, vec![num_experts, hidden], TensorCut::Replicated)];
+    if router.has_bias {
+        let name = format!("{}.bias", modules.router);
+        tensors.push(vector(&name, role, num_experts, TensorCut::Replicated));
+    }
     if let Some(name) = &modules.selection_bias {
-        tensors.push(vector(name, TensorRole::Router, num_experts, TensorCut::Replicated));
+        tensors.push(vector(name, role, num_experts, TensorCut::Replicated));
     }
-    let [gate, up, down] = &modules.experts;
-    let column = TensorCut::whole_column(Dimension::ExpertInner, inner);
-    let row = TensorCut::Row(Dimension::ExpertInner);
-    let projections = [
-        (gate, [inner, hidden], &column),
-        (up, [inner, hidden], &column),
-        (down, [hidden, inner], &row),
-    ];
-    for (StackedModule { stacked, each: [before, after] }, [output, input], cut) in projections {
-        let shape = vec![num_experts, output, input];
-        let per_expert = Some([before.clone(), format!("{after}.weight")]);
-        let stacked = matrix(stacked, TensorRole::Experts, shape, cut.clone());
-        tensors.push(TensorSpec { per_expert, ..stacked });
-    }
+    tensors.extend(projections(&modules.experts, hidden, sizes));
     if let (Some(inner), Some(shared)) = (shared_inner, &modules.shared) {
         tensors.extend(gated(shared, hidden, inner, Dimension::SharedInner, false));
     }
     if let Some(gate) = &modules.shared_gate {
-        tensors.push(routing(gate, 1));
+        tensors.push(matrix(gate, role, vec![1, hidden], TensorCut::Replicated));
     }
-    let spec = ExpertsSpec { num_experts, experts_per_token, inner, shared_inner, router, modules };
+    let ExpertSizes { experts_per_token, activation, has_bias, .. } = sizes;
+    let spec = ExpertsSpec {
+        num_experts,
+        experts_per_token,
+        inner,
+        shared_inner,
+        activation,
+        has_bias,
+        router,
+        modules,
+    };
     Block { feed_forward: FeedForward::Experts(Box::new(spec)), tensors }
+}
+
+fn expert_modules(module: &str, names: &ExpertNames, sizes: ExpertSizes) -> ExpertModules {
+    let at = |name: &str| format!("{module}.{name}");
+    let blocks = |idx: usize| {
+        let [gate_up, down] = names.blocks?;
+        let (name, first_row, row_step) = [(gate_up, 0, 2), (gate_up, 1, 2), (down, 0, 1)][idx];
+        Some(BlockSource { path: at(name), first_row, row_step })
+    };
+    ExpertModules {
+        router: at(names.router),
+        selection_bias: names.score_bias.map(at),
+        experts: [0, 1, 2].map(|idx| StackedModule {
+            stacked: at(&format!("{}.{}", names.stacked, ExpertNames::QWEN.projections[idx])),
+            each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],
+            blocks: blocks(idx),
+        }),
+        shared: sizes.shared_inner.map(|_| at(names.shared)),
+        shared_gate: names.shared_gate.map(at),
+    }
+}
+
+/// Returns the tensors of the experts' projections: gate, up and down.
+fn projections(modules: &[StackedModule; 3], hidden: usize, sizes: ExpertSizes) -> Vec<TensorSpec> {
+    let ExpertSizes { num_experts, inner, has_bias, .. } = sizes;
+    let column = TensorCut::whole_column(Dimension::ExpertInner, inner);
+    let row = TensorCut::Row(Dimension::ExpertInner);
+    // The bias of the output is added to the sum over the ranks.
+    let of_projection = [
+        ([inner, hidden], &column, &column),
+        ([inner, hidden], &column, &column),
+        ([hidden, inner], &row, &TensorCut::Replicated),
+    ];
+    let mut tensors = Vec::new();
+    for (module, ([output, input], cut, bias_cut)) in modules.iter().zip(of_projection) {
+        let StackedModule { stacked, each: [before, after], blocks } = module;
+        let role = TensorRole::Experts;
+        let each = |ending: &str| Some([before.clone(), format!("{after}.{ending}")]);
+        let weight = matrix(stacked, role, vec![num_experts, output, input], cut.clone());
+        tensors.push(TensorSpec { per_expert: each("weight"), blocks: blocks.clone(), ..weight });
+        if has_bias {
+            let bias = vector(&format!("{stacked}.bias"), role, output, bias_cut.clone());
+            tensors.push(TensorSpec {
+                shape: vec![num_experts, output],
+                per_expert: each("bias"),
+                blocks: blocks.clone(),
+                ..bias
+            });
+        }
+    }
+    tensors
 }

@@ -4,9 +4,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, ExpertSizes, experts, mlp};
+use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{bad_value, count, dimension, experts_per_token, parse};
+use crate::config::{bad_value, count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterGroups, RouterScores, RouterSpec};
 use crate::rope::RopeSpec;
@@ -29,7 +29,6 @@ struct Config {
     attention_bias: bool,
     #[serde(default)]
     use_qk_norm: bool,
-    partial_rotary_factor: Option<f64>,
     moe_intermediate_size: u32,
     n_routed_experts: u32,
     n_shared_experts: u32,
@@ -47,11 +46,8 @@ struct Config {
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let head_dim = config.decoder.sizes()?.head_dim_or(config.head_dim)?;
-    let factor = config.partial_rotary_factor.unwrap_or(1.0);
-    if !(0.0 < factor && factor <= 1.0) {
-        return Err(bad_value("partial_rotary_factor", factor, "a number above 0, at most 1"));
-    }
-    let rope = config.decoder.rope.unscaled((head_dim as f64 * factor) as usize)?;
+    let rope = &config.decoder.rope;
+    let rope = rope.unscaled(rope.rotated_dims(head_dim, None)?)?;
     let qk_norm = config.use_qk_norm.then_some(QkNorm::PerHead);
     let attention = attention(&config, qk_norm, config.attention_bias, rope)?;
     describe(&config, &NAMES, &attention)
@@ -91,13 +87,12 @@ fn describe(
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let dense = MlpSpec { inner, has_bias: false };
     let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
-    let num_experts = count("n_routed_experts", config.n_routed_experts)?;
+    let counts =
+        ExpertCounts::new("n_routed_experts", config.n_routed_experts, config.num_experts_per_tok)?;
+    let router = router(config, counts.num_experts)?;
     let sparse = ExpertSizes {
-        num_experts,
-        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
-        inner,
         shared_inner: Some(inner * count("n_shared_experts", config.n_shared_experts)?),
-        router: router(config, num_experts)?,
+        ..ExpertSizes::plain(counts, inner, router)
     };
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");
@@ -126,6 +121,8 @@ fn router(config: &Config, num_experts: usize) -> Result<RouterSpec, SpecError> 
     let has_choice = chosen < num_groups;
     let is_normalized = config.norm_topk_prob && 1 < config.num_experts_per_tok;
     Ok(RouterSpec {
+        has_bias: false,
+        weighs_input: false,
         scores: RouterScores::Sigmoid,
         groups: has_choice.then_some(RouterGroups { count: num_groups, chosen }),
         normalization_eps: is_normalized.then_some(0.0),

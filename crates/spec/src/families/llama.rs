@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::blocks::mlp;
 use super::decoder::{DecoderConfig, Description, Sizes, pre_norm_layer};
-use crate::config::{bad_value, dimension, parse};
+use super::windows::windows;
+use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec};
 
@@ -28,6 +29,14 @@ struct Config {
 }
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    read_with(config, |_, attention| attention)
+}
+
+/// Reads a family whose attention differs from Llama's: `change` gets a layer's index.
+pub(super) fn read_with(
+    config: &Value,
+    change: impl Fn(usize, AttentionSpec) -> AttentionSpec,
+) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
     let head_dim = sizes.head_dim_or(config.head_dim)?;
@@ -39,38 +48,19 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let inner = dimension("intermediate_size", config.intermediate_size)?;
-    let windows = windows(&config, sizes)?.into_iter().enumerate();
+    let windows = layer_windows(&config, sizes)?.into_iter().enumerate();
     let layers = windows.map(|(layer_idx, window)| {
         let spec = MlpSpec { inner, has_bias: config.mlp_bias };
         let block = mlp(&format!("model.layers.{layer_idx}.mlp"), sizes.hidden, spec);
-        pre_norm_layer(
-            layer_idx,
-            sizes.hidden,
-            AttentionSpec { window, ..attention.clone() },
-            block,
-        )
+        let attention = change(layer_idx, AttentionSpec { window, ..attention.clone() });
+        pre_norm_layer(layer_idx, sizes.hidden, attention, block)
     });
     let layers = layers.collect();
     Ok(config.decoder.with_layers(sizes, layers))
 }
 
 /// Returns the window of each layer. A window without `layer_types` is ignored, as in mlx-lm.
-fn windows(config: &Config, sizes: Sizes) -> Result<Vec<Option<usize>>, SpecError> {
+fn layer_windows(config: &Config, sizes: Sizes) -> Result<Vec<Option<usize>>, SpecError> {
     let Some(types) = &config.layer_types else { return Ok(vec![None; sizes.num_layers]) };
-    if types.len() != sizes.num_layers {
-        let expected = format!("{} entries", sizes.num_layers);
-        return Err(bad_value("layer_types", types.len(), expected));
-    }
-    let window = |kind: &String| match kind.as_str() {
-        "full_attention" => Ok(None),
-        "sliding_attention" => {
-            dimension("sliding_window", config.sliding_window.unwrap_or(0)).map(Some)
-        }
-        other => {
-            let supported = &["full_attention", "sliding_attention"];
-            let (what, found) = ("layer type", other.to_owned());
-            Err(SpecError::Setting { what, found, supported })
-        }
-    };
-    types.iter().map(window).collect()
+    windows(types, config.sliding_window, sizes.num_layers)
 }

@@ -3,9 +3,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, ExpertSizes, experts};
+use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{count, dimension, experts_per_token, parse};
+use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, RouterScores, RouterSpec};
 
@@ -28,14 +28,14 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let kv_heads = sizes.kv_heads_or_all(config.num_key_value_heads)?;
     let rope = config.decoder.rope.unscaled(head_dim)?;
     let attention = AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope);
-    let num_experts = count("num_local_experts", config.num_local_experts)?;
-    let spec = ExpertSizes {
-        num_experts,
-        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
-        inner: dimension("intermediate_size", config.intermediate_size)?,
-        shared_inner: None,
-        router: RouterSpec { scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX },
-    };
+    let counts = ExpertCounts::new(
+        "num_local_experts",
+        config.num_local_experts,
+        config.num_experts_per_tok,
+    )?;
+    let inner = dimension("intermediate_size", config.intermediate_size)?;
+    let router = RouterSpec { scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX };
+    let spec = ExpertSizes::plain(counts, inner, router);
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.block_sparse_moe");
         let block = experts(&module, sizes.hidden, &NAMES, spec);

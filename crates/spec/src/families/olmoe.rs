@@ -3,9 +3,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, ExpertSizes, experts};
+use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{count, dimension, experts_per_token, parse};
+use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, QkNorm, RouterSpec};
 
@@ -40,14 +40,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let normalization_eps = config.norm_topk_prob.then_some(0.0);
-    let num_experts = count("num_experts", config.num_experts)?;
-    let spec = ExpertSizes {
-        num_experts,
-        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
-        inner: dimension("intermediate_size", config.intermediate_size)?,
-        shared_inner: None,
-        router: RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX },
-    };
+    let counts = ExpertCounts::new("num_experts", config.num_experts, config.num_experts_per_tok)?;
+    let inner = dimension("intermediate_size", config.intermediate_size)?;
+    let router = RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX };
+    let spec = ExpertSizes::plain(counts, inner, router);
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");
         let block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec);

@@ -4,9 +4,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, ExpertSizes, experts};
+use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{count, dimension, experts_per_token, parse};
+use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, RouterSpec};
 
@@ -38,13 +38,12 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let field = "shared_expert_intermediate_size";
-    let num_experts = count("num_experts", config.num_experts)?;
+    let counts = ExpertCounts::new("num_experts", config.num_experts, config.num_experts_per_tok)?;
+    let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
+    let router = RouterSpec::SOFTMAX;
     let spec = ExpertSizes {
-        num_experts,
-        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
-        inner: dimension("moe_intermediate_size", config.moe_intermediate_size)?,
         shared_inner: Some(dimension(field, config.shared_expert_intermediate_size)?),
-        router: RouterSpec::SOFTMAX,
+        ..ExpertSizes::plain(counts, inner, router)
     };
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");

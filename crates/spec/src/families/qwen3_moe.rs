@@ -4,9 +4,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertNames, ExpertSizes, experts, mlp};
+use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{count, dimension, experts_per_token, parse};
+use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
 
@@ -40,14 +40,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         has_bias: false,
     };
     let normalization_eps = config.norm_topk_prob.then_some(0.0);
-    let num_experts = count("num_experts", config.num_experts)?;
-    let sparse = ExpertSizes {
-        num_experts,
-        experts_per_token: experts_per_token(config.num_experts_per_tok, num_experts)?,
-        inner: dimension("moe_intermediate_size", config.moe_intermediate_size)?,
-        shared_inner: None,
-        router: RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX },
-    };
+    let counts = ExpertCounts::new("num_experts", config.num_experts, config.num_experts_per_tok)?;
+    let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
+    let router = RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX };
+    let sparse = ExpertSizes::plain(counts, inner, router);
     let step = count("decoder_sparse_step", config.decoder_sparse_step)?;
     let layers = (0..sizes.num_layers).map(|layer_idx| {
         let module = format!("model.layers.{layer_idx}.mlp");

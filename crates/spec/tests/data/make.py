@@ -44,7 +44,6 @@ ROUTED = dict(
     routed_scaling_factor=2.5,
     head_dim=32,
 )
-GROUPS = dict(n_group=1, topk_group=1, rope_scaling=None, partial_rotary_factor=0.5)
 
 CONFIGS = [
     dict(
@@ -77,15 +76,6 @@ CONFIGS = [
         shared_intermediate_size=0,
         use_qk_norm=True,
     ),
-    dict(
-        BASE,
-        **ROUTED,
-        **GROUPS,
-        model_type="glm4_moe",
-        use_qk_norm=True,
-        attention_bias=True,
-    ),
-    dict(BASE, **ROUTED, **GROUPS, model_type="solar_open"),
     dict(BASE, **ROUTED, model_type="dots1"),
 ]
 

@@ -161,6 +161,22 @@ fn a_token_reads_only_the_experts_that_it_passes() {
     };
     let (experts, embedding) = (bytes("switch_mlp"), bytes("embed_tokens"));
     assert_eq!(shard.active_bytes, shard.weights_bytes - embedding - experts * 3 / 4);
+    assert_eq!((shard.expert_bytes, shard.active_expert_bytes), (experts, experts / 4));
+}
+
+/// Two of eight experts for each token.
+#[test]
+fn the_tokens_of_a_step_read_the_experts_that_any_of_them_passes() {
+    let sample = described().into_iter().find(|it| it.name == "mixtral").unwrap();
+    let shard = &sample.layout().tensor_shards(&Shares::even(1))[0];
+    let (all, others) = (shard.expert_bytes as f64, shard.active_bytes - shard.active_expert_bytes);
+    let experts = |num_tokens: u32| shard.read_bytes(num_tokens) - others as f64;
+    for (num_tokens, part) in [(1, 0.25), (2, 0.4375), (8, 0.899_887), (512, 1.0)] {
+        let found = experts(num_tokens) / all;
+        assert!((found - part).abs() < 1e-6, "{num_tokens} tokens: {found}");
+    }
+    let dense = &self::sample("llama-f32").layout().tensor_shards(&Shares::even(1))[0];
+    assert_eq!(dense.read_bytes(8), dense.active_bytes as f64);
 }
 
 #[test]
