@@ -80,9 +80,13 @@ struct Occupant {
     last_step: u64,
 }
 
-/// Returns the capacity of the class for sequences of `len` tokens.
+/// Returns the capacity of the class for sequences of `len` tokens: 1, 2, 3, 4, 6, 8, 12, 16, …
+/// blocks, of which at most a third stays empty.
 fn class_for(len: usize) -> usize {
-    len.div_ceil(BLOCK_TOKENS).next_power_of_two() * BLOCK_TOKENS
+    let blocks = len.div_ceil(BLOCK_TOKENS);
+    let power = blocks.next_power_of_two();
+    let between = power / 4 * 3;
+    BLOCK_TOKENS * if blocks <= between { between } else { power }
 }
 
 impl SlotPool {
@@ -314,6 +318,12 @@ mod tests {
         let (class, slot) = slot(sequence);
         let copy = pool.copy(class, slot, class)[0].clone().unwrap();
         copy.keys.to_vec::<f32>().unwrap()[(sequence.len - 1) * 2]
+    }
+
+    #[test]
+    fn a_class_holds_its_sequences_and_little_more() {
+        let classes = [1, 256, 257, 513, 769, 1025, 1537, 2049, 3073].map(class_for);
+        assert_eq!(classes, [1, 1, 2, 3, 4, 6, 8, 12, 16].map(|blocks| blocks * BLOCK_TOKENS));
     }
 
     #[test]
