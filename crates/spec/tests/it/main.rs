@@ -4,4 +4,5 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod checkpoints;
+mod page;
 mod refusals;
