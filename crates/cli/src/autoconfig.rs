@@ -13,7 +13,7 @@ use jackalope_inspect::autoconfig::{
 };
 use jackalope_inspect::probe::{self, Echo};
 use jackalope_inspect::report::{NodeReport, RdmaSwitch};
-use jackalope_protocol::Backend;
+use jackalope_protocol::{Backend, counted};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -364,6 +364,6 @@ fn take_back(shell: &SystemShell, path: &Path, is_given: bool) -> anyhow::Result
             eprintln!("{err}{}", sudo_hint(&err));
         }
     }
-    ensure!(failed == 0, "{failed} of {} commands failed; the others ran", undos.len());
+    ensure!(failed == 0, "{failed} of {} failed; the others ran", counted(undos.len(), "command"));
     Ok(())
 }

@@ -19,6 +19,7 @@ use std::fmt;
 use anyhow::{Context, bail, ensure};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, ValueEnum};
+use jackalope_protocol::counted;
 
 use crate::args::Args;
 use dotenv::Entry;
@@ -406,8 +407,9 @@ impl Layers<'_> {
         if let (Some(num_hosts), Some(num_ssh)) = (count(&hosts), count(&ssh)) {
             ensure!(
                 num_hosts == num_ssh,
-                "WORKER_HOSTS names {num_hosts} machines and WORKER_SSH {num_ssh}\n\
-                 hint: give each worker an address and a name for ssh, in the same order"
+                "WORKER_HOSTS names {} and WORKER_SSH {num_ssh}\n\
+                 hint: give each worker an address and a name for ssh, in the same order",
+                counted(num_hosts, "machine")
             );
         }
         let num_devices = self

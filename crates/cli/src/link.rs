@@ -6,7 +6,7 @@ mod table;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_protocol::Backend;
+use jackalope_protocol::{Backend, counted};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -95,7 +95,7 @@ async fn measure(mut ranks: impl Ranks, mut rows: Rows, args: &LinkArgs) -> anyh
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-    ensure!(failed == 0, "{failed} checks failed; see the rows above");
+    ensure!(failed == 0, "{} failed; see the rows above", counted(failed, "check"));
     Ok(())
 }
 

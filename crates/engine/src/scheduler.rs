@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 
 use jackalope_protocol::{
     CacheId, Embedded, KV_BLOCK_TOKENS, MAX_STEPS_IN_FLIGHT, PressureTier, Sampled, Scored,
-    StepOutput, StepPlan,
+    StepOutput, StepPlan, counted,
 };
 use thiserror::Error;
 
@@ -100,7 +100,10 @@ pub enum OutputMismatch {
         expected: Option<u64>,
     },
     /// The sampled rows are not those that the plan asked for.
-    #[error("step {step}: {found} rows sampled a token, expected {expected} or others")]
+    #[error(
+        "step {step}: {} sampled a token, expected {expected} or others",
+        counted(found, "row")
+    )]
     Sampled {
         /// The step.
         step: u64,

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
+use jackalope_protocol::counted;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -138,8 +139,8 @@ pub(crate) async fn read<M: Message + Default>(
     }
     let announced = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
     if announced as usize != message.len() {
-        let found = message.len();
-        return Err(malformed(format!("{announced} bytes were announced, and {found} came")));
+        let (announced, found) = (counted(announced, "byte"), message.len());
+        return Err(malformed(format!("the prefix announces {announced}, and {found} came")));
     }
     M::decode(message).map_err(|err| malformed(err.to_string()))
 }

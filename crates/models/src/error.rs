@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use jackalope_protocol::counted;
 use jackalope_spec::{CheckReport, SpecError};
 use thiserror::Error;
 
@@ -79,9 +80,10 @@ pub enum LoadError {
     },
     /// A weight file is shorter or longer than its header describes.
     #[error(
-        "{path}: file has {found_bytes} bytes, its header describes {expected_bytes}\n\
+        "{path}: file has {found}, its header describes {expected_bytes}\n\
          hint: the download was probably cut off; download the file again",
-        path = path.display()
+        path = path.display(),
+        found = counted(found_bytes, "byte")
     )]
     FileSize {
         /// Path of the file.
@@ -108,8 +110,10 @@ pub enum LoadError {
     },
     /// The split does not fit the number of ranks.
     #[error(
-        "a split into {num_parts} parts for {num_ranks} ranks\n\
-         hint: --share and --layers take one positive number per rank, for instance 3,1"
+        "a split into {} for {}\n\
+         hint: --share and --layers take one positive number per rank, for instance 3,1",
+        counted(num_parts, "part"),
+        counted(num_ranks, "rank")
     )]
     Split {
         /// Number of parts of the split.

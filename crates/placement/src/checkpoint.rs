@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use jackalope_protocol::counted;
 use jackalope_spec::{CheckReport, ElementType, ModelSpec, SpecError, TensorHeader, TensorHeaders};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -60,7 +61,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A weight file has another length than its header states.
-    #[error("{}: {found_bytes} bytes, expected {expected_bytes}\nhint: copy or fetch it again", path.display())]
+    #[error("{}: {}, expected {expected_bytes}\nhint: copy or fetch it again", path.display(), counted(found_bytes, "byte"))]
     FileSize {
         /// The file.
         path: PathBuf,

@@ -21,7 +21,7 @@ mod tests;
 use std::fmt;
 
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{Device, KV_BLOCK_TOKENS};
+use jackalope_protocol::{Device, KV_BLOCK_TOKENS, counted};
 use thiserror::Error;
 
 pub use checkpoint::CheckpointError;
@@ -177,8 +177,9 @@ impl fmt::Display for Reason {
             Reason::FewestThatFit { num_machines, num_offers } => {
                 write!(f, "{num_machines} of {num_offers} machines are the fewest that hold it")
             }
-            Reason::Wished { num_machines: 1 } => f.write_str("one machine was wished"),
-            Reason::Wished { num_machines } => write!(f, "{num_machines} machines were wished"),
+            Reason::Wished { num_machines } => {
+                write!(f, "the command asks for {}", counted(num_machines, "machine"))
+            }
         }
     }
 }
@@ -252,7 +253,8 @@ impl fmt::Display for Refusal {
             return f.write_str("there is no machine to place the model on\nhint: name one");
         }
         let missing = size(*missing_bytes);
-        write!(f, "a context of {context_tokens} tokens does not fit: {missing} are missing")?;
+        let context = counted(context_tokens, "token");
+        write!(f, "a context of {context} does not fit: {missing} are missing")?;
         for node in nodes.iter().filter(|node| 0 < node.missing_bytes()) {
             let NodeShortage { name, needed_bytes, usable_bytes } = node;
             let (needed, usable) = (size(*needed_bytes), size(*usable_bytes));

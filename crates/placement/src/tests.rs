@@ -452,3 +452,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn one_of_something_is_singular_in_messages() {
+    let wished = |num_machines| Reason::Wished { num_machines }.to_string();
+    assert_eq!(wished(1), "the command asks for 1 machine");
+    assert_eq!(wished(2), "the command asks for 2 machines");
+    let cut = CheckpointError::FileSize { path: "m".into(), expected_bytes: 9, found_bytes: 1 };
+    assert_eq!(cut.to_string(), "m: 1 byte, expected 9\nhint: copy or fetch it again");
+}

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::counted;
 use crate::identity::PublicKey;
 use crate::version::{Build, MAGIC};
 
@@ -107,7 +108,7 @@ pub enum FrameError {
         bytes: usize,
     },
     /// A body does not decode, or has bytes left over.
-    #[error("frame of {bytes} bytes does not decode: {reason}")]
+    #[error("frame of {} does not decode: {reason}", counted(bytes, "byte"))]
     Malformed {
         /// Length of the body in bytes.
         bytes: usize,
@@ -183,6 +184,6 @@ fn decode<M: DeserializeOwned>(body: &[u8]) -> Result<M, FrameError> {
         postcard::take_from_bytes(body).map_err(|err| malformed(err.to_string()))?;
     match rest.len() {
         0 => Ok(message),
-        excess => Err(malformed(format!("{excess} bytes are left over"))),
+        excess => Err(malformed(format!("it is followed by {}", counted(excess, "byte")))),
     }
 }

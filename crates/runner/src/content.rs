@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use jackalope_models::checkpoint::{Files, OtherContent, Pieces};
-use jackalope_protocol::{CheckpointId, ExpectedContent, FileState, FileTree};
+use jackalope_protocol::{CheckpointId, ExpectedContent, FileState, FileTree, counted};
 use jackalope_store::content::{self, Layout};
 
 /// Maximum number of hashing threads; beyond this, memory bandwidth is the limit.
@@ -115,7 +115,8 @@ impl VerifiedFiles {
             match size {
                 None => return Err(other(&format!("{} is missing", file.name))),
                 Some(bytes) if bytes != file.bytes => {
-                    let reason = format!("{} has {bytes} bytes, not {}", file.name, file.bytes);
+                    let found = counted(bytes, "byte");
+                    let reason = format!("{} has {found}, not {}", file.name, file.bytes);
                     return Err(other(&reason));
                 }
                 Some(_) => files.add(file, least)?,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use jackalope_models::Pool;
-use jackalope_protocol::{Embedded, Pooling, Row};
+use jackalope_protocol::{Embedded, Pooling, Row, counted};
 
 use crate::step_error::StepError;
 
@@ -37,8 +37,10 @@ pub(crate) fn take_in<'a>(
         pool.as_mut().filter(|_| embed.pooling == Pooling::Last || num_known == row.start as usize)
     else {
         return Err(StepError::Plan(format!(
-            "cache {} has {num_known} hidden states, the row starts at {}",
-            row.cache.0, row.start
+            "cache {} has {}, the row starts at {}",
+            row.cache.0,
+            counted(num_known, "hidden state"),
+            row.start
         )));
     };
     states.for_each(|state| taking.add(state));

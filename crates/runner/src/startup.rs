@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use anyhow::Context;
-use jackalope_protocol::Secret;
+use jackalope_protocol::{Secret, counted};
 use jackalope_transport::Listener;
 use tracing::warn;
 
@@ -44,7 +44,7 @@ pub(crate) fn read_secret() -> anyhow::Result<Secret> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("reading the secret")?;
     Secret::from_hex(&line).with_context(|| {
-        let length = line.trim().len();
-        format!("expected 64 hexadecimal digits on standard input, found {length} characters")
+        let found = counted(line.trim().len(), "character");
+        format!("expected 64 hexadecimal digits on standard input, found {found}")
     })
 }

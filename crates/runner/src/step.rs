@@ -12,7 +12,7 @@ use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     CacheId, Embedded, Forget, Fork, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput,
-    StepPlan, StepTimings, TokenId,
+    StepPlan, StepTimings, TokenId, counted,
 };
 use jackalope_transport::GroupStats;
 
@@ -201,7 +201,8 @@ impl Stepper {
         if num_held < num_tokens || self.sequences.contains_key(&target) {
             let target = target.0;
             return Err(StepError::Plan(format!(
-                "cannot copy {num_tokens} of {num_held} tokens from cache {} to {target}",
+                "cannot copy {num_tokens} of {} from cache {} to {target}",
+                counted(num_held, "token"),
                 from.0
             )));
         }
@@ -239,9 +240,9 @@ impl Stepper {
             });
             if sequence.tokens.len() < start {
                 return Err(StepError::Plan(format!(
-                    "cache {} holds {} tokens, the row starts at {start}",
+                    "cache {} holds {}, the row starts at {start}",
                     row.cache.0,
-                    sequence.tokens.len()
+                    counted(sequence.tokens.len(), "token")
                 )));
             }
             require_cut(row.cache, &sequence.cache, start)?;

@@ -19,7 +19,7 @@ use jackalope_models::{Compute, GroupCell, LoadError, LoadProgress, Model, Model
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, CheckpointId, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Setup,
-    StepPlan,
+    StepPlan, counted,
 };
 use jackalope_transport::{GroupConfig, Listener};
 use tracing::{debug, info};
@@ -191,7 +191,9 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
     let num_parts = setup.split.num_ranks();
     ensure!(
         num_parts == num_ranks,
-        "a split into {num_parts} for {num_ranks} ranks\nhint: give each rank a part"
+        "a split into {} for {}\nhint: give each rank a part",
+        counted(num_parts, "part"),
+        counted(num_ranks, "rank")
     );
     ensure!(
         !matches!(setup.split, Split::Pipeline(_)) || setup.backend != Backend::Nccl,

@@ -31,7 +31,7 @@ pub enum ApiError {
     // Errors in the bytes of the body.
     #[error("the body is too large: {}at most {limit_bytes} bytes are read", found_bytes.map_or(String::new(), |found| format!("{found} bytes were announced, ")))]
     BodyTooLarge { limit_bytes: usize, found_bytes: Option<u64> },
-    #[error("the body did not arrive within {} seconds", timeout.as_secs())]
+    #[error("the body did not arrive within {}", counted(timeout.as_secs(), "second"))]
     BodyLate { timeout: Duration },
     #[error("the body broke off: {reason}")]
     BodyCut { reason: String },
@@ -77,9 +77,10 @@ pub enum ApiError {
     )]
     ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
     #[error(
-        "the prompt has {prompt_bytes} bytes, which come to at least {fewest_tokens} tokens, but the \
-         context holds {limit_tokens}\n\
-         hint: send a shorter prompt"
+        "the prompt has {}, which come to at least {}, but the context holds {limit_tokens}\n\
+         hint: send a shorter prompt",
+        counted(prompt_bytes, "byte"),
+        counted(fewest_tokens, "token")
     )]
     PromptBytes {
         param: &'static str,
@@ -94,9 +95,11 @@ pub enum ApiError {
     )]
     PromptLimit { param: &'static str, prompt_tokens: usize, limit_tokens: u32 },
     #[error(
-        "prompt and answer may come to {needed_tokens} tokens, but the memory for keys and values \
-         holds {capacity_tokens} ({budget_bytes} bytes)\n\
-         hint: send a shorter prompt or a smaller max_tokens, or free memory on the ranks"
+        "prompt and answer may come to {}, but the memory for keys and values holds \
+         {capacity_tokens} ({})\n\
+         hint: send a shorter prompt or a smaller max_tokens, or free memory on the ranks",
+        counted(needed_tokens, "token"),
+        counted(budget_bytes, "byte")
     )]
     NeverFits { param: &'static str, needed_tokens: u64, capacity_tokens: u64, budget_bytes: u64 },
     #[error("{param}: {source}")]
@@ -200,8 +203,8 @@ fn hint_line(hint: &Option<String>) -> String {
 }
 
 fn progress_line(loaded_bytes: Option<(u64, u64)>) -> String {
-    let told = |(done, total)| format!(": {done} of {total} bytes are in place");
-    loaded_bytes.map_or(String::new(), told)
+    let loaded = |(done, total)| format!(": loaded {done} of {}", counted(total, "byte"));
+    loaded_bytes.map_or(String::new(), loaded)
 }
 
 fn last_words_line(last_words: &str) -> String {

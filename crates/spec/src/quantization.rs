@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use jackalope_protocol::counted;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -226,8 +227,11 @@ fn infer(
     let no_format = || TensorProblem::Quantization {
         module: module.to_owned(),
         found: format!(
-            "{words} words and {groups} scales ({}) for {input} inputs",
-            scales.element_type.name()
+            "{} and {} ({}) for {}",
+            counted(words, "word"),
+            counted(groups, "scale"),
+            scales.element_type.name(),
+            counted(input, "input")
         ),
         expected: "affine 2, 3, 4, 5, 6, 8 bits in groups of 32, 64, 128, or mxfp4, nvfp4, mxfp8"
             .to_owned(),

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use jackalope_protocol::counted;
+
 /// Maximum number of unexpected tensors named in a message; the others are counted.
 const NAMES_SHOWN: usize = 8;
 
@@ -64,8 +66,7 @@ impl fmt::Display for CheckReport {
         write!(f, "{first}")?;
         match self.problems.len() - 1 {
             0 => Ok(()),
-            1 => f.write_str(", and 1 more problem"),
-            more => write!(f, ", and {more} more problems"),
+            more => write!(f, ", and {}", counted(more, "more problem")),
         }
     }
 }
@@ -88,7 +89,8 @@ impl fmt::Display for TensorProblem {
             TensorProblem::Unexpected { model_type, names } => {
                 let shown = &names[..names.len().min(NAMES_SHOWN)];
                 let count = names.len();
-                write!(f, "{count} tensors that `{model_type}` does not use: ")?;
+                let tensors = counted(count, "tensor");
+                write!(f, "{tensors} that `{model_type}` does not use: ")?;
                 f.write_str(&shown.join(", "))?;
                 match count - shown.len() {
                     0 => Ok(()),

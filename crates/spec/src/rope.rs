@@ -1,5 +1,6 @@
 //! Rotary position embedding as `config.json` describes it.
 
+use jackalope_protocol::counted;
 use serde::Deserialize;
 
 use crate::config::{bad_value, float, or_absent};
@@ -230,7 +231,7 @@ impl RopeConfig {
     fn longrope(&self, scaling: &ScalingConfig, dims: usize) -> Result<RopeScaling, SpecError> {
         let factors = scaling.long_factor.clone().unwrap_or_default();
         if factors.len() != dims / 2 {
-            let expected = format!("{} numbers", dims / 2);
+            let expected = counted(dims / 2, "number");
             return Err(bad_value("rope_scaling.long_factor", factors.len(), expected));
         }
         let Some(original_context) = scaling.original_max_position_embeddings else {

@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use jackalope_protocol::counted;
 use jackalope_spec::{ModelSpec, SpecError, TensorProblem};
 use serde::Serialize;
 use serde_json::Value;
@@ -200,8 +201,8 @@ fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
 impl fmt::Display for Quantization {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.bits, self.mode.as_str()) {
-            (Some(bits), "affine") => write!(f, "{bits} bits"),
-            (Some(bits), mode) => write!(f, "{bits} bits {mode}"),
+            (Some(bits), "affine") => f.write_str(&counted(bits, "bit")),
+            (Some(bits), mode) => write!(f, "{} {mode}", counted(bits, "bit")),
             (None, mode) => f.write_str(mode),
         }
     }
@@ -215,10 +216,11 @@ impl fmt::Display for Problem {
             Problem::NoWeights => f.write_str("there is no model*.safetensors"),
             Problem::Malformed { name, detail } => write!(f, "{name}: {detail}"),
             Problem::Length { name, wanted, found } if found < wanted => {
-                write!(f, "{name} is cut off: {found} of {wanted} bytes")
+                write!(f, "{name} is cut off: {found} of {}", counted(wanted, "byte"))
             }
             Problem::Length { name, wanted, found } => {
-                write!(f, "{name} goes on after its end: {found} bytes instead of {wanted}")
+                let found = counted(found, "byte");
+                write!(f, "{name} goes on after its end: {found} instead of {wanted}")
             }
             Problem::MissingTensor { name, tensor } => {
                 write!(f, "{name} does not hold {tensor}, which the index promises")
@@ -236,6 +238,18 @@ mod tests {
 
     fn problems(dir: &Path) -> Vec<String> {
         Check::of_dir(dir).problems.iter().map(Problem::to_string).collect()
+    }
+
+    #[test]
+    fn one_byte_is_singular_in_messages() {
+        let length = |wanted, found| Problem::Length { name: "w".to_owned(), wanted, found };
+        assert_eq!(length(1, 0).to_string(), "w is cut off: 0 of 1 byte");
+        assert_eq!(length(0, 1).to_string(), "w goes on after its end: 1 byte instead of 0");
+        let dir = Scratch::new();
+        dir.write("m/config.json", b"{}");
+        dir.write("m/model.safetensors", b"a");
+        let found = problems(&dir.path().join("m")).join("\n");
+        assert!(found.contains("it has 1 byte and no header"), "{found}");
     }
 
     #[test]

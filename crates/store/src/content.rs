@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use jackalope_protocol::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
+    counted,
 };
 
 use cache::TreeCache;
@@ -339,8 +340,8 @@ pub fn first_difference(wanted: &ContentTree, found: &ContentTree, dir: &Path) -
         match other_of(file) {
             None => return Some(format!("{} is missing", file.name)),
             Some(other) if other.bytes != file.bytes => {
-                let (name, theirs, ours) = (&file.name, other.bytes, file.bytes);
-                return Some(format!("{name}: it has {theirs} bytes there and {ours} here"));
+                let (name, theirs) = (&file.name, counted(other.bytes, "byte"));
+                return Some(format!("{name}: it has {theirs} there and {} here", file.bytes));
             }
             Some(_) => {}
         }
@@ -389,7 +390,7 @@ fn read_head(file: &mut File, file_bytes: u64) -> io::Result<Vec<u8>> {
     file.read_exact(&mut head)?;
     let header_bytes = u64::from_le_bytes(head[..8].try_into().expect("8 bytes were read"));
     if HEADER_BYTES_MAX < header_bytes || file_bytes < 8 + header_bytes {
-        return Err(malformed(format!("its header claims {header_bytes} bytes")));
+        return Err(malformed(format!("its header claims {}", counted(header_bytes, "byte"))));
     }
     head.resize(8 + usize::try_from(header_bytes).expect("checked against the limit"), 0);
     file.read_exact(&mut head[8..])?;

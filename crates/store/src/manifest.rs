@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use jackalope_protocol::{ContentHash, FilePath};
+use jackalope_protocol::{ContentHash, FilePath, counted};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -277,7 +277,7 @@ impl fmt::Display for Difference {
             Difference::Missing { path } => write!(f, "{path} is missing"),
             Difference::Extra { path } => write!(f, "{path} does not belong here"),
             Difference::Size { path, wanted, found } => {
-                write!(f, "{path} has {found} bytes instead of {wanted}")
+                write!(f, "{path} has {} instead of {wanted}", counted(found, "byte"))
             }
             Difference::Content { path } => write!(f, "{path} has other content"),
         }

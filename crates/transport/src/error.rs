@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jackalope_protocol::counted;
+
 use crate::dtype::Dtype;
 
 /// Why a group could not be joined, or why an operation failed.
@@ -31,7 +33,7 @@ pub enum TransportError {
         cause: Arc<io::Error>,
     },
     /// The configuration has no ranks or too many.
-    #[error("a group of {size} ranks is outside of 1 to {max}")]
+    #[error("a group of {} is outside of 1 to {max}", counted(size, "rank"))]
     GroupSize {
         /// Requested number of ranks.
         size: usize,
@@ -47,7 +49,7 @@ pub enum TransportError {
         size: usize,
     },
     /// The configuration has no sockets between two ranks or too many.
-    #[error("{found} sockets per peer are outside of 1 to {max}")]
+    #[error("sockets per peer: {found} is outside of 1 to {max}")]
     SocketsPerPeer {
         /// Requested number of sockets.
         found: usize,
@@ -55,7 +57,7 @@ pub enum TransportError {
         max: usize,
     },
     /// `encrypt` does not have one entry per rank.
-    #[error("whether to encrypt is given for {found} ranks in a group of {size}")]
+    #[error("whether to encrypt is given for {} in a group of {size}", counted(found, "rank"))]
     EncryptFlags {
         /// Number of entries.
         found: usize,
@@ -63,7 +65,7 @@ pub enum TransportError {
         size: usize,
     },
     /// The size of a buffer is not a multiple of the element size.
-    #[error("{bytes} bytes are no whole number of {dtype} elements")]
+    #[error("{} cannot be divided into {dtype} elements", counted(bytes, "byte"))]
     UnevenBytes {
         /// Size of the buffer in bytes.
         bytes: usize,
@@ -71,7 +73,12 @@ pub enum TransportError {
         dtype: Dtype,
     },
     /// The result buffer of an all_gather does not have the size of all parts together.
-    #[error("all_gather of {local} bytes from {size} ranks does not fill {out} bytes")]
+    #[error(
+        "all_gather of {} from {} does not fill {}",
+        counted(local, "byte"),
+        counted(size, "rank"),
+        counted(out, "byte")
+    )]
     GatherSize {
         /// Size of this rank's part in bytes.
         local: usize,
@@ -295,8 +302,9 @@ pub struct Message {
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Message { epoch, sequence, operation, dtype, bytes, frame_bytes, part } = self;
-        write!(f, "{operation} #{sequence} of {bytes} bytes {dtype} in epoch {epoch}")?;
-        write!(f, " (part {part}, {frame_bytes} bytes)")
+        let (bytes, frame_bytes) = (counted(bytes, "byte"), counted(frame_bytes, "byte"));
+        write!(f, "{operation} #{sequence} of {bytes} {dtype} in epoch {epoch}")?;
+        write!(f, " (part {part}, {frame_bytes})")
     }
 }
 
@@ -354,7 +362,7 @@ impl fmt::Display for Moment {
         let Moment { rank, operation, sequence, dtype, bytes, phase, elapsed } = self;
         write!(f, "rank {rank} in {operation}")?;
         if !matches!(operation, Operation::Join) {
-            write!(f, " #{sequence} ({bytes} bytes {dtype})")?;
+            write!(f, " #{sequence} ({} {dtype})", counted(bytes, "byte"))?;
         }
         write!(f, ", {phase}, after {elapsed:.1?}")
     }
@@ -378,8 +386,8 @@ impl fmt::Display for Absences {
             write!(f, "{comma}rank {rank} ({addr}) is missing: {reason}")?;
         }
         if let Some((addr, reason)) = &self.last_stranger {
-            let strangers = self.strangers;
-            write!(f, "; turned away {strangers} connections, the last from {addr}: {reason}")?;
+            let strangers = counted(self.strangers, "connection");
+            write!(f, "; turned away {strangers}, the last from {addr}: {reason}")?;
         }
         Ok(())
     }
@@ -456,5 +464,26 @@ impl fmt::Display for Ranks<'_> {
             write!(f, "{comma}rank {rank} ({addr})")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_something_is_singular_in_messages() {
+        let group = |size| TransportError::GroupSize { size, max: 64 }.to_string();
+        assert_eq!(group(1), "a group of 1 rank is outside of 1 to 64");
+        assert_eq!(group(65), "a group of 65 ranks is outside of 1 to 64");
+        let odd = TransportError::UnevenBytes { bytes: 1, dtype: Dtype::F32 };
+        assert_eq!(
+            odd.to_string(),
+            format!("1 byte cannot be divided into {} elements", Dtype::F32)
+        );
+        let stranger = (([10, 0, 0, 9], 4000).into(), AbsenceReason::Silent);
+        let absences = Absences { ranks: Vec::new(), strangers: 1, last_stranger: Some(stranger) };
+        let text = absences.to_string();
+        assert!(text.starts_with("; turned away 1 connection, the last from "), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use jackalope_engine::Status;
-use jackalope_protocol::KernelTimings;
+use jackalope_protocol::{KernelTimings, counted};
 use serde_json::{Value, json};
 
 /// Mean times of a step in microseconds.
@@ -96,8 +96,9 @@ impl StepBreakdown {
     /// Formats a table for people.
     pub(super) fn text(&self, phase: &str) -> String {
         let mut text = format!(
-            "  {phase}: {:.0} µs a step, mean of {} steps on rank 0",
-            self.total_us, self.steps
+            "  {phase}: {:.0} µs a step, mean of {} on rank 0",
+            self.total_us,
+            counted(self.steps, "step")
         );
         for part in self.parts() {
             let percent = 100.0 * part.us / self.total_us.max(1e-9);

@@ -3,6 +3,7 @@
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 use ureq::Agent;
 
@@ -174,7 +175,10 @@ fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
         let now = Instant::now();
         let Some(data) = data else {
             let name = if pieces.is_empty() { "not a stream" } else { "stream ended early" };
-            return Err(Fault::new(name, format!("after {} pieces of text", pieces.len())));
+            return Err(Fault::new(
+                name,
+                format!("after {} of text", counted(pieces.len(), "piece")),
+            ));
         };
         if data == "[DONE]" {
             let output_tokens = usage["completion_tokens"].as_u64().filter(|it| 0 < *it);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jackalope_inspect::report::Generation;
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 /// Ratings by minimum bandwidth in GB/s; the same words as in mlx-jaccl-cluster's test of its
@@ -59,7 +60,7 @@ impl Table {
                 Some(format!("share of a core while waiting, by rank: {}", row["core_share"]))
             }
             "time" => Some(self.time(row)),
-            "done" => Some(format!("{} checks passed", self.num_checks)),
+            "done" => Some(format!("{} passed", counted(self.num_checks, "check"))),
             _ => None,
         }
     }

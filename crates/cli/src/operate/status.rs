@@ -237,7 +237,7 @@ fn agent_line(agent: &Value) -> String {
     let what = match (agent["up"] == true, agent["programs"].as_array()) {
         (false, _) => format!("cannot be reached: {}", text(&agent["reason"])),
         (true, None) => format!("runs, pid {}", agent["pid"]),
-        (true, Some(programs)) => format!("runs {} programs", programs.len()),
+        (true, Some(programs)) => format!("runs {}", counted(programs.len(), "program")),
     };
     format!("agent    {}: {what}", text(&agent["host"]))
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use jackalope_fleet::home::Home;
+use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use super::Server;
@@ -88,9 +89,9 @@ pub(crate) fn support(args: &SupportArgs, environment: &Environment) -> anyhow::
         output::note(&format!("not in it: {missing}"));
     }
     output::line(format_args!(
-        "{} has {} files: review them, then attach the folder to a bug report",
+        "{} has {}: review, then attach the folder to a bug report",
         folder.path.display(),
-        folder.files.len()
+        counted(folder.files.len(), "file")
     ))?;
     Ok(ExitCode::SUCCESS)
 }

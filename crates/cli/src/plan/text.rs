@@ -3,6 +3,7 @@
 use jackalope_placement::{
     ModelFacts, NodeOffer, Placement, PlacementOption, Refusal, Speed, SplitKind, TensorRole,
 };
+use jackalope_protocol::counted;
 use jackalope_protocol::split::Split;
 use serde_json::{Value, json};
 
@@ -12,7 +13,8 @@ use crate::split::bytes;
 pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Placement) -> String {
     let mut text = format!("{}\n", describe(model));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
-    text += &format!("context {context_tokens} tokens, up to {context_tokens_max} would fit\n\n");
+    let context = counted(context_tokens, "token");
+    text += &format!("context {context}, up to {context_tokens_max} would fit\n\n");
     let part = part(&placement.split);
     let mut rows = vec![cells(["rank", "machine", part, "takes", "of", "weights", "cache"])];
     for (rank, plan) in placement.ranks.iter().enumerate() {
@@ -51,7 +53,9 @@ fn cells<const N: usize>(words: [&str; N]) -> Vec<String> {
 
 fn describe(model: &ModelFacts) -> String {
     let format = match model.quantization {
-        Some(format) => format!("{} bits in groups of {}", format.bits, format.group_size),
+        Some(format) => {
+            format!("{} in groups of {}", counted(format.bits, "bit"), format.group_size)
+        }
         None => format!("{} bits", 8 * model.element_bytes()),
     };
     let note = if model.is_computed { "" } else { "; this version does not compute it yet" };

@@ -8,7 +8,7 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{self, Node, Nodes};
 use jackalope_fleet::trust::Credentials;
 use jackalope_protocol::grant::Granter;
-use jackalope_protocol::{ExpectedContent, FilePath, FileState, ModelSource};
+use jackalope_protocol::{ExpectedContent, FilePath, FileState, ModelSource, counted};
 use jackalope_store::content::first_difference;
 use jackalope_store::exchange::{ExchangeError, FoundFiles};
 use jackalope_store::files;
@@ -248,7 +248,7 @@ fn difference(wanted: &Sizes, found: &FoundFiles) -> Option<String> {
     let missing_or_other = wanted.iter().find_map(|(path, bytes)| match size(&found, path) {
         None => Some(format!("{path} is missing")),
         Some(found) if found != *bytes => {
-            Some(format!("{path} has {found} bytes there and {bytes} here"))
+            Some(format!("{path} has {} there and {bytes} here", counted(found, "byte")))
         }
         Some(_) => None,
     });

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::ToRank;
+use jackalope_protocol::{ToRank, counted};
 
 use super::ending::{EXIT_GRACE, Remains};
 use super::reach::LINK_POLL;
@@ -216,15 +216,32 @@ impl fmt::Display for Wait {
             Reason::Spawn => f.write_str("the system did not start its process")?,
             Reason::Hello => f.write_str("it did not connect")?,
             Reason::Progress { done_bytes, total_bytes } => {
-                write!(f, "loading stopped at {done_bytes} of {total_bytes} bytes")?;
+                let total = counted(total_bytes, "byte");
+                write!(f, "loading stopped at {done_bytes} of {total}")?;
             }
             Reason::Load => f.write_str("it did not load")?,
             Reason::Join => f.write_str("it did not join the group")?,
             Reason::Step { step, num_tokens } => {
-                write!(f, "it did not finish step {step} of {num_tokens} tokens")?;
+                let tokens = counted(num_tokens, "token");
+                write!(f, "it did not finish step {step} of {tokens}")?;
             }
             Reason::Life => f.write_str("it gave no sign of life")?,
         }
         write!(f, " within {:.1} s", self.timeout.as_secs_f32())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_of_one_token_is_singular_in_messages() {
+        let wait = |num_tokens| {
+            let (since, timeout) = (Instant::now(), Duration::from_secs(2));
+            Wait { reason: Reason::Step { step: 7, num_tokens }, since, timeout }.to_string()
+        };
+        assert_eq!(wait(1), "it did not finish step 7 of 1 token within 2.0 s");
+        assert_eq!(wait(3), "it did not finish step 7 of 3 tokens within 2.0 s");
     }
 }

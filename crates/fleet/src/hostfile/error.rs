@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use jackalope_protocol::Backend;
+use jackalope_protocol::{Backend, counted};
 use thiserror::Error;
 
 /// Everything that is wrong with a hostfile.
@@ -158,7 +158,7 @@ pub enum Fault {
         first: String,
     },
     /// The lists of connections differ in length.
-    #[error("{found} connections, but {expected} at {first}")]
+    #[error("{}, but {expected} at {first}", counted(found, "connection"))]
     ConnectionCount {
         /// Length of this list.
         found: usize,
@@ -186,7 +186,7 @@ pub enum Fault {
         found: String,
     },
     /// A row of devices whose length is not the number of hosts.
-    #[error("{found} devices for {expected} hosts")]
+    #[error("{} for {}", counted(found, "device"), counted(expected, "host"))]
     DeviceCount {
         /// Length of the row.
         found: usize,
@@ -213,7 +213,7 @@ pub enum Fault {
     },
     /// A rank names fewer devices towards another rank than that one names in return, although a
     /// cable has two ends.
-    #[error("{here} of {there} devices towards rank {to}: the way back is at {back}")]
+    #[error("{here} of {} towards rank {to}: the way back is at {back}", counted(there, "device"))]
     OneWay {
         /// The other rank.
         to: usize,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use jackalope_protocol::Backend;
+use jackalope_protocol::{Backend, counted};
 
 /// Number of Thunderbolt 5 ports of a Mac that support RDMA: a Mac Studio has four at the back, and
 /// the one next to Ethernet does not support it.
@@ -113,9 +113,9 @@ impl fmt::Display for Finding {
             }
             Finding::PortsExceeded { needed } => write!(
                 f,
-                "a mesh of {} machines needs {needed} RDMA ports on each, a Thunderbolt 5 Mac has \
-                 {RDMA_PORTS}",
-                needed + 1
+                "a mesh of {} needs {} on each, a Thunderbolt 5 Mac has {RDMA_PORTS}",
+                counted(needed + 1, "machine"),
+                counted(needed, "RDMA port")
             ),
             Finding::EthernetSidePort { rank, to } => write!(
                 f,

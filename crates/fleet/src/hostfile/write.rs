@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
+use jackalope_protocol::counted;
 use serde_json::json;
 use thiserror::Error;
 
@@ -82,7 +83,7 @@ pub enum ConvertError {
         name: String,
     },
     /// The ranks of a ring must have the same number of addresses.
-    #[error("rank {rank} ({name}) has {found} addresses, rank 0 has {expected}")]
+    #[error("rank {rank} ({name}) has {}, rank 0 has {expected}", counted(found, "address"))]
     UnevenAddresses {
         /// The rank.
         rank: usize,
@@ -94,7 +95,7 @@ pub enum ConvertError {
         expected: usize,
     },
     /// The ring needs more ports than there are.
-    #[error("{needed} ports from {first} on end beyond 65535")]
+    #[error("{} from {first} on would exceed 65535", counted(needed, "port"))]
     OutOfPorts {
         /// Number of ports needed.
         needed: usize,
@@ -123,7 +124,8 @@ impl ConvertError {
             }
             ConvertError::NoAddress { .. } => "add its addresses to \"ips\"".to_owned(),
             ConvertError::UnevenAddresses { expected, .. } => {
-                format!("list {expected} addresses for every host, one for each connection")
+                let addresses = counted(expected, "address");
+                format!("list {addresses} for every host, one for each connection")
             }
             ConvertError::OutOfPorts { .. } => {
                 "begin with a lower port, or use fewer connections".to_owned()

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use jackalope_protocol::counted;
+
 use super::{Cabling, Choice, End, Shape};
 use crate::report::ThunderboltPort;
 
@@ -22,13 +24,12 @@ pub fn terminal(cabling: &Cabling, choice: &Choice) -> String {
         Shape::Chain(order) => format!("a chain: {}", names(order).join(" ── ")),
         Shape::Apart(groups) => {
             let groups: Vec<String> = groups.iter().map(|it| names(it).join(" ── ")).collect();
-            format!("{} pieces: {}", groups.len(), groups.join(" | "))
+            format!("{}: {}", counted(groups.len(), "piece"), groups.join(" | "))
         }
         shape => shape.name().to_owned(),
     };
-    let count = cabling.cables.len();
-    writeln!(text, "{count} cable{}, {line}", if count == 1 { "" } else { "s" })
-        .expect("a String takes everything");
+    let cables = counted(cabling.cables.len(), "cable");
+    writeln!(text, "{cables}, {line}").expect("a String takes everything");
     text
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use jackalope_protocol::counted;
 use jackalope_spec::{ElementType, TensorHeader, TensorHeaders};
 use safetensors::tensor::Metadata;
 
@@ -116,7 +117,7 @@ fn read_header(
     if found_bytes < 8 {
         // A broken link is listed with a size of 0; this read reports its error.
         file.read_at(0, &mut [])?;
-        return Err(malformed(format!("file has {found_bytes} bytes")));
+        return Err(malformed(format!("file has {}", counted(found_bytes, "byte"))));
     }
     let mut prefix = [0; 8];
     file.read_at(0, &mut prefix)?;

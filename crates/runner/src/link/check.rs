@@ -1,6 +1,7 @@
 //! Checks the results of every operation for every element type.
 
 use jackalope_mlx::{self as mlx, Array};
+use jackalope_protocol::counted;
 use jackalope_transport::{Dtype, Group};
 
 /// Numbers of elements of the messages: one, an odd number, and enough to be cut into segments.
@@ -159,8 +160,8 @@ fn numbers(rank: usize, elements: usize) -> Vec<f32> {
 fn expect(found: &[f32], expected: &[f32]) -> anyhow::Result<()> {
     anyhow::ensure!(
         found.len() == expected.len(),
-        "received {} numbers instead of {}",
-        found.len(),
+        "received {} instead of {}",
+        counted(found.len(), "number"),
         expected.len()
     );
     let wrong = found.iter().zip(expected).position(|(found, expected)| found != expected);
@@ -242,4 +243,16 @@ fn same_bits(group: &mut dyn Collectives) -> anyhow::Result<()> {
         expect(&group.all_sum(&noise(rank, elements), Dtype::F32)?, &expected)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expect;
+
+    #[test]
+    fn one_number_is_singular_in_messages() {
+        let message = |found: &[f32]| expect(found, &[1.0; 3]).unwrap_err().to_string();
+        assert_eq!(message(&[1.0]), "received 1 number instead of 3");
+        assert_eq!(message(&[1.0; 2]), "received 2 numbers instead of 3");
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use jackalope_protocol::counted;
 use thiserror::Error;
 
 use crate::model::{Model, ModelDetails};
@@ -120,7 +121,7 @@ pub trait ModelLoader: Send + Sync + 'static {
 pub enum LoadFailure {
     #[error("{0}")]
     Failed(#[from] LoadError),
-    #[error("{} has {} bytes for models, and it needs {}", .0.machine, .0.budget_bytes, .0.needed_bytes)]
+    #[error("{} has {} for models, and it needs {}", .0.machine, counted(.0.budget_bytes, "byte"), .0.needed_bytes)]
     NeverFits(Shortage),
     #[error("{} are in the way", .models.join(", "))]
     InTheWay { models: Vec<String> },

@@ -1,6 +1,7 @@
 //! GLM-4.5 and later with experts, Solar Open, and dots.llm1: dense layers first, then experts with
 //! one that every token passes.
 
+use jackalope_protocol::counted;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -115,7 +116,7 @@ fn router(config: &Config, num_experts: usize) -> Result<RouterSpec, SpecError> 
         return Err(bad_value(
             "n_group",
             num_groups,
-            format!("a divisor of {num_experts} experts"),
+            format!("a divisor of {}", counted(num_experts, "expert")),
         ));
     }
     let has_choice = chosen < num_groups;

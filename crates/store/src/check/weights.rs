@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use jackalope_protocol::FilePath;
+use jackalope_protocol::{FilePath, counted};
 use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders};
 use serde_json::{Map, Value};
 
@@ -103,7 +103,7 @@ fn header(path: &Path, name: &str) -> Result<Map<String, Value>, Problem> {
     let mut file = File::open(path).map_err(unreadable)?;
     let found = file.metadata().map_err(unreadable)?.len();
     if found < 8 {
-        return Err(malformed(format!("it has {found} bytes and no header")));
+        return Err(malformed(format!("it has {} and no header", counted(found, "byte"))));
     }
     let mut prefix = [0; 8];
     file.read_exact(&mut prefix).map_err(unreadable)?;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jackalope_protocol::{BlockHash, ContentTree, FileState, FileTree};
+use jackalope_protocol::{BlockHash, ContentTree, FileState, FileTree, counted};
 
 use super::cache::{Entry, TreeCache};
 use super::{
@@ -119,10 +119,8 @@ impl<'a> Hasher<'a> {
             false => Layout::without_tensors(state.bytes),
         };
         if layout.file_bytes != state.bytes {
-            let (found, wanted) = (state.bytes, layout.file_bytes);
-            return Err(malformed(format!(
-                "file has {found} bytes, its header describes {wanted}"
-            )));
+            let (found, wanted) = (counted(state.bytes, "byte"), layout.file_bytes);
+            return Err(malformed(format!("file has {found}, its header describes {wanted}")));
         }
         let leaves = known.map(|entry| entry.tree.leaves).unwrap_or_default();
         let tree =

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use jackalope_protocol::grant::{LibraryAccess, LibraryService};
-use jackalope_protocol::{ExpectedContent, FrameError, frame, secure};
+use jackalope_protocol::{ExpectedContent, FrameError, counted, frame, secure};
 use tracing::debug;
 
 use super::fetch::{Fetch, fetch};
@@ -264,7 +264,8 @@ impl Session<'_> {
         };
         let is_there = pieces.end().is_some_and(|end| end <= found_bytes);
         if u64::from(READ_BYTES_MAX) < pieces.num_bytes() || !is_there {
-            let reason = format!("{path} has {found_bytes} bytes, asked for {pieces:?}");
+            let found = counted(found_bytes, "byte");
+            let reason = format!("{path} has {found}, asked for {pieces:?}");
             return self.tell(Err(reason));
         }
         let total = usize::try_from(pieces.num_bytes()).expect("checked against the limit");

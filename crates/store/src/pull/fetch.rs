@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail, ensure};
+use jackalope_protocol::counted;
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
@@ -135,9 +136,9 @@ impl<'a> Fetch<'a> {
         let wanted = self.job.file.bytes - partial.bytes;
         if let Some(found) = response.body().content_length().filter(|found| *found != wanted) {
             return Err(Failure::Final(anyhow!(
-                "{url} has {} bytes, but the hub lists {}\nhint: try again later, or pull from \
+                "{url} has {}, but the hub lists {}\nhint: try again later, or pull from \
                  another hub (HF_ENDPOINT)",
-                found + partial.bytes,
+                counted(found + partial.bytes, "byte"),
                 self.job.file.bytes
             )));
         }

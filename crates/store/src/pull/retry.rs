@@ -4,6 +4,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
+use jackalope_protocol::counted;
 
 /// Pause after the first failure; doubled after each further one.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -58,11 +59,13 @@ impl Retries {
         };
         self.num_failed += 1;
         if self.max < self.num_failed {
-            return Err(error.context(format!("gave up after {} attempts", self.num_failed)));
+            return Err(
+                error.context(format!("gave up after {}", counted(self.num_failed, "attempt")))
+            );
         }
         if let Some(asked) = asked.filter(|asked| ASKED_PAUSE_MAX < *asked) {
-            let seconds = asked.as_secs();
-            return Err(error.context(format!("asked to come back in {seconds} seconds")));
+            let seconds = counted(asked.as_secs(), "second");
+            return Err(error.context(format!("asked to come back in {seconds}")));
         }
         let pause = asked.unwrap_or_else(|| own_pause(self.num_failed));
         tracing::info!(error = format!("{error:#}"), ?pause, "trying again");

@@ -24,6 +24,7 @@ pub use matcher::Matcher;
 
 use std::time::Duration;
 
+use jackalope_protocol::counted;
 use serde_json::Value;
 
 /// Maximum length of a JSON schema in bytes, as compact JSON.
@@ -125,9 +126,10 @@ pub enum GrammarError {
     },
     /// The grammar takes too long to follow.
     #[error(
-        "the answer's grammar takes too long to follow: {} ms for {num_tokens} tokens\n\
+        "the answer's grammar takes too long to follow: {} ms for {}\n\
          hint: write it so that each text can be read in one way only: a list as `item+`, not as `list: list list | item`",
-        .spent.as_millis()
+        .spent.as_millis(),
+        counted(.num_tokens, "token")
     )]
     TooSlow {
         /// Time spent on the answer so far.
@@ -148,5 +150,20 @@ fn check_bytes(what: &'static str, found: usize, limit: usize) -> Result<(), Gra
     match found <= limit {
         true => Ok(()),
         false => Err(GrammarError::TooLarge { what, found, limit, unit: "bytes" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_token_is_singular_in_messages() {
+        let message = |num_tokens| {
+            let slow = GrammarError::TooSlow { spent: Duration::from_millis(40), num_tokens };
+            slow.to_string().lines().next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(message(1), "the answer's grammar takes too long to follow: 40 ms for 1 token");
+        assert_eq!(message(2), "the answer's grammar takes too long to follow: 40 ms for 2 tokens");
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use jackalope_protocol::{Phase, RankFacts};
+use jackalope_protocol::{Phase, RankFacts, counted};
 use tracing::{error, info, warn};
 
 use super::super::attempts::Attempts;
@@ -66,7 +66,7 @@ impl<G: RankGroup> Driver<G> {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.ranks_restarted();
         }
-        let message = format!("the cluster is planned anew for {} ranks", hosts.len());
+        let message = format!("the cluster is planned anew for {}", counted(hosts.len(), "rank"));
         let (phase, last_words) = (Phase::Starting, String::new());
         let failure = Failure { rank: None, host: None, phase, message, last_words };
         self.reporting.status.send_modify(|status| {
@@ -284,9 +284,9 @@ pub(super) fn too_little_memory(capacity_tokens: u64) -> Failure {
         host: None,
         phase: Phase::Loading,
         message: format!(
-            "the machines that are left have memory for {capacity_tokens} tokens, which is too \
-             little for this request\n\
-             hint: ask for fewer tokens, or try again when all machines are back"
+            "the machines that are left have memory for {}, which is too little for this request\n\
+             hint: ask for fewer tokens, or try again when all machines are back",
+            counted(capacity_tokens, "token")
         ),
         last_words: String::new(),
     }

@@ -1,5 +1,7 @@
 //! Checks memory, disk, clock and power of one machine.
 
+use jackalope_protocol::counted;
+
 use super::{Told, gib};
 use crate::doctor::{Finding, Severity, catalogue};
 
@@ -17,11 +19,11 @@ const CLOCK_SKEW_S: i64 = 2;
 
 pub(super) fn check(told: Told<'_>, findings: &mut Vec<Finding>) {
     let facts = &told.report.facts;
-    let cores = facts.cores;
+    let cores = counted(facts.cores, "core");
     findings.push(Finding::ok(
         told.name,
         "system",
-        format!("{}, {}, {cores} cores", facts.os, facts.chip),
+        format!("{}, {}, {cores}", facts.os, facts.chip),
     ));
     memory(told, findings);
     disk(told, findings);

@@ -1,5 +1,7 @@
 //! Checks whether the model is on the machine, and whether it is the same as on the others.
 
+use jackalope_protocol::counted;
+
 use super::{Scene, gib};
 use crate::doctor::{Finding, Node, catalogue};
 use crate::probe::ModelFile;
@@ -39,8 +41,10 @@ fn differences(reference: &[ModelFile], files: &[ModelFile]) -> Vec<String> {
             None => all.push(format!("{} is missing", wanted.name)),
             Some(file) if file.bytes != wanted.bytes => {
                 all.push(format!(
-                    "{} has {} bytes instead of {}",
-                    file.name, file.bytes, wanted.bytes
+                    "{} has {} instead of {}",
+                    file.name,
+                    counted(file.bytes, "byte"),
+                    wanted.bytes
                 ));
             }
             Some(file) if file.sha256 != wanted.sha256 => {
