@@ -17,6 +17,9 @@ pub(crate) enum Form {
         /// Whether calls in the JSON are reported before the markup is complete.
         streams: bool,
     },
+    /// Arguments without markup of their own, captured last: JSON between brackets, or source code,
+    /// which becomes the parameter `code`. `head` reads the name from the earlier captures.
+    Code { head: Head },
     /// The name, followed by alternating parameter names and values.
     Tags {
         /// Whether line breaks separate values from their tags.

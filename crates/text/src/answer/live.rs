@@ -85,6 +85,14 @@ impl LiveCalls {
                     self.take_calls(json, tools);
                 }
             }
+            Form::Code { head } => match (matcher.bracketed(), matcher.marked_text(text)) {
+                (Some(json), _) => {
+                    let before = matcher.fields_before(json.start, text);
+                    self.take_arguments(&text[json], || head(&before), tools);
+                }
+                (None, Some(code)) => self.take_code(code, head(&matcher.fields(text)), tools),
+                (None, None) => {}
+            },
             Form::Tags { is_wrapped } => {
                 if matcher.num_fields() > 1 {
                     self.take_tags(matcher, text, Values { is_wrapped, tools });
@@ -102,6 +110,14 @@ impl LiveCalls {
             Form::Tags { is_wrapped } => {
                 self.take_tags(matcher, text, Values { is_wrapped, tools });
                 self.end_tags();
+                None
+            }
+            Form::Code { head } => {
+                if let (None, Some((code, before))) = (matcher.bracketed(), fields.split_last()) {
+                    self.take_code(code, head(before), tools);
+                    self.push("\"}");
+                    self.end();
+                }
                 None
             }
             Form::Json { streams: true, .. } => None,
@@ -126,6 +142,8 @@ impl LiveCalls {
         match self.form {
             Form::Bare => {}
             Form::Json { head, .. } => self.cut_json(matcher, text, head, tools),
+            Form::Code { head } if !self.has_begun => self.cut_json(matcher, text, head, tools),
+            Form::Code { .. } => {}
             Form::Tags { is_wrapped } if matcher.num_fields() > 0 => {
                 self.take_tags(matcher, text, Values { is_wrapped, tools });
                 if matcher.is_past_loop() {
@@ -246,6 +264,18 @@ impl LiveCalls {
         if self.scanner.is_balanced() {
             self.end();
         }
+    }
+
+    /// Processes source code, which is an argument without quotes.
+    fn take_code(&mut self, code: &str, call: Option<ToolCall>, tools: &Tools) {
+        if !self.has_begun && !self.is_refused {
+            match call {
+                Some(call) => self.begin(call, tools),
+                None => self.is_refused = true,
+            }
+            self.push("{\"code\": \"");
+        }
+        self.take_text(code, false);
     }
 
     /// Processes JSON that holds one or several calls.

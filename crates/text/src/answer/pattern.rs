@@ -43,6 +43,9 @@ pub(crate) enum Step {
     Word,
     /// Captures everything up to this marker and consumes the marker.
     Until(&'static str),
+    /// Captures everything up to this text in front of a name, and without it everything up to the
+    /// end of the answer. The text is not consumed.
+    Rest(Option<&'static str>),
     /// Captures a JSON object or array, of which earlier steps have consumed `opened` opening
     /// brackets.
     Json { opened: usize },
@@ -135,9 +138,11 @@ impl Matcher {
         &text[self.pos..]
     }
 
-    /// Returns text that a `Step::Until` will certainly capture; `None` in other steps.
+    /// Returns text that a `Step::Until` or `Step::Rest` will certainly capture; `None` in other
+    /// steps.
     pub(crate) fn marked_text<'a>(&self, text: &'a str) -> Option<&'a str> {
-        let is_marked = matches!(self.pattern.steps.get(self.step), Some(Step::Until(_)));
+        let step = self.pattern.steps.get(self.step);
+        let is_marked = matches!(step, Some(Step::Until(_) | Step::Rest(_)));
         is_marked.then(|| &text[self.pos..self.scanned])
     }
 
@@ -172,6 +177,7 @@ impl Matcher {
             Step::Space => self.run(rest, has_ended, usize::MAX, |byte| byte.is_ascii_whitespace()),
             Step::Word => self.run(rest, has_ended, NAME_BYTES_MAX, is_name_byte),
             Step::Until(end) => self.until(text, end),
+            Step::Rest(end) => self.rest_of_answer(text, *end, has_ended),
             Step::Json { opened } => self.brackets(text, Language::Json, *opened),
             Step::Python { opened } => self.brackets(text, Language::Python, *opened),
             Step::Branch(branches) => self.branch(rest, branches),
@@ -234,6 +240,32 @@ impl Matcher {
                 Progress::More
             }
         }
+    }
+
+    fn rest_of_answer(&mut self, text: &str, end: Option<&str>, has_ended: bool) -> Progress {
+        self.work += (text.len() - self.scanned) as u64;
+        let end = end.unwrap_or_default();
+        while let Some(found) = text[self.scanned..].find(end).filter(|_| !end.is_empty()) {
+            let found = self.scanned + found;
+            match text.as_bytes().get(found + end.len()) {
+                Some(byte) if is_name_byte(*byte) => {
+                    return self.done(found - self.pos, Some(self.pos..found));
+                }
+                Some(_) => self.scanned = ceil_char_boundary(text, found + 1),
+                None if has_ended => break,
+                None => {
+                    self.scanned = found;
+                    return Progress::More;
+                }
+            }
+        }
+        if has_ended {
+            return self.done(text.len() - self.pos, Some(self.pos..text.len()));
+        }
+        // The end may have begun.
+        let begun = (1..end.len()).rev().find(|len| text[self.pos..].ends_with(&end[..*len]));
+        self.scanned = self.scanned.max(text.len() - begun.unwrap_or(0));
+        Progress::More
     }
 
     fn brackets(&mut self, text: &str, language: Language, opened: usize) -> Progress {

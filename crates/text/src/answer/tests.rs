@@ -47,6 +47,13 @@ fn hostile(format: &AnswerFormat) -> Vec<String> {
                 Step::Branch(branches) => branches[0].0,
                 Step::Back(_) | Step::End => "",
                 Step::Literal(text) => text,
+                Step::Rest(end) => {
+                    let end = end.unwrap_or("x");
+                    texts.push(format!("{begun}{}", filled("x")));
+                    texts.push(format!("{begun}{}", filled(&end[..1])));
+                    texts.push(format!("{begun}{}", filled(&format!("{end} "))));
+                    ""
+                }
                 Step::Until(text) => {
                     texts.push(filled(&begun));
                     texts.push(format!("{begun}{}", filled("x")));

@@ -36,6 +36,10 @@ pub(crate) fn tools() -> Arc<[ToolSpec]> {
             "we",
             json!({"type": "object", "properties": {"note": {"type": "string", "enum": ["x y", "\"q\""]}}, "additionalProperties": false}),
         ),
+        tool(
+            "python",
+            json!({"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"], "additionalProperties": false}),
+        ),
     ])
 }
 
@@ -170,6 +174,35 @@ const EXAMPLES: &[Example] = &[
         "functionary_v3_2",
         ">>>weather\n{\"city\": \"Oslo\", \"days\": 3}>>>time\n{}",
         &[OSLO, "call time {}"],
+    ),
+    // Source code for the tool `python`, as it is and as JSON.
+    (
+        "none",
+        "functionary_v3_2",
+        "all\nI count.>>>python\nif 1 >> 0:\n    print(\"é\")\n>>>time\n{}",
+        &[
+            "text I count.",
+            "call python {\"code\": \"if 1 >> 0:\\n    print(\\\"é\\\")\\n\"}",
+            "call time {}",
+        ],
+    ),
+    (
+        "none",
+        "functionary_v3_2",
+        "python\n# >>> 1 + 1\n2",
+        &["call python {\"code\": \"# >>> 1 + 1\\n2\"}"],
+    ),
+    (
+        "none",
+        "functionary_v3_2",
+        "python\n{\"code\": \"1 >>>x\"}>>>time\n{}",
+        &["call python {\"code\": \"1 >>>x\"}", "call time {}"],
+    ),
+    (
+        "none",
+        "functionary",
+        "<function=time>{}</function>\n<|python_tag|>print(1)",
+        &["call time {}", "call python {\"code\": \"print(1)\"}"],
     ),
     // A message to the user that looks like the beginning of a call.
     ("none", "functionary_v3_2", "all\ntime\n{}", &["text time\n{}"]),
@@ -506,7 +539,10 @@ fn an_answer_that_is_cut_anywhere_says_a_part_of_the_whole() {
             assert!(calls >= num_calls, "a call vanished: {shown:?}");
             num_calls = calls;
         }
-        assert_eq!(said_until(answer, usize::MAX, &format), all, "{tool}: {answer}");
+        // Source code has no end but that of the answer.
+        if !expected.last().is_some_and(|last| last.starts_with("call python ")) {
+            assert_eq!(said_until(answer, usize::MAX, &format), all, "{tool}: {answer}");
+        }
     }
 }
 
@@ -543,6 +579,37 @@ fn arguments_come_while_they_are_written() {
         assert_eq!(arguments, json, "{tool}");
         assert!(longest <= 40, "{tool}: a piece of {longest} bytes");
     }
+}
+
+#[test]
+fn source_code_for_python_comes_while_it_is_written() {
+    let format = format("none", "functionary_v3_2");
+    let line = "x = \"é\" >> 1\n";
+    let mut parser = AnswerParser::new(&format, Some(tools()), false);
+    let mut arguments = String::new();
+    for piece in std::iter::once("python\n").chain(std::iter::repeat_n(line, 50)) {
+        for segment in parser.push(piece) {
+            match segment {
+                Segment::Call(call) => {
+                    assert_eq!(call.name, "python");
+                    arguments.push_str(&call.arguments);
+                }
+                Segment::Arguments(more) => {
+                    assert!(more.len() <= 2 * line.len(), "{more:?}");
+                    arguments.push_str(&more);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(arguments.len() > 40 * line.len(), "held back: {arguments:?}");
+    for segment in parser.finish(AnswerEnd::Stopped) {
+        if let Segment::Arguments(more) = segment {
+            arguments.push_str(&more);
+        }
+    }
+    let arguments: Value = serde_json::from_str(&arguments).unwrap();
+    assert_eq!(arguments, json!({"code": line.repeat(50)}));
 }
 
 /// Parts of all markup there is, and what stands between.

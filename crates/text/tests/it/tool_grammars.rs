@@ -177,6 +177,7 @@ fn check_arguments(name: &str, arguments: &str) {
             arguments.get("note").is_none_or(|note| note == "x y" || note == "\"q\""),
             "{arguments:?}"
         ),
+        "python" => assert!(arguments["code"].is_string(), "{arguments:?}"),
         other => assert_eq!(other, "time"),
     }
 }
@@ -232,6 +233,37 @@ fn check(
     }
     assert!(num_answers >= 16, "{format:?} {demand:?}: {num_answers} answers\n{grammar}");
     assert!(num_calls > 0, "{format:?} {demand:?}: no call\n{grammar}");
+}
+
+/// A model of Functionary writes Python as it is, where the tool's schema allows any text.
+#[test]
+fn a_grammar_allows_source_code_for_the_tool_that_takes_it() {
+    let tokenizer = tokenizer(&SPECIAL);
+    let factory = factory(&tokenizer);
+    let format = AnswerFormat::detect(&tokenizer, None);
+    let format = format.from_names(&tokenizer, "none", "functionary_v3_2").unwrap();
+    let allows = |name: &str, code: Value, answer: &str| {
+        let tool = ToolSpec {
+            name: name.to_owned(),
+            parameters: json!({"type": "object", "properties": {"code": code}, "required": ["code"]}),
+            strict: true,
+        };
+        let demand = ToolDemand { calls: CallCount::AtLeastOne, text_before: false };
+        let grammar = format.grammar(&[tool], demand, None).unwrap().unwrap();
+        let parser = factory.create_parser(TopLevelGrammar::from_lark(grammar));
+        let mut matcher = Matcher::new(parser);
+        let tokens = tokenizer.encode(answer, false).unwrap();
+        let taken = matcher.try_consume_tokens(&tokens).unwrap();
+        taken == tokens.len() && matcher.is_accepting().unwrap()
+    };
+    let text = json!({"type": "string"});
+    assert!(allows("python", text.clone(), "python\nfor x in range(3):\n    print(x >> 1)"));
+    assert!(allows("python", text.clone(), "python\n{\"code\": \"1\"}"));
+    assert!(allows("python", text.clone(), "python\n{\"code\": \"1\"}>>>python\nprint(1)"));
+    assert!(!allows("python", text.clone(), "python\n"));
+    assert!(!allows("python", text.clone(), "python\n1\n>>>python\n2"));
+    assert!(!allows("python", json!({"type": "string", "maxLength": 3}), "python\nprint(1)"));
+    assert!(!allows("shell", text, "shell\nls"));
 }
 
 /// Samples answers of every family, with these special tokens in the vocabulary.
