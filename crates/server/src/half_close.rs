@@ -4,23 +4,28 @@
 //! arrives. Only a write distinguishes them: the operating system of a client that has left
 //! answers it with a reset. While the head of a response is awaited, this socket therefore writes the interim
 //! response `100 Continue`, which HTTP/1.1 allows before any response and every client has to skip
-//! (RFC 9110, section 15.2). Once the response has begun, its own bytes do the same.
+//! (RFC 9110, section 15.2). Once the response has begun, its own bytes do the same. HTTP/2 has frames
+//! for this: `PING` (RFC 9113, section 6.7).
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::http::Version;
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Pauses before interim responses. The second one fails if the first one was answered with a
-/// reset. Go's client accepts five interim responses, so there are no more than four.
+/// A `PING` frame of 8 zero bytes: length, type, flags, stream, payload.
+const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+/// Pauses before probes. The second one fails if the first one was answered with a reset. Go's
+/// client accepts five interim responses, so there are no more than four.
 const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
 
@@ -49,6 +54,60 @@ impl Drop for AwaitedHead {
     }
 }
 
+/// Bytes that are written until one write shows that the client has left.
+struct Probe {
+    message: &'static [u8],
+    num_sent: usize,
+    pause: Option<Pin<Box<Sleep>>>,
+    /// The rest of a message that is being written.
+    rest: &'static [u8],
+}
+
+impl Probe {
+    fn new(message: &'static [u8]) -> Probe {
+        Probe { message, num_sent: 0, pause: None, rest: &[] }
+    }
+
+    /// Writes the message when it is time for the next one.
+    fn advance<S: AsyncWrite + Unpin>(
+        &mut self,
+        socket: &mut S,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        while let Some(&pause) = PAUSES.get(self.num_sent) {
+            let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(pause)));
+            if pause.as_mut().poll(context).is_pending() {
+                break;
+            }
+            self.pause = None;
+            self.num_sent += 1;
+            if self.rest.is_empty() {
+                self.rest = self.message;
+            }
+            if let Poll::Ready(written) = self.write_rest(socket, context) {
+                written?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is left of a message.
+    fn write_rest<S: AsyncWrite + Unpin>(
+        &mut self,
+        socket: &mut S,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while !self.rest.is_empty() {
+            match Pin::new(&mut *socket).poll_write(context, self.rest) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(written) => self.rest = &self.rest[written?..],
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
 /// What came of the last attempt to read the request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum LastRead {
@@ -68,10 +127,7 @@ pub(crate) struct HalfClosable<S> {
     /// A byte that was read to find the end of what the client sends.
     ahead: Option<u8>,
     has_ended: bool,
-    num_probes: usize,
-    pause: Option<Pin<Box<Sleep>>>,
-    /// The rest of an interim response that is being written.
-    interim: &'static [u8],
+    probe: Probe,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosable<S> {
@@ -82,9 +138,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosable<S> {
             last_read: LastRead::Done,
             ahead: None,
             has_ended: false,
-            num_probes: 0,
-            pause: None,
-            interim: &[],
+            probe: Probe::new(INTERIM),
         }
     }
 
@@ -119,38 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosable<S> {
             // It does not know interim responses.
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the client has left"));
         }
-        self.probe(context)
-    }
-
-    /// Writes an interim response when it is time for the next one.
-    fn probe(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        while let Some(&pause) = PAUSES.get(self.num_probes) {
-            let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(pause)));
-            if pause.as_mut().poll(context).is_pending() {
-                break;
-            }
-            self.pause = None;
-            self.num_probes += 1;
-            if self.interim.is_empty() {
-                self.interim = INTERIM;
-            }
-            if let Poll::Ready(written) = self.write_interim(context) {
-                written?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes what is left of an interim response.
-    fn write_interim(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.interim.is_empty() {
-            match Pin::new(&mut self.socket).poll_write(context, self.interim) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(written) => self.interim = &self.interim[written?..],
-            }
-        }
-        Poll::Ready(Ok(()))
+        self.probe.advance(&mut self.socket, context)
     }
 }
 
@@ -178,21 +201,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for HalfClosable<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClosable<S> {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        std::task::ready!(self.write_interim(context))?;
-        Pin::new(&mut self.socket).poll_write(context, bytes)
+        let this = self.get_mut();
+        ready!(this.probe.write_rest(&mut this.socket, context))?;
+        Pin::new(&mut this.socket).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        std::task::ready!(self.write_interim(context))?;
-        Pin::new(&mut self.socket).poll_write_vectored(context, slices)
+        let this = self.get_mut();
+        ready!(this.probe.write_rest(&mut this.socket, context))?;
+        Pin::new(&mut this.socket).poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -202,6 +227,140 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClosable<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.look(context)?;
         Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}
+
+/// The calls of an HTTP/2 connection whose responses are not complete.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OpenCalls(Arc<CallCount>);
+
+#[derive(Debug, Default)]
+struct CallCount {
+    num_open: AtomicUsize,
+    /// Wakes the connection when the last call ends.
+    waker: AtomicWaker,
+}
+
+/// Marks a call as open until it is dropped.
+pub(crate) struct OpenCall(OpenCalls);
+
+impl OpenCalls {
+    pub(crate) fn begin(&self) -> OpenCall {
+        self.0.num_open.fetch_add(1, Ordering::SeqCst);
+        OpenCall(self.clone())
+    }
+
+    fn are_none(&self) -> bool {
+        self.0.num_open.load(Ordering::SeqCst) == 0
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let OpenCalls(calls) = &self.0;
+        if calls.num_open.fetch_sub(1, Ordering::SeqCst) == 1 {
+            calls.waker.wake();
+        }
+    }
+}
+
+/// Whether the client of an HTTP/2 connection has closed its sending side.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Sending {
+    Open,
+    /// It has, and the end is held back.
+    Closed,
+    /// The same, and no call is open. Frames may still have to be written, and requests accepted.
+    Idle,
+    /// All frames are written: the end is reported.
+    Over,
+}
+
+/// A socket that holds the end of what the client sends back while calls are open, because HTTP/2
+/// ends all calls at that end. The pings of such a client's connection remain unanswered, so its
+/// calls have to end before the server takes it for gone.
+pub(crate) struct HalfClosableCalls<S> {
+    socket: S,
+    calls: OpenCalls,
+    sending: Sending,
+    probe: Probe,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosableCalls<S> {
+    pub(crate) fn new(socket: S, calls: OpenCalls) -> HalfClosableCalls<S> {
+        HalfClosableCalls { socket, calls, sending: Sending::Open, probe: Probe::new(PING) }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for HalfClosableCalls<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.sending == Sending::Open {
+            let num_before = buffer.filled().len();
+            ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+            if num_before < buffer.filled().len() || buffer.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            self.sending = Sending::Closed;
+        }
+        self.calls.0.waker.register(context.waker());
+        if !self.calls.are_none() {
+            self.sending = Sending::Closed;
+        } else if self.sending == Sending::Over {
+            return Poll::Ready(Ok(()));
+        } else if self.sending == Sending::Closed {
+            self.sending = Sending::Idle;
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClosableCalls<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.probe.write_rest(&mut this.socket, context))?;
+        Pin::new(&mut this.socket).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.probe.write_rest(&mut this.socket, context))?;
+        Pin::new(&mut this.socket).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    /// Flushes the socket. The HTTP/2 implementation has written whole frames when it calls this, so
+    /// that another frame can follow.
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.sending == Sending::Closed {
+            this.probe.advance(&mut this.socket, context)?;
+        }
+        ready!(Pin::new(&mut this.socket).poll_flush(context))?;
+        if this.sending == Sending::Idle && this.calls.are_none() {
+            this.sending = Sending::Over;
+            context.waker().wake_by_ref();
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

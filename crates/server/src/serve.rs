@@ -34,10 +34,11 @@ use tokio::time::{Sleep, sleep, timeout};
 use tracing::debug;
 
 use crate::connections::{self, Connection, Connections, WrongHosts};
-use crate::half_close::{Awaited, HalfClosable};
+use crate::half_close::{Awaited, HalfClosable, HalfClosableCalls, OpenCalls};
 use crate::monitor::memory::sample_until;
 use crate::router::router;
 use crate::state::ServerState;
+use crate::tail::until_dropped;
 use crate::tls::Tls;
 
 /// Pause after an accept that failed for lack of file descriptors or memory.
@@ -274,7 +275,9 @@ async fn answer_http2(
     limits: &ServerLimits,
     ended: watch::Receiver<bool>,
 ) {
-    let socket = TokioIo::new(WriteTimeout::new(socket, limits.write_timeout));
+    let calls = OpenCalls::default();
+    let socket = WriteTimeout::new(socket, limits.write_timeout);
+    let socket = TokioIo::new(HalfClosableCalls::new(socket, calls.clone()));
     let place = router.place.clone();
     let serving = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -283,7 +286,16 @@ async fn answer_http2(
         // A client that does not answer pings is considered gone.
         .keep_alive_interval(limits.head_timeout)
         .keep_alive_timeout(limits.handshake_timeout)
-        .serve_connection(socket, service_fn(move |request| router.clone().call(request)));
+        .serve_connection(
+            socket,
+            service_fn(move |request| {
+                let (router, call) = (router.clone(), calls.begin());
+                async move {
+                    let response = router.call(request).await?;
+                    Ok::<_, Infallible>(response.map(|body| until_dropped(body, call)))
+                }
+            }),
+        );
     until_over(serving, &place, ended).await;
 }
 

@@ -11,6 +11,8 @@ use hyper::body::{Frame, SizeHint};
 pub(crate) struct Tail<T> {
     body: Body,
     held: Option<T>,
+    /// Whether the value is dropped at the end of the body, even if the body is kept.
+    ends_with_body: bool,
 }
 
 impl<T> fmt::Debug for Tail<T> {
@@ -21,7 +23,12 @@ impl<T> fmt::Debug for Tail<T> {
 
 /// Keeps `held` until `body` has ended.
 pub(crate) fn until_end<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
-    Body::new(Tail { body, held: Some(held) })
+    Body::new(Tail { body, held: Some(held), ends_with_body: true })
+}
+
+/// Keeps `held` until the connection has taken all of `body` and drops it.
+pub(crate) fn until_dropped<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
+    Body::new(Tail { body, held: Some(held), ends_with_body: false })
 }
 
 impl<T: Unpin> HttpBody for Tail<T> {
@@ -33,7 +40,8 @@ impl<T: Unpin> HttpBody for Tail<T> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
+        let has_ended = matches!(frame, Poll::Ready(None | Some(Err(_))));
+        if self.ends_with_body && (has_ended || self.body.is_end_stream()) {
             self.held = None;
         }
         frame

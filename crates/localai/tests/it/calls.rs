@@ -351,7 +351,7 @@ async fn frames_that_are_none_are_refused() {
     for (content_type, body, told) in [
         ("application/json", frame.clone(), "the content type must be application/grpc"),
         ("application/grpc", frame[..3].to_vec(), "five bytes"),
-        ("application/grpc", frame[..frame.len() - 1].to_vec(), "bytes were announced"),
+        ("application/grpc", frame[..frame.len() - 1].to_vec(), "the prefix announces"),
         ("application/grpc", compressed, "must not be compressed"),
         ("application/grpc+proto", garbled, "message: "),
     ] {

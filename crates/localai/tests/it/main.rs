@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod calls;
+mod half_closed;
 #[path = "../../../server/tests/it/house.rs"]
 #[allow(dead_code, reason = "the server's tests use more of it")]
 mod house;
