@@ -4,6 +4,8 @@
 
 mod agents;
 #[cfg(target_os = "linux")]
+mod first_contact;
+#[cfg(target_os = "linux")]
 mod starting;
 
 use std::ffi::OsString;
