@@ -190,7 +190,7 @@ mod tests {
             "via": "mlx", "op": "all_sum", "dtype": "bf16", "error": "1 is not 2"});
         assert!(table.text(&failed).unwrap().contains("all_sum bf16: 1 is not 2"));
         let done = serde_json::json!({"row": "done"});
-        assert_eq!(table.text(&done).unwrap(), "1 checks passed");
+        assert_eq!(table.text(&done).unwrap(), "1 check passed");
     }
 
     #[test]

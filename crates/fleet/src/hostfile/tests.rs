@@ -118,7 +118,7 @@ const REFUSED: &[(&str, &str)] = &[
         "{\"envs\": [\"1A=\"], \"hosts\": [{\"ssh\": \"a\"}]}",
         "1:11: envs[0]: \"1A\" cannot name a variable",
     ),
-    ("[{\"ssh\": \"a\", \"rdma\": [null, \"x\"]}]", "1:23: [0].rdma: 2 devices for 1 hosts"),
+    ("[{\"ssh\": \"a\", \"rdma\": [null, \"x\"]}]", "1:23: [0].rdma: 2 devices for 1 host"),
     (
         "[{\"ssh\": \"a\", \"rdma\": [\"x\"]}]",
         "1:24: [0].rdma[0]: a device towards itself: \"x\", expected null",
@@ -141,7 +141,7 @@ const REFUSED: &[(&str, &str)] = &[
         "1:2: [0]: rank 0 has no address that the other machines can reach",
     ),
     ("[\"10.0.0.1:5555\", \"10.0.0.1:5555\"]", "1:19: [1]: 10.0.0.1:5555 is taken by [0]"),
-    ("[[\"a:1\", \"a:2\"], [\"b:1\"]]", "1:18: [1]: 1 connections, but 2 at [0]"),
+    ("[[\"a:1\", \"a:2\"], [\"b:1\"]]", "1:18: [1]: 1 connection, but 2 at [0]"),
     ("[\"10.0.0.1:0\"]", "1:2: [0]: 0 is no port"),
     ("[\"10.0.0.1:65536\"]", "1:2: [0]: 65536 is no port"),
     ("[\"10.0.0.1:+80\"]", "1:2: [0]: +80 is no port"),
@@ -150,7 +150,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("[[null, \"x\"], [\"y\", null], [null]]", "1:2: [0]: 2 devices for 3 hosts"),
     (
         "[[null, \"x\"],\n [null, null]]",
-        "2:3: [1][0]: 0 of 1 devices towards rank 0: the way back is at [0][1]",
+        "2:3: [1][0]: 0 of 1 device towards rank 0: the way back is at [0][1]",
     ),
     (
         "[[null, [\"x\", \"y\"]],\n [\"z\", null]]",
@@ -308,11 +308,11 @@ fn what_a_shape_needs_and_the_file_lacks_is_an_error() {
     assert_eq!(told(matrix, Shape::Ring, None), "rank 0 (?) has no address");
     let hosts =
         r#"[{"ssh": "a", "ips": ["10.0.0.1", "10.1.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]"#;
-    assert_eq!(told(hosts, Shape::Ring, None), "rank 1 (b) has 1 addresses, rank 0 has 2");
+    assert_eq!(told(hosts, Shape::Ring, None), "rank 1 (b) has 1 address, rank 0 has 2");
     assert_eq!(told(hosts, Shape::Matrix, None), "rank 0 (a) has no RDMA devices");
     let one = r#"[{"ssh": "a", "ips": ["10.0.0.1"]}]"#;
     let ports = |first, connections| Some(RingPorts { first, connections });
-    let wanted = "2 ports from 65535 on end beyond 65535";
+    let wanted = "2 ports from 65535 on would exceed 65535";
     assert_eq!(told(one, Shape::Ring, ports(65_535, 2)), wanted);
     assert!(convert(one, Shape::Ring, ports(65_535, 1)).is_ok());
     let names = r#"["mac1:5555", "mac2:5555"]"#;

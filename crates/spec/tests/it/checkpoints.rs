@@ -211,7 +211,7 @@ fn every_problem_is_reported() {
         "tensor model.norm.weight [128] is missing",
         "tensor model.layers.0.mlp.up_proj.weight has shape [257, 16], expected [256, 16]",
         "tensor model.layers.1.self_attn.q_proj.biases [256, 2] is missing",
-        "1 tensors that `qwen3` does not use: extra",
+        "1 tensor that `qwen3` does not use: extra",
     ];
     assert_eq!(text, expected);
 }
