@@ -1,6 +1,6 @@
 //! Compares fused and quantised operations with plain ones.
 
-use jackalope_mlx::fast::{self, AttentionScores, Mask, Rope};
+use jackalope_mlx::fast::{self, AttentionScores, Mask, Rope, RopeOffset};
 use jackalope_mlx::quant::{self, Format, Mode};
 use jackalope_mlx::{Array, Dtype};
 
@@ -53,7 +53,7 @@ fn rope_rotates_by_base_or_by_frequencies() {
         traditional: false,
         base: Some(10_000.0),
         scale: 1.0,
-        offset: 5,
+        offset: RopeOffset::First(5),
         freqs: None,
     };
     assert_close(&fast::rope(&x, by_base), &expected, 1e-5);

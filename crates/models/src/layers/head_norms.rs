@@ -65,7 +65,7 @@ impl AllHeadsNorm {
         })
     }
 
-    fn stock(&self, x: [Array; 2]) -> [Array; 2] {
+    fn stock(&self, x: &[Array; 2]) -> [Array; 2] {
         let flat = x.each_ref().map(|x| x.flatten(1, 2)); // [tokens, heads * head_dim]
         let normed = if self.parallel.size() == 1 {
             array::from_fn(|idx| fast::rms_norm(&flat[idx], Some(&self.weights[idx]), self.eps))
@@ -105,7 +105,7 @@ impl HeadNorms {
         match self {
             HeadNorms::Rotated(_) => x,
             HeadNorms::PerHead(norms) => array::from_fn(|idx| norms[idx].stock(&x[idx])),
-            HeadNorms::AllHeads(norm) => norm.stock(x),
+            HeadNorms::AllHeads(norm) => norm.stock(&x),
         }
     }
 

@@ -53,7 +53,7 @@ fn nodes_per_layer(name: &str, num_sequences: usize) -> usize {
 fn a_decode_step_has_few_nodes_and_hardly_more_for_many_sequences() {
     for name in ["qwen3-f32", "qwen3-b4-g64-f32", "llama-f32", "mistral-f32", "qwen3_moe-q4-f32"] {
         let [one, eight, many] = [1, 8, 64].map(|num| nodes_per_layer(name, num));
-        println!("{name}: {one} nodes per layer, {eight} for 8 sequences, {many} for 64");
+        eprintln!("{name}: {one} nodes per layer, {eight} for 8 sequences, {many} for 64");
         if !name.contains("_moe") {
             assert!(one <= NODES_PER_LAYER_MAX, "{name}: {one} nodes per layer");
         }

@@ -40,6 +40,7 @@ impl Golden {
         families.reduce(join).expect("a family").restricted()
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a restriction for work on a family")]
     fn restricted(mut self) -> Golden {
         let Ok(prefixes) = std::env::var(PREFIXES) else { return self };
         eprintln!("{PREFIXES} restricts the cases to {prefixes}");
