@@ -246,7 +246,8 @@ impl<'a> Check<'a> {
     /// Checks one tensor, and returns its size; 0 if it is not as expected.
     fn expect(&mut self, expected: Expected<'static>) -> u64 {
         let Expected { name, shape, is_type, types } = expected;
-        self.used.insert(name.clone());
+        // A tensor that several of the model lie in has its problem once.
+        let is_first = self.used.insert(name.clone());
         let problem = match self.headers.get(&name) {
             None => TensorProblem::Missing { name, shape },
             Some(header) if header.shape != shape => {
@@ -258,7 +259,9 @@ impl<'a> Check<'a> {
             }
             Some(header) => return header.num_bytes(),
         };
-        self.problems.push(problem);
+        if is_first {
+            self.problems.push(problem);
+        }
         0
     }
 }

@@ -23,6 +23,7 @@ struct Config {
     rotary_dim: u32,
     #[serde(default = "yes")]
     use_qk_norm: bool,
+    scoring_func: Option<String>,
     num_local_experts: u32,
     num_experts_per_tok: u32,
     #[serde(flatten)]
@@ -36,6 +37,9 @@ fn yes() -> bool {
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
+    if let Some(found) = config.scoring_func.clone().filter(|found| found != "sigmoid") {
+        return Err(SpecError::Setting { what: "scoring_func", found, supported: &["sigmoid"] });
+    }
     let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
     let head_dim = sizes.head_dim_or(config.head_dim)?;
     let rope = config.decoder.rope.unscaled(dimension("rotary_dim", config.rotary_dim)?)?;

@@ -11,9 +11,9 @@ use jackalope_spec::{
 use serde_json::Value;
 
 /// A checkpoint that mlx-lm has computed, without its values.
-struct Sample {
+pub(crate) struct Sample {
     name: String,
-    config: Value,
+    pub(crate) config: Value,
     headers: TensorHeaders,
 }
 
@@ -65,7 +65,7 @@ fn read(text: &str) -> Vec<Sample> {
     cases["cases"].as_array().unwrap().iter().map(sample).collect()
 }
 
-fn sample(name: &str) -> Sample {
+pub(crate) fn sample(name: &str) -> Sample {
     samples().into_iter().find(|sample| sample.name == name).unwrap()
 }
 
@@ -230,4 +230,19 @@ fn a_head_is_tied_if_config_says_so_or_no_table_is_there() {
     sample.headers.remove("lm_head.weight");
     sample.config["tie_word_embeddings"] = false.into();
     assert_eq!(sample.problems().len(), 1);
+}
+
+/// As OpenAI publishes gpt-oss: rows of gate and up in turn, codes in blocks.
+#[test]
+fn experts_in_blocks_are_found_and_their_problems_reported() {
+    let mut blocks = sample("gpt_oss-openai-blocks-f32");
+    let shards = blocks.layout().tensor_shards(&Shares::even(1));
+    assert_eq!(shards[0].weights_bytes, blocks.num_bytes());
+    let module = "model.layers.1.mlp.experts.gate_up_proj";
+    blocks.headers.remove(&format!("{module}_scales"));
+    blocks.headers.get_mut(&format!("{module}_bias")).unwrap().shape[1] += 1;
+    let problems: Vec<String> = blocks.problems().iter().map(ToString::to_string).collect();
+    assert!(problems.contains(&format!("tensor {module}_scales [10, 192, 4] is missing")));
+    let shape = format!("tensor {module}_bias has shape [10, 193], expected [10, 192]");
+    assert!(problems.contains(&shape), "{problems:?}");
 }

@@ -69,3 +69,32 @@ fn values_out_of_bounds_are_named_with_their_field() {
     assert!(ModelSpec::from_config(&json!({})).unwrap_err().to_string().contains("model_type"));
     assert!(ModelSpec::from_config(&json!([])).is_err());
 }
+
+/// Checks the error about one of the test checkpoints' configurations with these fields changed.
+#[track_caller]
+fn check_sample(name: &str, edit: &Value, expected: &str) {
+    let mut config = crate::checkpoints::sample(name).config;
+    for (field, value) in edit.as_object().unwrap() {
+        config[field] = value.clone();
+    }
+    let err = ModelSpec::from_config(&config).unwrap_err().to_string();
+    assert!(err.contains(expected), "`{expected}` is not in: {err}");
+}
+
+#[test]
+fn what_a_family_does_not_compute_is_refused_by_its_field() {
+    let limit = json!({"swiglu_limit": 5.0});
+    check_sample("gpt_oss-f32", &limit, "`swiglu_limit` is 5, expected 7");
+    let types = json!({"layer_types": ["full_attention"]});
+    check_sample("gpt_oss-f32", &types, "`layer_types` is 1, expected 4 entries");
+    let many = json!({"num_experts_per_tok": 11});
+    check_sample("gpt_oss-f32", &many, "`num_experts_per_tok` is 11, expected at most 10");
+    check_sample("ernie4_5_moe-f32", &json!({"use_bias": true}), "unsupported use_bias: `true`");
+    let gate = json!({"moe_gate_act": "relu"});
+    check_sample("ernie4_5_moe-f32", &gate, "unsupported moe_gate_act: `relu`");
+    let layers = json!({"no_rope_layers": [1, 0]});
+    check_sample("smollm3-f32", &layers, "`no_rope_layers` is 2, expected 4 entries");
+    let parameters = json!({"rope_parameters": {"rope_theta": 1e4}});
+    check_sample("ministral3-f32", &parameters, "llama_4_scaling_beta");
+    check_sample("minimax-f32", &json!({"scoring_func": "softmax"}), "scoring_func");
+}
