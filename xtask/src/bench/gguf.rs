@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
 const ALIGNMENT: u64 = 32;
@@ -40,7 +40,7 @@ impl Tensor {
     }
 }
 
-/// Writes `path` with the dimensions of a Qwen3 `config.json`.
+/// Writes `path` with the dimensions of a `config.json` of Qwen3, dense or with experts.
 pub(super) fn write(config: &Value, path: &Path) -> anyhow::Result<()> {
     let tensors = tensors(config)?;
     let metadata = metadata(config)?;
@@ -154,25 +154,81 @@ pub(super) fn number(config: &Value, key: &str) -> anyhow::Result<u64> {
     config[key].as_u64().with_context(|| format!("config.json has no number {key}"))
 }
 
-fn metadata(config: &Value) -> anyhow::Result<Vec<(&'static str, Metadata)>> {
+/// The experts of a mixture, in all layers.
+struct Experts {
+    count: u64,
+    chosen: u64,
+    inner: u64,
+}
+
+/// Returns the experts; `None` if the model is dense.
+fn experts(config: &Value) -> anyhow::Result<Option<Experts>> {
+    match config["model_type"].as_str() {
+        Some("qwen3_moe") => {
+            let is_everywhere = config["decoder_sparse_step"] == 1
+                && config["mlp_only_layers"].as_array().is_none_or(Vec::is_empty);
+            ensure!(is_everywhere, "llama.cpp's qwen3moe has experts in every layer");
+            Ok(Some(Experts {
+                count: number(config, "num_experts")?,
+                chosen: number(config, "num_experts_per_tok")?,
+                inner: number(config, "moe_intermediate_size")?,
+            }))
+        }
+        None | Some("qwen3") => Ok(None),
+        Some(other) => bail!("no GGUF is written for {other}\nhint: take qwen3 or qwen3_moe"),
+    }
+}
+
+/// Returns the part of the weights' bytes that one token reads: of a mixture only the chosen experts.
+pub(super) fn active_part(config: &Value) -> anyhow::Result<f64> {
+    let Some(Experts { count, chosen, .. }) = experts(config)? else { return Ok(1.0) };
+    let (mut all, mut unread) = (0.0, 0.0);
+    for tensor in tensors(config)? {
+        let bytes = tensor.bytes() as f64;
+        all += bytes;
+        if tensor.name.contains("_exps.") {
+            unread += bytes * (1.0 - chosen as f64 / count as f64);
+        }
+    }
+    Ok(1.0 - unread / all)
+}
+
+fn metadata(config: &Value) -> anyhow::Result<Vec<(String, Metadata)>> {
+    let experts = experts(config)?;
+    let architecture = if experts.is_some() { "qwen3moe" } else { "qwen3" };
     let dim = |key| anyhow::Ok(Metadata::U32(u32::try_from(number(config, key)?)?));
     let float = |key: &str| config[key].as_f64().map(|it| Metadata::F32(it as f32));
-    Ok(vec![
-        ("general.architecture", Metadata::Text("qwen3")),
-        ("general.file_type", Metadata::U32(2)),
-        ("qwen3.block_count", dim("num_hidden_layers")?),
-        ("qwen3.context_length", dim("max_position_embeddings")?),
-        ("qwen3.embedding_length", dim("hidden_size")?),
-        ("qwen3.feed_forward_length", dim("intermediate_size")?),
-        ("qwen3.attention.head_count", dim("num_attention_heads")?),
-        ("qwen3.attention.head_count_kv", dim("num_key_value_heads")?),
-        ("qwen3.attention.key_length", dim("head_dim")?),
-        ("qwen3.attention.value_length", dim("head_dim")?),
-        ("qwen3.attention.layer_norm_rms_epsilon", float("rms_norm_eps").context("rms_norm_eps")?),
-        ("qwen3.rope.freq_base", float("rope_theta").context("rope_theta")?),
-        ("qwen3.vocab_size", dim("vocab_size")?),
-        ("tokenizer.ggml.model", Metadata::Text("no_vocab")),
-    ])
+    let of_architecture = [
+        ("block_count", dim("num_hidden_layers")?),
+        ("context_length", dim("max_position_embeddings")?),
+        ("embedding_length", dim("hidden_size")?),
+        ("feed_forward_length", dim("intermediate_size")?),
+        ("attention.head_count", dim("num_attention_heads")?),
+        ("attention.head_count_kv", dim("num_key_value_heads")?),
+        ("attention.key_length", dim("head_dim")?),
+        ("attention.value_length", dim("head_dim")?),
+        ("attention.layer_norm_rms_epsilon", float("rms_norm_eps").context("rms_norm_eps")?),
+        ("rope.freq_base", float("rope_theta").context("rope_theta")?),
+        ("vocab_size", dim("vocab_size")?),
+    ];
+    let mut all = vec![
+        ("general.architecture".to_owned(), Metadata::Text(architecture)),
+        ("general.file_type".to_owned(), Metadata::U32(2)),
+        ("tokenizer.ggml.model".to_owned(), Metadata::Text("no_vocab")),
+    ];
+    let own = |key: &str| format!("{architecture}.{key}");
+    all.extend(of_architecture.into_iter().map(|(key, value)| (own(key), value)));
+    if let Some(Experts { count, chosen, inner }) = experts {
+        let numbers = [
+            ("expert_count", count),
+            ("expert_used_count", chosen),
+            ("expert_feed_forward_length", inner),
+        ];
+        for (key, number) in numbers {
+            all.push((own(key), Metadata::U32(u32::try_from(number)?)));
+        }
+    }
+    Ok(all)
 }
 
 fn tensors(config: &Value) -> anyhow::Result<Vec<Tensor>> {
@@ -182,6 +238,7 @@ fn tensors(config: &Value) -> anyhow::Result<Vec<Tensor>> {
     let heads = number(config, "num_attention_heads")? * head_dim;
     let kv_heads = number(config, "num_key_value_heads")? * head_dim;
     let vocab = number(config, "vocab_size")?;
+    let experts = experts(config)?;
     let matrix =
         |name: String, input, out| Tensor { name, dims: vec![input, out], kind: Kind::Q4_0 };
     let vector = |name: String, len| Tensor { name, dims: vec![len], kind: Kind::F32 };
@@ -203,10 +260,27 @@ fn tensors(config: &Value) -> anyhow::Result<Vec<Tensor>> {
             vector(name("attn_q_norm"), head_dim),
             vector(name("attn_k_norm"), head_dim),
             vector(name("ffn_norm"), hidden),
-            matrix(name("ffn_gate"), hidden, inner),
-            matrix(name("ffn_up"), hidden, inner),
-            matrix(name("ffn_down"), inner, hidden),
         ]);
+        match &experts {
+            None => tensors.extend([
+                matrix(name("ffn_gate"), hidden, inner),
+                matrix(name("ffn_up"), hidden, inner),
+                matrix(name("ffn_down"), inner, hidden),
+            ]),
+            Some(Experts { count, inner, .. }) => {
+                let stacked = |part: &str, input, out| {
+                    let dims = vec![input, out, *count];
+                    Tensor { name: name(part), dims, kind: Kind::Q4_0 }
+                };
+                let router = vec![hidden, *count];
+                tensors.extend([
+                    Tensor { name: name("ffn_gate_inp"), dims: router, kind: Kind::F32 },
+                    stacked("ffn_gate_exps", hidden, *inner),
+                    stacked("ffn_up_exps", hidden, *inner),
+                    stacked("ffn_down_exps", *inner, hidden),
+                ]);
+            }
+        }
     }
     Ok(tensors)
 }
@@ -240,5 +314,29 @@ mod tests {
         assert!(header.is_multiple_of(ALIGNMENT as usize));
         // The first tensor begins with a block's scale.
         assert_eq!(bytes[header..header + 2], half::f16::from_f32(0.005).to_le_bytes());
+    }
+
+    #[test]
+    fn a_mixture_has_stacked_experts_of_which_a_token_reads_some() {
+        let config = serde_json::json!({
+            "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 3, "head_dim": 32, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "vocab_size": 128, "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": true,
+            "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32,
+            "decoder_sparse_step": 1, "mlp_only_layers": [],
+        });
+        let tensors = tensors(&config).unwrap();
+        assert_eq!(tensors.len(), 2 + 3 * 12);
+        let experts: u64 =
+            tensors.iter().filter(|it| it.name.contains("_exps.")).map(Tensor::bytes).sum();
+        assert_eq!(experts, q4_0_bytes(3 * 3 * 16 * 64 * 32));
+        let all: u64 = tensors.iter().map(Tensor::bytes).sum();
+        let read = all as f64 - experts as f64 * 0.75;
+        assert!((active_part(&config).unwrap() - read / all as f64).abs() < 1e-12);
+        let keys: Vec<String> = metadata(&config).unwrap().into_iter().map(|it| it.0).collect();
+        assert!(keys.contains(&"qwen3moe.expert_used_count".to_owned()), "{keys:?}");
+        let other = serde_json::json!({"model_type": "mamba"});
+        assert!(metadata(&other).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b] [--threads N] [--rounds N]
+//! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b] [--layers N] [--threads N] [--rounds N]
 //! [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
 //!
 //! All weights are random and have 4.5 bits each. llama.cpp is measured as it comes and with huge pages, and the better
@@ -61,6 +61,8 @@ struct Options {
     dllama: Option<PathBuf>,
     python: Option<PathBuf>,
     size: String,
+    /// Number of layers, instead of the model's own: for mixtures that memory does not hold whole.
+    layers: Option<u32>,
     threads: u32,
     rounds: u32,
     is_json: bool,
@@ -73,6 +75,7 @@ impl Options {
             dllama: in_path("dllama").map(|dir| dir.join("dllama")),
             python: Some(target_dir().join("venv/bin/python")).filter(|it| it.exists()),
             size: "0.6b".to_owned(),
+            layers: None,
             threads: 2,
             rounds: 2,
             is_json: false,
@@ -85,6 +88,7 @@ impl Options {
                 "--dllama" => options.dllama = Some(PathBuf::from(value()?)),
                 "--mlx-lm" => options.python = Some(PathBuf::from(value()?)),
                 "--size" => options.size.clone_from(value()?),
+                "--layers" => options.layers = Some(value()?.parse().context("--layers")?),
                 "--threads" => options.threads = value()?.parse().context("--threads")?,
                 "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
                 "--json" => options.is_json = true,
@@ -164,10 +168,11 @@ impl Figures {
         Row { case, ours: self.of(case, OURS), peers: peers.collect() }
     }
 
-    /// Adds the limit of the memory to the results of decoding: every weight is read once per
-    /// token.
+    /// Adds the limit of the memory to the results of decoding: every weight that a token needs is
+    /// read once, of a mixture only the chosen experts.
     fn ceilings(&self, options: &Options, programs: &Programs) -> anyhow::Result<Vec<Ceiling>> {
-        let weights_bytes = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
+        let file_bytes = fs::metadata(programs.model.join("model.safetensors"))?.len() as f64;
+        let weights_bytes = file_bytes * gguf::active_part(&read_config(&programs.model)?)?;
         let ceiling = |threads: u32| {
             Ok(Ceiling {
                 threads,
@@ -178,6 +183,11 @@ impl Figures {
         };
         options.thread_counts().into_iter().map(ceiling).collect()
     }
+}
+
+fn read_config(model: &Path) -> anyhow::Result<Value> {
+    let config = fs::read(model.join("config.json")).context("reading config.json")?;
+    Ok(serde_json::from_slice(&config)?)
 }
 
 /// Maximum memory bandwidth of this number of threads.
@@ -274,18 +284,22 @@ impl Programs {
         let status = command("cargo").args(build).status().context("starting cargo")?;
         ensure!(status.success(), "building Jackalope ended with {status}");
         let jackalope = target_dir().join("release/jackalope");
-        let model = target_dir().join(format!("bench/qwen3-{}-4bit", options.size));
+        let layers = options.layers.map(|layers| layers.to_string());
+        let shape = layers
+            .as_ref()
+            .map_or(options.size.clone(), |layers| format!("{}-{layers}-layers", options.size));
+        let model = target_dir().join(format!("bench/qwen3-{shape}-4bit"));
         if !model.join("model.safetensors").exists() {
             let status = command(&jackalope.to_string_lossy())
                 .args(["synth", "--size", &options.size, "--bits", "4", "--out"])
                 .arg(&model)
+                .args(layers.iter().flat_map(|layers| ["--layers", layers]))
                 .stdout(Stdio::null())
                 .status()
                 .context("starting jackalope synth")?;
             ensure!(status.success(), "`jackalope synth` ended with {status}");
         }
-        let config = fs::read(model.join("config.json")).context("reading config.json")?;
-        let config: Value = serde_json::from_slice(&config)?;
+        let config = read_config(&model)?;
         let gguf = model.join("q4_0.gguf");
         if options.llama.is_some() && !gguf.exists() {
             gguf::write(&config, &gguf)?;
