@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::layout::{ModelLayout, StoredTensor};
-use crate::model::{BlockSource, HeadTable, ModelSpec};
+use crate::model::{HeadTable, ModelSpec};
 use crate::quantization::{QuantizationFormat, QuantizationMode};
 use crate::report::{CheckReport, TensorProblem};
-use crate::tensor::{ElementType, TensorHeader, TensorHeaders, TensorSpec};
+use crate::tensor::{BlockSource, ElementType, TensorHeader, TensorHeaders, TensorSpec};
 
 impl ModelSpec {
     /// Compares the tensors of a checkpoint with those that the model needs.

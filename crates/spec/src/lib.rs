@@ -29,9 +29,9 @@ pub use error::SpecError;
 pub use families::{computed_types, described_types};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    AttentionSpec, BlockSource, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
-    FeedForward, HeadShape, HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, QueryGrowth,
-    RouterGroups, RouterScores, RouterSpec, StackedModule, Support,
+    AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, HeadShape,
+    HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, QueryGrowth, RouterGroups,
+    RouterScores, RouterSpec, StackedModule, Support,
 };
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
@@ -39,6 +39,6 @@ pub use report::{CheckReport, TensorProblem};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shard::RankShard;
 pub use tensor::{
-    CutSegment, Dimension, ElementType, TensorCut, TensorHeader, TensorHeaders, TensorRole,
-    TensorSpec,
+    BlockSource, CutSegment, Dimension, ElementType, TensorCut, TensorHeader, TensorHeaders,
+    TensorRole, TensorSpec,
 };

@@ -3,7 +3,7 @@
 use crate::quantization::QuantizationMap;
 use crate::recurrent::GatedDeltaSpec;
 use crate::rope::RopeSpec;
-use crate::tensor::TensorSpec;
+use crate::tensor::{BlockSource, TensorSpec};
 
 /// A model, as its `config.json` describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -298,36 +298,6 @@ pub struct StackedModule {
     pub each: [String; 2],
     /// Where OpenAI's own checkpoints have it.
     pub blocks: Option<BlockSource>,
-}
-
-/// Where OpenAI's own checkpoints have a projection of all experts: in MXFP4, with the codes of each
-/// group in a dimension of their own.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct BlockSource {
-    /// What the names begin with: `_blocks` (codes), `_scales` and `_bias` follow.
-    pub path: String,
-    /// First row of the projection.
-    pub first_row: usize,
-    /// Distance of two rows of the projection: the rows of others lie between them.
-    pub row_step: usize,
-}
-
-impl BlockSource {
-    /// Number of codes that share a scale.
-    pub const GROUP: usize = 32;
-
-    /// Returns the name of the tensor with a module's `weight`, `scales` or `bias`.
-    ///
-    /// # Panics
-    /// Panics if there is no such tensor.
-    pub fn name(&self, tensor: &str) -> String {
-        let ending = match tensor {
-            "weight" => "blocks",
-            "scales" | "bias" => tensor,
-            other => panic!("no {other} in such checkpoints"),
-        };
-        format!("{}_{ending}", self.path)
-    }
 }
 
 /// What a layer keeps of a sequence.

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::BlockSource;
-
 /// A tensor that a model needs, as it is before quantisation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TensorSpec {
@@ -24,6 +22,36 @@ pub struct TensorSpec {
     pub per_expert: Option<[String; 2]>,
     /// Where OpenAI's own checkpoints have it.
     pub blocks: Option<BlockSource>,
+}
+
+/// Where OpenAI's own checkpoints have a projection of all experts: in MXFP4, with the codes of each
+/// group in a dimension of their own.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct BlockSource {
+    /// What the names begin with: `_blocks` (codes), `_scales` and `_bias` follow.
+    pub path: String,
+    /// First row of the projection.
+    pub first_row: usize,
+    /// Distance of two rows of the projection: the rows of others lie between them.
+    pub row_step: usize,
+}
+
+impl BlockSource {
+    /// Number of codes that share a scale.
+    pub const GROUP: usize = 32;
+
+    /// Returns the name of the tensor with a module's `weight`, `scales` or `bias`.
+    ///
+    /// # Panics
+    /// Panics if there is no such tensor.
+    pub fn name(&self, tensor: &str) -> String {
+        let ending = match tensor {
+            "weight" => "blocks",
+            "scales" | "bias" => tensor,
+            other => panic!("no {other} in such checkpoints"),
+        };
+        format!("{}_{ending}", self.path)
+    }
 }
 
 /// The purpose of a tensor.

@@ -7,7 +7,7 @@ use jackalope_kernels::{
 };
 use jackalope_mlx::{Array, Dtype, Pinned, fast};
 
-use super::attention::Heads;
+use super::heads::Heads;
 use super::kernel::{dim, elements, pinned, zeros_after};
 use super::norm::{NormKernel, RmsNorm};
 use crate::error::LoadError;

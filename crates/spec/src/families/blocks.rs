@@ -3,10 +3,10 @@
 use crate::config::{count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
-    AttentionSpec, BlockSource, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, MlpSpec,
-    QkNorm, RouterSpec, StackedModule,
+    AttentionSpec, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, MlpSpec, QkNorm,
+    RouterSpec, StackedModule,
 };
-use crate::tensor::{CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
+use crate::tensor::{BlockSource, CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
 
 impl TensorCut {
     /// Returns the cut of a tensor whose `len` rows all belong to one dimension.
