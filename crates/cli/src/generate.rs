@@ -195,6 +195,8 @@ fn print(args: &GenerateArgs, prompt: &[TokenId], generated: &Generated) -> anyh
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
+            "miss_reason": usage.prefix_miss.map(|miss| miss.reason.name()),
+            "diverged_at": usage.prefix_miss.map(|miss| miss.diverged_at),
         },
         "timings": {
             "first_token_ms": first_token_ms,

@@ -31,6 +31,7 @@ use tracing::warn;
 use crate::config::RankConfig;
 use crate::content::{OwnContent, content_of_dir};
 use crate::context::LocalContext;
+use crate::expected_costs::ExpectedCosts;
 use crate::machines::placer::Placer;
 use crate::machines::{self, AgentLauncher, ByHand, Tickets};
 use crate::models::{self, Located};
@@ -288,9 +289,11 @@ fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> anyhow::Result<Placed
     let setup = setup(wanted, backend)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
+    let split = ranks.split.given_or_even(model_dir, num_ranks as usize, backend)?;
     let setup = Setup {
         num_ranks,
-        split: ranks.split.given_or_even(model_dir, num_ranks as usize, backend)?,
+        cache_costs: ExpectedCosts::read(model_dir).of(&split),
+        split,
         num_threads: ranks.num_threads.unwrap_or((cores / num_ranks).max(1)),
         ..setup
     };
@@ -370,6 +373,7 @@ async fn place_on(hosts: &str, model: &Located, wanted: &Wanted<'_>) -> anyhow::
         data_ports,
         encryption,
         tickets,
+        expected_costs: ExpectedCosts::read(&model.dir),
     };
     let (launcher, seats) = AgentLauncher::new(places, setup, cut, absent_after)?;
     warn_of_clear(&seats, backend, ranks.encryption);
@@ -398,9 +402,11 @@ fn place_by_hand(
     let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
     let nodes: Vec<routes::Node<'_>> =
         hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
+    let split = ranks.split.given_or_even(model_dir, hosts.len(), backend)?;
     let setup = Setup {
         num_ranks,
-        split: ranks.split.given_or_even(model_dir, hosts.len(), backend)?,
+        cache_costs: ExpectedCosts::read(model_dir).of(&split),
+        split,
         num_threads: ranks.num_threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(ranks.hosts.lease),
@@ -597,6 +603,7 @@ fn setup(wanted: &Wanted<'_>, backend: Backend) -> anyhow::Result<Setup> {
         orphan_ms: 0,
         profile: options.profile,
         content: None,
+        cache_costs: Vec::new(),
     })
 }
 

@@ -16,6 +16,7 @@ pub mod config;
 mod content;
 pub mod context;
 pub mod error;
+mod expected_costs;
 pub mod hub_puller;
 pub mod loading;
 pub mod machines;

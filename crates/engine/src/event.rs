@@ -14,6 +14,8 @@ pub enum Event {
     Started {
         /// Number of prompt tokens found in the prefix cache.
         cached_tokens: u32,
+        /// Reason why the others were not; `None` if all but the last were found.
+        miss: Option<PrefixMiss>,
     },
     /// Log-probabilities of the prompt, if they were requested: entry `i` belongs to prompt token
     /// `i + 1`.
@@ -104,8 +106,63 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u32,
+    /// Reason why the other prompt tokens were not; `None` if all but the last were found, and
+    /// before the first step.
+    pub prefix_miss: Option<PrefixMiss>,
     /// Number of times that the request was preempted for lack of memory.
     pub preemptions: u32,
+}
+
+/// Why a prompt was not taken from the prefix cache as far as possible.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PrefixMiss {
+    /// The reason.
+    pub reason: MissReason,
+    /// Number of leading tokens that the prompt shares with a cache of its scope, whether or not
+    /// they could be reused: the position at which it diverges from all of them.
+    pub diverged_at: u32,
+}
+
+/// Reason why tokens of a prompt were computed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MissReason {
+    /// No cache begins like the prompt.
+    NotCached,
+    /// The prompt goes on differently than every cache, or is longer.
+    Diverged,
+    /// A cache goes on like the prompt, but its states were not kept there.
+    StateNotKept,
+    /// The request asks for results of positions that caches do not hold: log-probabilities of the
+    /// prompt, or the mean of its hidden states.
+    ResultsNeeded,
+    /// There was no memory for a copy of the cache.
+    NoMemory,
+    /// Prefixes are not kept, by configuration or because other programs need the memory.
+    Disabled,
+}
+
+impl MissReason {
+    /// Every reason.
+    pub const ALL: [MissReason; 6] = [
+        MissReason::NotCached,
+        MissReason::Diverged,
+        MissReason::StateNotKept,
+        MissReason::ResultsNeeded,
+        MissReason::NoMemory,
+        MissReason::Disabled,
+    ];
+
+    /// Returns the name used in answers and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            MissReason::NotCached => "not_cached",
+            MissReason::Diverged => "diverged",
+            MissReason::StateNotKept => "state_not_kept",
+            MissReason::ResultsNeeded => "results_needed",
+            MissReason::NoMemory => "no_memory",
+            MissReason::Disabled => "disabled",
+        }
+    }
 }
 
 /// A failure of a rank, or of the engine itself.

@@ -156,6 +156,12 @@ impl EngineHandle {
         status
     }
 
+    /// Whether the model has layers with states, so that prompts are reused only up to lengths at
+    /// which these are kept; false before the ranks have loaded.
+    pub fn has_states(&self) -> bool {
+        0 < self.status.borrow().kv.state_bytes
+    }
+
     /// Returns the limits that requests are checked against; `None` until the ranks have been ready
     /// for the first time.
     pub fn limits(&self) -> Option<RequestLimits> {

@@ -117,6 +117,8 @@ pub(crate) struct PrefixSearch {
     pub(crate) hit: PrefixHit,
     /// Number of tokens that the sequence shares with a cache, also where it cannot be reused.
     pub(crate) num_shared: usize,
+    /// Number of tokens that could be reused if there were memory for it.
+    pub(crate) num_usable: usize,
 }
 
 impl KvCacheManager {

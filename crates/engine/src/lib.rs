@@ -46,7 +46,7 @@ pub use engine::{
     Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PressurePolicy,
     PressureStatus, RetryPolicy,
 };
-pub use event::{Event, Failure, FinishReason, Usage};
+pub use event::{Event, Failure, FinishReason, MissReason, PrefixMiss, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};
 pub use handle::{EngineHandle, Generation, SubmitError};
 pub use metrics::{Buckets, RequestEnd, RequestRecord, RequestStats};

@@ -291,8 +291,9 @@ impl Timeline {
         stats: &mut RequestStats,
     ) -> Option<RequestRecord> {
         let end = match event {
-            Event::Started { cached_tokens } => {
+            Event::Started { cached_tokens, miss } => {
                 self.usage.cached_tokens = *cached_tokens;
+                self.usage.prefix_miss = *miss;
                 self.started_at = Some(now);
                 return None;
             }
@@ -399,10 +400,15 @@ mod tests {
         let mut stats = RequestStats::default();
         let mut timeline = Timeline::new(RequestId(5), &request, begin);
         let token = Event::Token { token: 1, logprob: None };
-        let usage =
-            Usage { prompt_tokens: 3, completion_tokens: 3, cached_tokens: 2, preemptions: 1 };
+        let usage = Usage {
+            prompt_tokens: 3,
+            completion_tokens: 3,
+            cached_tokens: 2,
+            preemptions: 1,
+            ..Usage::default()
+        };
         let events = [
-            (2, Event::Started { cached_tokens: 2 }),
+            (2, Event::Started { cached_tokens: 2, miss: None }),
             (5, token.clone()),
             (6, token.clone()),
             (9, token),

@@ -32,7 +32,7 @@ use thiserror::Error;
 use crate::cache_capacity::{CacheCapacity, CacheDemand};
 use crate::kv_cache::{CacheLimits, KvCacheManager};
 use crate::status::PrefixStats;
-use crate::{Event, FinishReason, Request, RequestId};
+use crate::{Event, FinishReason, Request, RequestId, Usage};
 use admission_queue::AdmissionQueue;
 use sequence::Sequence;
 
@@ -230,7 +230,7 @@ impl Scheduler {
         assert!(self.could_hold(&request), "{id:?} could never be held");
         let sequence = Sequence::new(id, request, self.caches.has_states());
         if sequence.is_trivial() {
-            self.emit_started(&sequence, 0);
+            self.emit_started(&sequence);
             return self.emit_finished(&sequence, FinishReason::Length);
         }
         self.wait(sequence);
@@ -647,8 +647,9 @@ impl Scheduler {
             .expect("the index was just found")
     }
 
-    fn emit_started(&mut self, sequence: &Sequence, cached_tokens: u32) {
-        self.events.push((sequence.id, Event::Started { cached_tokens }));
+    fn emit_started(&mut self, sequence: &Sequence) {
+        let Usage { cached_tokens, prefix_miss: miss, .. } = sequence.usage();
+        self.events.push((sequence.id, Event::Started { cached_tokens, miss }));
         if sequence.request.prompt_logprobs().is_some() && sequence.num_prompt_tokens() == 1 {
             // The first token has no log-probability, so there is nothing to wait for.
             self.events.push((sequence.id, Event::PromptScored { logprobs: Vec::new() }));

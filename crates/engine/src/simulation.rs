@@ -649,7 +649,7 @@ fn starve(seed: u64) {
 fn generate_alone(request: &Request, mut constraint: Option<RandomConstraint>) -> Vec<Event> {
     let mut model = overflowing_model(VOCAB_SIZE);
     let mut tokens = request.prompt().to_vec();
-    let mut events = vec![Event::Started { cached_tokens: 0 }];
+    let mut events = vec![Event::Started { cached_tokens: 0, miss: None }];
     if let Some(num_top) = request.prompt_logprobs() {
         let logprob = |idx: usize| pseudo_logprob(&tokens[..idx], tokens[idx], num_top);
         events.push(Event::PromptScored { logprobs: (1..tokens.len()).map(logprob).collect() });
@@ -722,16 +722,19 @@ fn constraint_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Even
 fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> {
     let mut found = None;
     let normalise = |event: &Event| match event {
-        Event::Started { cached_tokens } => {
+        Event::Started { cached_tokens, miss } => {
             assert!((*cached_tokens as usize) < request.prompt().len(), "{context}");
-            found = Some(*cached_tokens);
-            Event::Started { cached_tokens: 0 }
+            let is_whole = *cached_tokens as usize + 1 == request.prompt().len();
+            assert!(!is_whole || miss.is_none(), "{context}");
+            assert!(miss.is_none_or(|it| *cached_tokens <= it.diverged_at), "{context}");
+            found = Some((*cached_tokens, *miss));
+            Event::Started { cached_tokens: 0, miss: None }
         }
         Event::Finished { reason, usage } => {
-            assert_eq!(Some(usage.cached_tokens), found, "{context}");
+            assert_eq!(Some((usage.cached_tokens, usage.prefix_miss)), found, "{context}");
             Event::Finished {
                 reason: *reason,
-                usage: Usage { cached_tokens: 0, preemptions: 0, ..*usage },
+                usage: Usage { cached_tokens: 0, prefix_miss: None, preemptions: 0, ..*usage },
             }
         }
         Event::ConstraintFailed { completion_tokens, .. } => Event::ConstraintFailed {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
-use crate::{Buckets, Failure, PressureStatus, RequestLimits, RequestStats};
+use crate::{Buckets, Failure, MissReason, PressureStatus, RequestLimits, RequestStats};
 
 /// A snapshot of a running engine.
 #[derive(Clone, Debug, Default)]
@@ -230,6 +230,22 @@ pub struct PrefixStats {
     pub kept_lengths: u64,
     /// Number of kept lengths that were given up.
     pub forgotten_lengths: u64,
+    /// Number of requests whose prompts were not taken from the cache as far as possible, by
+    /// reason, in the order of [`MissReason::ALL`].
+    misses: [u64; MissReason::ALL.len()],
+}
+
+impl PrefixStats {
+    /// Returns the number of requests for each reason.
+    pub fn misses(&self) -> impl Iterator<Item = (MissReason, u64)> {
+        MissReason::ALL.into_iter().zip(self.misses)
+    }
+
+    pub(crate) fn count_miss(&mut self, reason: MissReason) {
+        for (known, count) in MissReason::ALL.into_iter().zip(&mut self.misses) {
+            *count += u64::from(known == reason);
+        }
+    }
 }
 
 /// Events counted since the start.

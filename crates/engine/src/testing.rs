@@ -15,7 +15,7 @@ use jackalope_protocol::{
     UnitRange,
 };
 
-use crate::{CacheCapacity, CacheDemand, Failure, GroupEvent, RankGroup, Reporter};
+use crate::{CacheCapacity, CacheDemand, Failure, GroupEvent, RankCapacity, RankGroup, Reporter};
 
 /// Chosen by a [`NextToken`] whose logits are not numbers.
 pub const NOT_A_NUMBER: TokenId = TokenId::MAX;
@@ -429,10 +429,12 @@ impl FakeRanks {
     /// Ranks for [`Engine::spawn`](crate::Engine::spawn), and the means to trouble them.
     pub fn new(options: FakeOptions) -> (FakeRanks, FakeControl) {
         let control = FakeControl::default();
+        let unlimited = RankCapacity::new(u64::MAX, options.facts.cache_cost);
+        let capacity = CacheCapacity::new(vec![unlimited]);
         let ranks = FakeRanks {
             options,
             control: control.clone(),
-            caches: FakeCaches::default(),
+            caches: FakeCaches::with_capacity(KV_BLOCK_TOKENS as usize, capacity),
             epoch: 0,
             ready_at: None,
             in_flight: VecDeque::new(),

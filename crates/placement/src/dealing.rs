@@ -18,12 +18,15 @@ const LOGIT_ROWS: u64 = 64;
 /// Size of an activation; counted as f32.
 const ACTIVATION_BYTES: u64 = 4;
 
+/// Number of states of a sequence at the planned context: its own and one kept length.
+const PLANNED_STATES: u64 = 2;
+
 /// The memory that a rank needs, in bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RankNeed {
     /// Weights.
     pub weights_bytes: u64,
-    /// KV cache at the planned context.
+    /// KV cache at the planned context, and states of recurrent layers.
     pub kv_bytes: u64,
     /// Everything else: program, activations, and a quarter of the KV cache for the copy that a
     /// growing cache makes of itself. The engine leaves the same part free when it budgets caches.
@@ -58,7 +61,8 @@ pub(super) fn shards(model: &ModelFacts, split: &Split) -> Vec<RankShard> {
 pub(super) fn need(model: &ModelFacts, shard: &RankShard, context_tokens: u32) -> RankNeed {
     let blocks = context_tokens.div_ceil(KV_BLOCK_TOKENS);
     let cached_tokens = u64::from(blocks) * u64::from(KV_BLOCK_TOKENS);
-    let kv_bytes = shard.cache.bytes_per_token * cached_tokens;
+    let state_bytes = shard.cache.state_bytes * PLANNED_STATES;
+    let kv_bytes = shard.cache.bytes_per_token * cached_tokens + state_bytes;
     RankNeed {
         weights_bytes: shard.weights_bytes,
         kv_bytes,

@@ -84,6 +84,12 @@ impl ModelFacts {
         self.whole().cache.bytes_per_token
     }
 
+    /// Returns the bytes of the states of one sequence over all layers, counted once; 0 without
+    /// recurrent layers.
+    pub fn state_bytes(&self) -> u64 {
+        self.whole().cache.state_bytes
+    }
+
     /// Returns the size in bytes of an element that is not quantised.
     pub fn element_bytes(&self) -> u64 {
         self.layout.element_type.size_bytes()

@@ -115,6 +115,28 @@ pub struct Setup {
     pub profile: bool,
     /// Expected content of the checkpoint; nothing is verified if absent.
     pub content: Option<ExpectedContent>,
+    /// What the coordinator expects caches to take on each rank, by rank; empty if it could not
+    /// compute that.
+    pub cache_costs: Vec<CacheCost>,
+}
+
+impl Setup {
+    /// Compares what caches take on a rank with what the coordinator expects. If they differed, the
+    /// coordinator would plan for other memory than the rank uses.
+    ///
+    /// # Errors
+    /// Fails with a message for users if they differ.
+    pub fn check_cache_cost(&self, rank: usize, found: CacheCost) -> Result<(), String> {
+        match self.cache_costs.get(rank) {
+            Some(expected) if *expected != found => Err(format!(
+                "caches take {found} on rank {rank}, but {expected} by the coordinator's \
+                 description of the checkpoint\n\
+                 hint: the coordinator and the rank read different checkpoints or are different \
+                 builds; compare config.json, and install the same build on all machines"
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A machine from which ranks read a checkpoint.

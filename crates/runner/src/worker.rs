@@ -122,6 +122,9 @@ fn load<'a>(
         (kind, anyhow::Error::new(err))
     })?;
     let facts = RankFacts { content, ..rank_facts(model.facts(), started.elapsed()) };
+    setup
+        .check_cache_cost(identity.rank as usize, facts.cache_cost)
+        .map_err(|message| (FailureKind::Model, anyhow::Error::msg(message)))?;
     info!(rank = identity.rank, weights_bytes = facts.weights_bytes, "shard loaded");
     control.set_memory(rank_memory::now(0));
     control.set_phase(Phase::Waiting);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jackalope_engine::PrefixMiss;
+
 /// Reason why a choice ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Finish {
@@ -22,6 +24,8 @@ pub struct AnswerSummary {
     pub prompt_tokens: u32,
     /// Number of prompt tokens found in the cache.
     pub cached_tokens: u32,
+    /// Reason why the other prompt tokens were not; of the first prompt for which there is one.
+    pub prefix_miss: Option<PrefixMiss>,
     /// Number of tokens sampled, over all choices.
     pub completion_tokens: u32,
     /// Number of `completion_tokens` that belong to reasoning.

@@ -61,8 +61,12 @@ fn describe(model: &ModelFacts) -> String {
     let note = if model.is_computed { "" } else { "; this version does not compute it yet" };
     let weights = bytes(model.weights_bytes());
     let kv = bytes(model.kv_bytes_per_token());
+    let states = match model.state_bytes() {
+        0 => String::new(),
+        states => format!(" and {} for a sequence", bytes(states)),
+    };
     let name = &model.architecture;
-    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{note}")
+    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{states}{note}")
 }
 
 fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
@@ -117,7 +121,7 @@ fn model_json(model: &ModelFacts) -> Value {
         "attention_bytes": model.bytes_of(TensorRole::Mixer),
         "mlp_bytes": model.bytes_of(TensorRole::Mlp),
         "experts_bytes": model.bytes_of(TensorRole::Experts),
-        "kv_bytes_per_token": model.kv_bytes_per_token(),
+        "kv_bytes_per_token": model.kv_bytes_per_token(), "state_bytes": model.state_bytes(),
     })
 }
 

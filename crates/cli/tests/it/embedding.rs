@@ -71,6 +71,7 @@ impl Ranks {
             orphan_ms: 0,
             profile: false,
             content: None,
+            cache_costs: Vec::new(),
         };
         let config = LinkConfig {
             listen: vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)],

@@ -24,6 +24,7 @@ use super::placer::rank_name;
 use super::tickets::Tickets;
 use crate::cluster::Beside;
 use crate::config::PortRange;
+use crate::expected_costs::ExpectedCosts;
 use crate::models::ModelPlace;
 
 /// First port of stock transports, and number of ports after which they are reused.
@@ -84,6 +85,8 @@ pub(crate) struct Places {
     pub(crate) encryption: Encryption,
     /// Derives the tickets that ranks prove.
     pub(crate) tickets: Tickets,
+    /// What caches take on ranks.
+    pub(crate) expected_costs: ExpectedCosts,
 }
 
 impl Places {
@@ -193,6 +196,7 @@ impl AgentLauncher {
         self.stock_settings(positions, 0)?;
         self.data_ips = listened_on(&routes, &nodes);
         let of_rank = &self.places.nodes.of_rank;
+        let cache_costs = self.places.expected_costs.of(&split);
         let seat = |rank: usize| {
             let at = positions[rank];
             let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
@@ -205,6 +209,7 @@ impl AgentLauncher {
                 model_source: source,
                 content: content.map(|content| ExpectedContent { states, ..content }),
                 split: split.clone(),
+                cache_costs: cache_costs.clone(),
                 num_threads: self.places.threads.unwrap_or(cores.max(1)),
                 ..self.setup.clone()
             };

@@ -5,6 +5,7 @@ use jackalope_protocol::{CacheId, Forget, TokenId};
 use super::{CacheEntry, KvCacheManager, PrefixHit, PrefixSearch};
 use crate::cache_capacity::CacheDemand;
 use crate::request::CacheScope;
+use crate::{MissReason, PrefixMiss};
 
 struct Candidate {
     cache: CacheId,
@@ -52,7 +53,38 @@ impl KvCacheManager {
             }
         }
         let best = best.filter(|best| least <= best.num_usable);
-        PrefixSearch { hit: self.choose(best, promise), num_shared }
+        let hit = self.choose(best, promise);
+        PrefixSearch { hit, num_shared, num_usable: hit.num_tokens() }
+    }
+
+    /// Returns why a sequence reuses less than `num_wanted` tokens, and counts it. The sequence
+    /// could use at most `usable_max`.
+    pub(crate) fn miss(
+        &mut self,
+        search: &PrefixSearch,
+        num_wanted: usize,
+        usable_max: usize,
+    ) -> Option<PrefixMiss> {
+        let num_reused = search.hit.num_tokens();
+        let (num_shared, least) = (search.num_shared, self.limits.least_prefix_tokens.max(1));
+        let reason = if num_wanted <= num_reused {
+            return None;
+        } else if !self.limits.keep_prefixes {
+            MissReason::Disabled
+        } else if num_reused < search.num_usable {
+            MissReason::NoMemory
+        } else if usable_max < num_wanted && usable_max <= num_shared {
+            MissReason::ResultsNeeded
+        } else if num_shared < least {
+            MissReason::NotCached
+        } else if num_reused + least <= num_shared {
+            MissReason::StateNotKept
+        } else {
+            MissReason::Diverged
+        };
+        self.stats.count_miss(reason);
+        let diverged_at = u32::try_from(num_shared).expect("no longer than the context");
+        Some(PrefixMiss { reason, diverged_at })
     }
 
     /// Chooses between starting from the best cache and waiting for a running sequence.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use jackalope_protocol::{FailureKind, FromRank, HeartbeatEcho, RankFailure};
+use jackalope_protocol::{FailureKind, FromRank, HeartbeatEcho, Phase, RankFailure};
 use tracing::info;
 
 use super::Link;
@@ -24,6 +24,12 @@ impl Link {
             // A rank that reconnected while it was loading may report this twice.
             FromRank::Loaded(_) if !matches!(slot.state, State::Loading { .. }) => {}
             FromRank::Loaded(facts) => {
+                let setup = &self.config.assignments[rank].setup;
+                if let Err(message) = setup.check_cache_cost(rank, facts.cache_cost) {
+                    let (phase, kind, peers) = (Phase::Loading, FailureKind::Model, Vec::new());
+                    let failure = RankFailure { epoch: 0, phase, kind, message, peers };
+                    return self.on_failed(rank, failure, now);
+                }
                 info!(rank, facts.weights_bytes, facts.load_ms, "shard loaded");
                 slot.facts = Some(facts);
                 slot.enter(State::Loaded, now);

@@ -173,7 +173,9 @@ impl Scheduler {
         sequence.last_step = plan.step;
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(num_tokens);
-            self.emit_started(&sequence, num_tokens);
+            let num_wanted = sequence.num_prompt_tokens() - 1;
+            sequence.prefix_miss = self.caches.miss(&search, num_wanted, sequence.num_reusable());
+            self.emit_started(&sequence);
         }
         let place = self.running.partition_point(|it| it.id < sequence.id);
         self.running.insert(place, sequence);

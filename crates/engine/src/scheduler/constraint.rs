@@ -187,7 +187,7 @@ impl Scheduler {
         for id in over {
             let sequence = self.take(id);
             if sequence.cached_tokens.is_none() {
-                self.emit_started(&sequence, 0);
+                self.emit_started(&sequence);
             }
             if sequence.cache.is_some() {
                 self.release(&sequence);

@@ -6,7 +6,7 @@ use jackalope_protocol::{
 
 use super::constraint::{Next, SequenceConstraint};
 use super::suspicion::Suspicion;
-use crate::{FinishReason, Request, RequestId, Usage};
+use crate::{FinishReason, PrefixMiss, Request, RequestId, Usage};
 
 /// Maximum number of tokens of one sequence in flight. The ranks compute the second from the first,
 /// which only they know yet.
@@ -38,6 +38,8 @@ pub(crate) struct Sequence {
     pub(crate) scores: Vec<Logprob>,
     /// Number of prompt tokens found in a cache at the first admission; none before it.
     pub(crate) cached_tokens: Option<u32>,
+    /// Reason why the other prompt tokens were not found there.
+    pub(crate) prefix_miss: Option<PrefixMiss>,
     /// Set if it was admitted because it was due; no sequence is more important from then on.
     pub(crate) is_aged: bool,
     /// Number of preemptions because memory was short.
@@ -70,6 +72,7 @@ impl Sequence {
             cache: None,
             scores: Vec::new(),
             cached_tokens: None,
+            prefix_miss: None,
             is_aged: false,
             num_preemptions: 0,
             suspicion: Suspicion::default(),
@@ -250,6 +253,7 @@ impl Sequence {
             prompt_tokens: start_of(self.num_prompt_tokens()),
             completion_tokens: start_of(self.num_sampled()),
             cached_tokens: self.cached_tokens.unwrap_or(0),
+            prefix_miss: self.prefix_miss,
             preemptions: self.num_preemptions,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jackalope_engine::link::{Link, LinkConfig, LinkTimeouts, RankAssignment};
-use jackalope_engine::testing::pseudo_model;
+use jackalope_engine::testing::{fake_facts, pseudo_model};
 use jackalope_engine::{
     Engine, EngineConfig, EngineError, EngineHandle, EngineState, EngineThread, Event, Failure,
     Generation, Request, RequestOptions, RetryPolicy, SamplingOptions, SubmitError,
@@ -90,6 +90,7 @@ fn setup(backend: Backend) -> Setup {
         orphan_ms: 0,
         profile: false,
         content: None,
+        cache_costs: vec![fake_facts(VOCAB_SIZE, 4096).cache_cost; 2],
     }
 }
 
@@ -442,6 +443,16 @@ fn check_start(fault: Fault, change: impl FnOnce(&mut Case)) -> (Failure, Arc<Lo
     case.retry = RetryPolicy::default();
     change(&mut case);
     case.spawn().start_failure()
+}
+
+#[test]
+fn a_rank_whose_caches_take_other_memory_is_refused() {
+    let (failure, log) = check_start(Fault::OtherCacheCost, |_| {});
+    assert_eq!((failure.rank, failure.phase), (Some(1), Phase::Loading));
+    let expected = "caches take 1024 bytes per token and 8 bytes per state on rank 1, but 1024 \
+                    bytes per token by the coordinator's description of the checkpoint\nhint: ";
+    assert!(failure.message.starts_with(expected), "{}", failure.message);
+    assert!(log.of(1).iter().all(|entry| !entry.starts_with("join")), "{:?}", log.of(1));
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     /// Finds the checkpoint unusable.
     BadModel,
     StopsLoading,
+    /// Its caches take other memory than the coordinator expects.
+    OtherCacheCost,
     NeverJoins,
     /// Is killed when it gets this step.
     DiesAt(u64),
@@ -376,7 +378,11 @@ impl Rank {
             }
             _ => {
                 heart.send(&FromRank::Progress { done_bytes: 10, total_bytes: 10 })?;
-                heart.send(&FromRank::Loaded(fake_facts(VOCAB_SIZE, 4096)))?;
+                let mut facts = fake_facts(VOCAB_SIZE, 4096);
+                if self.fault == Fault::OtherCacheCost {
+                    facts.cache_cost.state_bytes += 8;
+                }
+                heart.send(&FromRank::Loaded(facts))?;
                 Ok(true)
             }
         }

@@ -310,10 +310,8 @@ fn each_rank_of_any_split_holds_and_caches_what_the_description_says() {
                 let parallel = Way::Kernels.alone(rank, split);
                 let model = Model::from_checkpoint(&checkpoint, &parallel, &mut |_| {}).unwrap();
                 let facts = model.facts();
-                let loaded =
-                    [facts.weights_bytes, facts.replicated_bytes, facts.cache_cost.bytes_per_token];
-                let described =
-                    [shard.weights_bytes, shard.replicated_bytes, shard.cache.bytes_per_token];
+                let loaded = (facts.weights_bytes, facts.replicated_bytes, facts.cache_cost);
+                let described = (shard.weights_bytes, shard.replicated_bytes, shard.cache);
                 assert_eq!(loaded, described, "{} {split:?} rank {rank}", case.name);
             }
         }

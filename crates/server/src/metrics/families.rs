@@ -206,6 +206,15 @@ pub(super) const MODEL: &[Family<ModelMetrics>] = &[
     counter("jackalope_prefix_evictions_total", "Kept sequences given up.", |it| {
         it.status.prefix.evicted as f64
     }),
+    gauge("jackalope_prefix_reused_ratio", "Part of the tokens taken from the cache.", |it| {
+        hit_rate(&it.status)
+    }),
+    counter("jackalope_prefix_kept_states_total", "Lengths at which states were kept.", |it| {
+        it.status.prefix.kept_lengths as f64
+    }),
+    counter("jackalope_prefix_forgotten_states_total", "Kept states given up.", |it| {
+        it.status.prefix.forgotten_lengths as f64
+    }),
     gauge("jackalope_kv_running_bytes", "Keys and values of running requests.", |it| {
         it.status.kv.running_bytes as f64
     }),

@@ -78,6 +78,16 @@ fn push_models(text: &mut Exposition, seen: &[ModelMetrics]) {
             text.sample(name, &labels, value(model));
         }
     }
+    let name = "jackalope_prefix_misses_total";
+    let help = "Requests whose prompt was not taken from the cache as far as possible.";
+    text.family(name, Kind::Counter, help);
+    for model in seen {
+        for (reason, count) in model.status.prefix.misses() {
+            let model_name = ("model_name", model.name.as_str());
+            let labels = [model_name, ("engine", ENGINE), ("reason", reason.name())];
+            text.sample(name, &labels, count as f64);
+        }
+    }
     for family in MODEL_HISTOGRAMS {
         text.family(family.name, Kind::Histogram, family.help);
         for model in seen {

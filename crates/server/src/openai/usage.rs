@@ -17,7 +17,14 @@ pub(crate) struct Usage {
 
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 struct PromptTokensDetails {
+    /// Number of prompt tokens found in the prefix cache.
     cached_tokens: u32,
+    /// Reason why more than the last token was computed: `diverged`, for example.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    miss_reason: Option<&'static str>,
+    /// Number of leading tokens that the prompt shares with a cached one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diverged_at: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
@@ -32,7 +39,11 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens.saturating_add(completion_tokens),
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: summary.cached_tokens },
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: summary.cached_tokens,
+                miss_reason: summary.prefix_miss.map(|miss| miss.reason.name()),
+                diverged_at: summary.prefix_miss.map(|miss| miss.diverged_at),
+            },
             completion_tokens_details: CompletionTokensDetails {
                 reasoning_tokens: summary.reasoning_tokens,
             },

@@ -401,6 +401,10 @@ pub(crate) struct RecentRequest {
     key: Option<String>,
     num_choices: usize,
     cached_tokens: u32,
+    /// Reason why the other prompt tokens were computed.
+    miss_reason: Option<String>,
+    /// Number of leading tokens that the prompt shares with a cached one.
+    diverged_at: Option<u32>,
     queue_s: f64,
     time_to_first_token_s: Option<f64>,
 }

@@ -208,6 +208,56 @@ async fn cached_tokens_are_told() {
     assert_eq!(several["usage"]["prompt_tokens"], prompt_tokens);
 }
 
+/// A model with states restarts only where these were kept.
+#[tokio::test]
+async fn a_model_with_states_reuses_the_stable_prefix_and_a_shared_document() {
+    let server = Setup::says("Hello").with_states().start().await;
+    let cached = |answer: &Value| {
+        let details = &answer["usage"]["prompt_tokens_details"];
+        let reason = details["miss_reason"].as_str().unwrap_or_default().to_owned();
+        let number = |field: &str| details[field].as_u64().unwrap_or_default();
+        (number("cached_tokens"), reason, number("diverged_at"))
+    };
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let ask = async |messages: Value| server.chat(json!({"messages": messages})).await.ok();
+    let document = "Hello world ".repeat(40);
+
+    let first = ask(json!([user(&format!("{document} one"))])).await;
+    assert_eq!(cached(&first), (0, "not_cached".to_owned(), 0));
+    let first_tokens = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    let answer = json!({"role": "assistant", "content": "Hello"});
+    let next = json!([user(&format!("{document} one")), answer, user("two")]);
+    let (reused, reason, diverged_at) = cached(&ask(next).await);
+    assert_eq!(reason, "diverged");
+    assert!(first_tokens - 8 <= reused && reused <= diverged_at, "{reused} of {first_tokens}");
+
+    let other = ask(json!([user(&format!("{document} two"))])).await;
+    let (reused, reason, shared) = cached(&other);
+    assert_eq!((reused, reason.as_str()), (0, "state_not_kept"));
+    assert!(first_tokens / 2 < shared && shared < first_tokens, "{shared} of {first_tokens}");
+    let third = ask(json!([user(&format!("{document} three times"))])).await;
+    let (reused, reason, diverged_at) = cached(&third);
+    assert_eq!((reused, reason.as_str()), (shared, "diverged"));
+    assert!(shared <= diverged_at);
+    // The same prompt again is computed from its stable prefix on.
+    let again = ask(json!([user(&format!("{document} three times"))])).await;
+    let tokens = again["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens - 8 <= cached(&again).0, "{again}");
+
+    let metrics = server.get("/metrics").await.body;
+    let count = |reason: &str, count: u32| {
+        let counts = |line: &&str| {
+            line.starts_with("jackalope_prefix_misses_total")
+                && line.contains(&format!("reason=\"{reason}\""))
+                && line.ends_with(&format!(" {count}.0"))
+        };
+        assert!(metrics.lines().any(|line| counts(&line)), "{reason}: {metrics}");
+    };
+    count("not_cached", 1);
+    count("state_not_kept", 1);
+    count("no_memory", 0);
+}
+
 #[tokio::test]
 async fn a_model_without_a_template_still_completes() {
     let text = model::text_without_template();

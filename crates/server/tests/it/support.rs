@@ -36,6 +36,7 @@ pub(crate) struct Setup {
     pub(crate) details: Option<ModelDetails>,
     pub(crate) start_time: Duration,
     pub(crate) context_tokens: u32,
+    pub(crate) state_bytes: u64,
 }
 
 impl Setup {
@@ -72,7 +73,14 @@ impl Setup {
             details: None,
             start_time: Duration::ZERO,
             context_tokens: CONTEXT_TOKENS,
+            state_bytes: 0,
         }
+    }
+
+    /// Gives the model layers with states.
+    pub(crate) fn with_states(mut self) -> Setup {
+        self.state_bytes = 1 << 16;
+        self
     }
 
     /// Changes what the server allows.
@@ -97,9 +105,11 @@ impl Setup {
     /// Starts without waiting.
     pub(crate) fn begin(self) -> Server {
         let vocab_size = self.text.tokenizer.vocab_size() as u32;
+        let mut facts = fake_facts(vocab_size, self.context_tokens);
+        facts.cache_cost.state_bytes = self.state_bytes;
         let (ranks, control) = FakeRanks::new(FakeOptions {
             num_ranks: 2,
-            facts: fake_facts(vocab_size, self.context_tokens),
+            facts,
             step_time: Duration::ZERO,
             start_time: self.start_time,
             next_token: self.next_token,

@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::response::Response;
 use futures_util::{FutureExt, stream};
+use jackalope_engine::PrefixMiss;
 use jackalope_protocol::Logprob;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -115,6 +116,8 @@ pub struct Answer<F: AnswerWriter> {
     /// Whether each choice has sent its first delta.
     has_begun: Vec<bool>,
     cached_tokens: u32,
+    /// Of the first prompt that has one.
+    prefix_miss: Option<PrefixMiss>,
     times: Times,
     limits: Arc<ServerLimits>,
     span: Span,
@@ -159,6 +162,7 @@ impl<F: AnswerWriter> Answer<F> {
             has_begun: vec![false; plan.num_choices],
             plan,
             cached_tokens: 0,
+            prefix_miss: None,
             times: Times::new(),
             limits,
             span: Span::current(),
@@ -270,9 +274,10 @@ impl<F: AnswerWriter> Answer<F> {
             match step {
                 // Only the first choice of a prompt is counted: the others find the prefix that it
                 // has just computed.
-                Step::Started { cached_tokens } => {
+                Step::Started { cached_tokens, miss } => {
                     if choice_idx.is_multiple_of(self.plan.choices_per_prompt) {
                         self.cached_tokens += cached_tokens;
+                        self.prefix_miss = self.prefix_miss.or(miss);
                         self.format.started(self.cached_tokens);
                     }
                     self.times.started();
@@ -302,6 +307,7 @@ impl<F: AnswerWriter> Answer<F> {
         AnswerSummary {
             prompt_tokens: self.plan.prompt_tokens,
             cached_tokens: self.cached_tokens,
+            prefix_miss: self.prefix_miss,
             completion_tokens: self.answering.completion_tokens(),
             reasoning_tokens: self.answering.reasoning_tokens(),
             queue_time: started.duration_since(times.submitted),

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use jackalope_engine::{EngineHandle, Event, Generation};
+use jackalope_engine::{EngineHandle, Event, Generation, PrefixMiss};
 use jackalope_protocol::Logprob;
 use jackalope_text::ModelText;
 use tokio::time::{Instant, timeout_at};
@@ -17,7 +17,7 @@ use crate::error::ApiError;
 #[derive(Debug)]
 pub(super) enum Step {
     /// The computation of the prompt has begun.
-    Started { cached_tokens: u32 },
+    Started { cached_tokens: u32, miss: Option<PrefixMiss> },
     /// Log-probabilities of the prompt's tokens, from the second one on.
     PromptScored(Vec<Logprob>),
     /// More text or tokens, or the end of the choice.
@@ -116,7 +116,9 @@ impl Answering {
     fn take(&mut self, idx: usize, event: Event) -> Result<Step, ApiError> {
         let choice = &mut self.choices[idx];
         let delta = match event {
-            Event::Started { cached_tokens } => return Ok(Step::Started { cached_tokens }),
+            Event::Started { cached_tokens, miss } => {
+                return Ok(Step::Started { cached_tokens, miss });
+            }
             Event::PromptScored { logprobs } => return Ok(Step::PromptScored(logprobs)),
             Event::Token { token, logprob } => choice.text.push(token, logprob),
             Event::Embedded { .. } => unreachable!("no embedding was asked for"),

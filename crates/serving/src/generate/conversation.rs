@@ -75,6 +75,7 @@ impl Conversation {
         let rendered = self.render(serving)?;
         params.check_length(rendered.text(), self.param, serving)?;
         let prompt = self.tokenize(&rendered, serving)?;
+        params.options.stable_tokens = self.stable_tokens(&prompt, serving);
         let text = serving.text();
         let takes_tools = self.takes_tools();
         let format = if takes_tools { text.answer.clone() } else { text.answer.without_tools() };
@@ -190,6 +191,28 @@ impl Conversation {
     /// Renders the conversation and returns the prompt's tokens.
     pub fn encode(&self, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         self.tokenize(&self.render(serving)?, serving)
+    }
+
+    /// Returns the number of tokens that the prompt has in common with the one of the next turn: of
+    /// this conversation, an answer and another message of the user. Templates change what they
+    /// wrote before the answer then, and leave out reasoning. Only models with states use it; 0 for
+    /// others, and if the template does not render the next turn.
+    fn stable_tokens(&self, prompt: &[TokenId], serving: &Serving) -> u32 {
+        if self.continues_message || !serving.engine().has_states() {
+            return 0;
+        }
+        let mut messages = self.messages.clone();
+        messages.push(json!({"role": "assistant", "content": "1"}));
+        messages.push(json!({"role": "user", "content": "2"}));
+        let next = Conversation { messages, no_generation_prompt: true, ..self.clone() };
+        // The next turn may be one that the template refuses, after a system message for example.
+        let tokens = next.encode(serving).or_else(|_| {
+            let same = Conversation { no_generation_prompt: true, ..self.clone() };
+            same.encode(serving)
+        });
+        let Ok(tokens) = tokens else { return 0 };
+        let num_shared = prompt.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        u32::try_from(num_shared).unwrap_or(u32::MAX)
     }
 
     fn tokenize(

@@ -38,7 +38,7 @@ pub struct SchedulingParams {
 #[derive(Debug)]
 pub(super) struct CheckedParams {
     /// Engine options, without the prompt and the seed.
-    options: RequestOptions,
+    pub(super) options: RequestOptions,
     /// Constraints on the tokens of each choice.
     pub(super) constraints: TokenConstraints,
     num_choices: u32,
@@ -101,11 +101,15 @@ impl CheckedParams {
         limits: &RequestLimits,
         param: &'static str,
     ) -> Result<Vec<Request>, ApiError> {
+        let num_tokens = prompt.len();
         let prompt = self.kept(prompt, limits);
+        // A prompt that was truncated begins elsewhere, and so will the next one.
+        let stable_tokens = if prompt.len() == num_tokens { self.options.stable_tokens } else { 0 };
         (0..self.num_choices)
             .map(|choice_idx| {
                 let mut options = self.options.clone();
                 options.prompt = prompt.to_vec();
+                options.stable_tokens = stable_tokens;
                 options.sampling.seed = self.seed.map(|seed| derive_seed(seed, choice_idx));
                 let request = Request::new(options, limits)
                     .map_err(|err| ApiError::from_rejected(&err, param))?;

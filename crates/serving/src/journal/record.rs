@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jackalope_engine::PrefixMiss;
 use serde_json::{Value, json};
 
 use crate::numbers::{gib, rounded};
@@ -59,6 +60,8 @@ pub struct AnswerRecord {
     pub max_tokens: u32,
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
+    /// Reason why the other prompt tokens were not cached.
+    pub prefix_miss: Option<PrefixMiss>,
     pub completion_tokens: u32,
     pub reasoning_tokens: u32,
     pub queue_time: Duration,
@@ -118,6 +121,8 @@ impl AnswerRecord {
             "key": self.key,
             "num_choices": self.num_choices,
             "cached_tokens": self.cached_tokens,
+            "miss_reason": self.prefix_miss.map(|miss| miss.reason.name()),
+            "diverged_at": self.prefix_miss.map(|miss| miss.diverged_at),
             "reasoning_tokens": self.reasoning_tokens,
             "queue_s": seconds(self.queue_time),
             "time_to_first_token_s": self.has_tokens.then(|| seconds(self.time_to_first_token())),

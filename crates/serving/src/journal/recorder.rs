@@ -115,6 +115,7 @@ impl Recorder {
             max_tokens: opening.max_tokens,
             prompt_tokens: opening.prompt_tokens,
             cached_tokens: summary.cached_tokens,
+            prefix_miss: summary.prefix_miss,
             completion_tokens: summary.completion_tokens,
             reasoning_tokens: summary.reasoning_tokens,
             queue_time: summary.queue_time,

@@ -1,0 +1,29 @@
+//! What the coordinator expects of ranks before they have loaded.
+
+use std::path::Path;
+
+use jackalope_placement::ModelFacts;
+use jackalope_protocol::CacheCost;
+use jackalope_protocol::split::Split;
+use tracing::warn;
+
+/// What caches take on the ranks of any split, computed from the description of a checkpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpectedCosts {
+    /// `None` if the coordinator has no weights to read.
+    model: Option<ModelFacts>,
+}
+
+impl ExpectedCosts {
+    /// Reads the description of the checkpoint in `dir`.
+    pub(crate) fn read(dir: &Path) -> ExpectedCosts {
+        let warn = |reason| warn!(%reason, "the memory that ranks need for caches is not compared");
+        ExpectedCosts { model: ModelFacts::read(dir).map_err(warn).ok() }
+    }
+
+    /// Returns what caches take on each rank of a split, by rank; empty if that is unknown.
+    pub(crate) fn of(&self, split: &Split) -> Vec<CacheCost> {
+        let shards = self.model.as_ref().and_then(|model| model.layout.shards(split));
+        shards.unwrap_or_default().into_iter().map(|shard| shard.cache).collect()
+    }
+}
