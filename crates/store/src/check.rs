@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(check.unsupported, None);
         let found: Vec<String> = check.problems.iter().map(Problem::to_string).collect();
         assert_eq!(found[0], "tensor model.embed_tokens.weight [16, 8] is missing");
-        assert_eq!(found[found.len() - 1], "1 tensors that `llama` does not use: a");
+        assert_eq!(found[found.len() - 1], "1 tensor that `llama` does not use: a");
         dir.write("m/config.json", br#"{"model_type": "llama"}"#);
         assert!(problems(&model)[0].starts_with("config.json: missing field"));
         dir.write("m/config.json", br#"{"model_type": "hyena"}"#);
