@@ -1,0 +1,50 @@
+//! The division of attention heads among the ranks.
+
+use super::linear::{HasBias, Linear, RowInput};
+use crate::error::LoadError;
+use crate::parallel::Parallel;
+use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
+use crate::weights::Weights;
+
+/// The attention heads of a model and this rank's part of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Heads {
+    pub(crate) head_dim: usize,
+    pub(crate) cut: HeadCut,
+    /// Whether no earlier rank holds this rank's key and value heads.
+    pub(super) counts_keys: bool,
+    /// Number of query heads in an indivisible unit.
+    unit: usize,
+}
+
+impl Heads {
+    /// Divides heads of `head_dim` elements among the ranks.
+    pub(crate) fn new(counts: HeadCounts, head_dim: usize, parallel: &Parallel) -> Heads {
+        let mut cuts = cut_heads(counts, parallel.shares());
+        let cut = cuts.swap_remove(parallel.rank());
+        cuts.truncate(parallel.rank());
+        let counts_keys = cuts.iter().all(|it| it.kv_heads.own != cut.kv_heads.own);
+        Heads { head_dim, cut, counts_keys, unit: counts.heads_unit }
+    }
+
+    /// Loads `o_proj`, whose input are the heads' results.
+    pub(crate) fn o_proj(
+        &self,
+        w: &Weights<'_>,
+        hidden: usize,
+        bias: HasBias,
+    ) -> Result<Linear, LoadError> {
+        let input = RowInput { cut: &self.queries(), unit: self.unit * self.head_dim };
+        Linear::row(w, input, hidden, bias)
+    }
+
+    /// Returns the division of `q_proj`'s output.
+    pub(crate) fn queries(&self) -> Cut {
+        self.cut.heads.scaled(self.head_dim)
+    }
+
+    /// Returns the division of the output of `k_proj` and of `v_proj`.
+    pub(crate) fn keys(&self) -> Cut {
+        self.cut.kv_heads.scaled(self.head_dim)
+    }
+}
