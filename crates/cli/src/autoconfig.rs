@@ -139,8 +139,8 @@ pub(crate) fn again(home: &Home, shell: &SystemShell, asked: Asked) -> anyhow::R
          `rdma_ctl enable`",
         off.join(", ")
     );
-    let wanted = (Over::Thunderbolt, Some(before.backend));
-    let plan = Plan::again(&members, wanted, &before.given)?;
+    let wanted = Some(before.backend);
+    let plan = Plan::again(&members, Over::Thunderbolt, wanted, &before.given)?;
     if !asked.json {
         show(&plan, Over::Thunderbolt)?;
     }

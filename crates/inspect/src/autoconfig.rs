@@ -96,7 +96,7 @@ impl Plan {
         over: Over,
         wanted: Option<Backend>,
     ) -> Result<Plan, PlanError> {
-        Plan::again(members, (over, wanted), &[])
+        Plan::again(members, over, wanted, &[])
     }
 
     /// Like [`Plan::new`], but gives cables that have lost their addresses the ones that they had
@@ -106,7 +106,8 @@ impl Plan {
     /// [`PlanError`] if no hostfile could work.
     pub fn again(
         members: &[Member<'_>],
-        (over, wanted): (Over, Option<Backend>),
+        over: Over,
+        wanted: Option<Backend>,
         before: &[Given],
     ) -> Result<Plan, PlanError> {
         let cabling = Cabling::of(members);

@@ -109,15 +109,15 @@ fn after_a_reboot_each_cable_gets_the_addresses_it_had() {
             lab.macs[at] = fresh.macs[at].clone();
         }
         let reports = lab.reports();
-        let wanted = (Over::Thunderbolt, None);
-        let again = Plan::again(&members(&reports), wanted, &before.given).unwrap();
+        let over = Over::Thunderbolt;
+        let again = Plan::again(&members(&reports), over, None, &before.given).unwrap();
         assert!(!again.steps.is_empty());
         assert_eq!((&again.given, &again.hostfile), (&before.given, &before.hostfile));
         for step in &again.steps {
             apply(&mut lab, step);
         }
         let reports = lab.reports();
-        let after = Plan::again(&members(&reports), wanted, &before.given).unwrap();
+        let after = Plan::again(&members(&reports), over, None, &before.given).unwrap();
         assert_eq!(after.steps, [], "{}", shown(&after));
     }
     // Without a record, the cable that lost half of its addresses would get a new network.

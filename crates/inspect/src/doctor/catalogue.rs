@@ -1,20 +1,44 @@
 //! All known problems in one table, grouped by subject.
 
-mod logs;
-mod machine;
-mod network;
-mod rdma;
-mod reach;
+mod table;
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use super::Severity;
+use serde::Serialize;
 
-pub use logs::*;
-pub use machine::*;
-pub use network::*;
-pub use rdma::*;
-pub use reach::*;
+pub use table::*;
+
+/// Severity of a finding.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// No problem.
+    Ok,
+    /// Information that needs no action.
+    Note,
+    /// A risk, or a cause of slowness.
+    Warn,
+    /// Ranks cannot start or cannot compute.
+    Error,
+}
+
+impl Severity {
+    /// Returns the word that is shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Ok => "ok",
+            Severity::Note => "note",
+            Severity::Warn => "warning",
+            Severity::Error => "error",
+        }
+    }
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 /// A known problem.
 #[derive(Debug, Eq, PartialEq)]
@@ -31,28 +55,19 @@ pub struct Entry {
     pub type_this: &'static [&'static str],
     /// Texts by which the problem is recognised in a log.
     pub signs: &'static [&'static str],
-    /// Identifiers of the requirements that it covers.
-    pub origin: &'static str,
 }
 
-/// Defines a group of entries: each as a static, and all of them as a list, so that none is missing
-/// from the list.
-macro_rules! entries {
-    ($list:ident: $(#[doc = $doc:literal] $name:ident = $entry:expr;)*) => {
-        $(#[doc = $doc] pub static $name: Entry = $entry;)*
-        pub(super) static $list: &[&Entry] = &[$(&$name),*];
-    };
+/// Returns `name` in lowercase, with hyphens in place of underscores.
+const fn kebab_case<const LEN: usize>(name: &str) -> [u8; LEN] {
+    let mut kebab = [0; LEN];
+    let mut idx = 0;
+    while idx < LEN {
+        let byte = name.as_bytes()[idx];
+        kebab[idx] = if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+        idx += 1;
+    }
+    kebab
 }
-use entries;
-
-/// The groups and their headings, in the order of the documentation.
-static GROUPS: &[(&str, &[&Entry])] = &[
-    ("Reaching the machines", reach::REACH),
-    ("RDMA and Thunderbolt", rdma::RDMA),
-    ("Addresses and networks", network::NETWORK),
-    ("The machines themselves", machine::MACHINE),
-    ("Errors in logs", logs::LOGS),
-];
 
 /// Returns all entries.
 pub fn all() -> impl Iterator<Item = &'static Entry> {
@@ -80,7 +95,7 @@ pub fn markdown() -> String {
     text
 }
 
-fn section(text: &mut String, entry: &Entry) -> std::fmt::Result {
+fn section(text: &mut String, entry: &Entry) -> fmt::Result {
     write!(text, "\n### `{}`: {}\n\n{}\n", entry.code, entry.title, entry.explain)?;
     if !entry.signs.is_empty() {
         let signs: Vec<String> = entry.signs.iter().map(|it| format!("`{it}`")).collect();
@@ -105,7 +120,7 @@ mod tests {
         for entry in all() {
             assert!(codes.insert(entry.code), "{} is there twice", entry.code);
             assert!(entry.explain.ends_with('.'), "{}", entry.code);
-            assert!(!entry.type_this.is_empty() && !entry.origin.is_empty(), "{}", entry.code);
+            assert!(!entry.type_this.is_empty(), "{}", entry.code);
             assert!(!entry.title.ends_with('.'), "{}", entry.code);
         }
         assert_eq!(entry("ssh-refused"), Some(&SSH_REFUSED));

@@ -17,7 +17,7 @@ pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Findin
     let is_cable = |name: &str| cables.contains(&name) || is_cable_bridge(told, name, &cables);
     for (interface, addr) in told.report.addrs().filter(|(name, _)| is_cable(name)) {
         let is_single = cables.contains(&interface);
-        findings.extend(address(scene, told, (interface, addr), is_single));
+        findings.extend(address(scene, told, interface, addr, is_single));
     }
     if let Some(route) = told.report.default_route().filter(|route| is_cable(&route.interface)) {
         let found = format!("the default route leads through {}", route.interface);
@@ -45,7 +45,8 @@ fn is_cable_bridge(told: Told<'_>, name: &str, cables: &[&str]) -> bool {
 fn address(
     scene: &Scene<'_>,
     told: Told<'_>,
-    (interface, addr): (&str, InterfaceAddr),
+    interface: &str,
+    addr: InterfaceAddr,
     is_single: bool,
 ) -> Option<Finding> {
     let IpAddr::V4(ip) = addr.ip else { return None };

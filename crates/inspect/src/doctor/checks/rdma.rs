@@ -29,7 +29,7 @@ pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Findin
     }
     for (rank, host) in scene.entries(told.name) {
         for (peer_rank, name) in towards_peers(&host.rdma, rank) {
-            for finding in device(scene, told, mac, (peer_rank, name)) {
+            for finding in device(scene, told, mac, peer_rank, name) {
                 push(finding);
             }
         }
@@ -104,7 +104,8 @@ fn device(
     scene: &Scene<'_>,
     told: Told<'_>,
     mac: &MacReport,
-    (peer_rank, name): (usize, &str),
+    peer_rank: usize,
+    name: &str,
 ) -> Vec<Finding> {
     let hosts = scene.hosts.as_str();
     let on = |entry, found: String, interface: &str, bridge: &str| {
