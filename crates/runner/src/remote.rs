@@ -128,7 +128,7 @@ impl Files for RemoteFiles {
         let take = || requests.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let work = || -> io::Result<()> {
             while let Some((pieces, target)) = take() {
-                self.with_client(|client| client.read(&self.model, (&path, pieces), target))?;
+                self.with_client(|client| client.read(&self.model, &path, pieces, target))?;
             }
             Ok(())
         };

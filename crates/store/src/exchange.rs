@@ -14,6 +14,7 @@
 
 mod client;
 mod fetch;
+mod library;
 mod messages;
 mod ranges;
 mod serve;
@@ -22,8 +23,8 @@ mod spread;
 mod tests;
 
 pub use client::{ExchangeError, LibraryClient};
+pub use library::Library;
 pub use messages::{
     FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, Source, ToLibrary,
 };
-pub use serve::Library;
-pub use spread::{Copied, Peer, Spread, spread};
+pub use spread::{Copied, CopyPair, CopyPeer, Spread, SpreadOrder, spread};

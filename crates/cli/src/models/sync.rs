@@ -10,7 +10,7 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes;
 use jackalope_fleet::trust::Credentials;
 use jackalope_protocol::counted;
-use jackalope_store::exchange::{Copied, FetchOrder, LibraryClient, Peer, spread};
+use jackalope_store::exchange::{Copied, CopyPeer, FetchOrder, LibraryClient, SpreadOrder, spread};
 use serde_json::json;
 
 use crate::args::ModelsSyncArgs;
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
         false => args.model.clone(),
     };
     let work = move || {
-        let copied = copy(&args, &members, (source, &model), &ours);
+        let copied = copy(&args, &members, source, &model, &ours);
         // The agents were needed until now.
         drop(nodes);
         copied
@@ -63,7 +63,8 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
 fn copy(
     args: &ModelsSyncArgs,
     members: &[Member],
-    (source, model): (usize, &Path),
+    source: usize,
+    model: &Path,
     ours: &Credentials,
 ) -> anyhow::Result<()> {
     let model = model.to_str().context("the model's path is not UTF-8")?;
@@ -75,9 +76,9 @@ fn copy(
     let manifest = client.manifest(model, &|more| bar.add(more))?;
     bar.finish();
     drop(client);
-    let peers: Vec<Peer> = members
+    let peers: Vec<CopyPeer> = members
         .iter()
-        .map(|member| Peer {
+        .map(|member| CopyPeer {
             host: member.host.name(),
             addrs: member.addrs.clone(),
             key: member.key,
@@ -96,7 +97,8 @@ fn copy(
     let order =
         FetchOrder { name: name.clone(), commit, manifest, sources: Vec::new(), num_connections };
     let mut ends: Vec<Copied> = Vec::new();
-    spread(&peers, (source, model), (&order, ours), &on_bytes, &mut |end| {
+    let what = SpreadOrder { peers: &peers, source, model, order: &order, ours };
+    spread(what, &on_bytes, &mut |end| {
         bars[end.peer].iter().for_each(crate::progress::Upload::finish);
         ends.push(end);
     });
@@ -104,7 +106,7 @@ fn copy(
     tell(args.json, &name, &peers, &ends)
 }
 
-fn tell(json: bool, name: &str, peers: &[Peer], ends: &[Copied]) -> anyhow::Result<()> {
+fn tell(json: bool, name: &str, peers: &[CopyPeer], ends: &[Copied]) -> anyhow::Result<()> {
     let num_failed = ends.iter().filter(|end| end.result.is_err()).count();
     for end in ends {
         let (host, from) = (&peers[end.peer].host, &peers[end.source].host);

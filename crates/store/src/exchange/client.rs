@@ -191,7 +191,8 @@ impl LibraryClient {
     pub fn read(
         &mut self,
         model: &str,
-        (path, pieces): (&FilePath, Pieces),
+        path: &FilePath,
+        pieces: Pieces,
         target: &mut [u8],
     ) -> Result<(), ExchangeError> {
         assert_eq!(pieces.num_bytes(), target.len() as u64, "pieces fill the target");

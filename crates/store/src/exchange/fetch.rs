@@ -13,9 +13,9 @@ use jackalope_protocol::FilePath;
 use thiserror::Error;
 
 use super::client::{ExchangeError, LibraryClient};
-use super::messages::{FetchOrder, Fetched, Pieces};
+use super::library::{Busy, Library};
+use super::messages::{FetchOrder, Fetched, Pieces, Source};
 use super::ranges::Part;
-use super::serve::{Busy, Library};
 use crate::content;
 use crate::{Difference, FileEntry, HashCache, Manifest, ModelRef, Record, RepoId};
 
@@ -204,6 +204,45 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Reads from one source at a time.
+struct Reader<'a> {
+    sources: &'a [Source],
+    source_idx: usize,
+    /// The connection to the source, from the first read on.
+    client: Option<LibraryClient>,
+}
+
+impl Reader<'_> {
+    fn source(&self) -> &Source {
+        &self.sources[self.source_idx]
+    }
+
+    fn try_next_source(&mut self) {
+        self.client = None;
+        self.source_idx = (self.source_idx + 1) % self.sources.len();
+    }
+
+    /// Fills `target` with the file's bytes from `offset` on.
+    fn read(
+        &mut self,
+        path: &FilePath,
+        offset: u64,
+        target: &mut [u8],
+    ) -> Result<(), ExchangeError> {
+        let source = &self.sources[self.source_idx];
+        let client = match &mut self.client {
+            Some(client) => client,
+            None => self.client.insert(LibraryClient::dial_with_grant(
+                &source.host,
+                &source.addrs,
+                &source.grant,
+            )?),
+        };
+        let num_bytes = u32::try_from(target.len()).expect("a range is short");
+        client.read(&source.model, path, Pieces::run(offset, num_bytes), target)
+    }
+}
+
 impl Copying<'_> {
     fn io(&self, path: &FilePath) -> impl FnOnce(io::Error) -> FetchError + use<> {
         let path = path.below(self.dir);
@@ -275,8 +314,9 @@ impl Copying<'_> {
         queue: &Queue,
         damaged: &Mutex<Vec<(FileEntry, String)>>,
     ) -> Result<(), FetchError> {
-        let mut connection: Option<(LibraryClient, usize)> = None;
-        let (mut turn, mut futile) = (0, 0);
+        let sources = &self.what.order.sources;
+        let mut reader = Reader { sources, source_idx: 0, client: None };
+        let mut futile = 0;
         let mut bytes = Vec::new();
         loop {
             let next = lock(queue).pop_front();
@@ -287,52 +327,26 @@ impl Copying<'_> {
             let part = &parts[idx];
             let (offset, length) = part.bounds(range);
             bytes.resize(length, 0);
-            match self.read(&mut connection, turn, (&part.entry.path, offset), &mut bytes) {
-                Ok(from) => {
+            match reader.read(&part.entry.path, offset, &mut bytes) {
+                Ok(()) => {
                     futile = 0;
                     let is_last = part.write(range, &bytes).map_err(self.io(&part.entry.path))?;
                     self.num_copied.fetch_add(length as u64, Ordering::Relaxed);
                     (self.what.on_bytes)(length as u64);
                     if is_last {
-                        let host = &self.what.order.sources[from].host;
-                        self.finish(part, host, damaged)?;
+                        self.finish(part, &reader.source().host, damaged)?;
                     }
                 }
                 Err(source) => {
                     lock(queue).push_front((idx, range));
-                    (connection, turn, futile) = (None, turn + 1, futile + 1);
-                    if FUTILE_MAX.max(self.what.order.sources.len()) <= futile {
+                    reader.try_next_source();
+                    futile += 1;
+                    if FUTILE_MAX.max(sources.len()) <= futile {
                         return Err(FetchError::Source { path: part.entry.path.clone(), source });
                     }
                 }
             }
         }
-    }
-
-    /// Reads a range over `connection`, which is opened first if there is none. Returns the
-    /// position of its source.
-    fn read(
-        &self,
-        connection: &mut Option<(LibraryClient, usize)>,
-        turn: usize,
-        (path, offset): (&FilePath, u64),
-        target: &mut [u8],
-    ) -> Result<usize, ExchangeError> {
-        let sources = &self.what.order.sources;
-        let (client, from) = match connection {
-            Some(connection) => connection,
-            None => {
-                let from = turn % sources.len();
-                let source = &sources[from];
-                let (host, addrs) = (&source.host, &source.addrs);
-                let client = LibraryClient::dial_with_grant(host, addrs, &source.grant)?;
-                connection.insert((client, from))
-            }
-        };
-        let num_bytes = u32::try_from(target.len()).expect("a range is short");
-        let pieces = Pieces::run(offset, num_bytes);
-        client.read(&sources[*from].model, (path, pieces), target)?;
-        Ok(*from)
     }
 
     fn finish(

@@ -1,25 +1,23 @@
 //! The library: serves a machine's models and their hashes to other machines.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use jackalope_protocol::grant::{LibraryAccess, LibraryService};
-use jackalope_protocol::{ExpectedContent, FrameError, counted, frame, secure};
+use jackalope_protocol::{FrameError, counted, frame, secure};
 use tracing::debug;
 
 use super::fetch::{Fetch, fetch};
+use super::library::{Library, ListedModel};
 use super::messages::{FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, ToLibrary};
-use crate::content::{self, ContentError, Hasher};
-use crate::files::{self, FoundFile};
-use crate::{HashCache, Hashing, Manifest, ModelRef, Record, Stores};
+use crate::content;
 
 /// How long a client may send no request, or not read its answer, before the connection is closed.
 const IDLE: Duration = Duration::from_secs(120);
@@ -32,97 +30,10 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 /// Number of bytes of a file that are held in memory at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The models of a machine. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub struct Library {
-    /// Stores that are searched for models.
-    pub stores: Stores,
-    /// File in which hashes of files are cached.
-    pub hashes_path: Option<PathBuf>,
-    /// Directory in which hashes of blocks are cached.
-    pub trees_dir: Option<PathBuf>,
-    /// Folder for copies; if absent, no copies are made.
-    pub copies_dir: Option<PathBuf>,
-    /// Directories that copies are being written to.
-    pub(super) busy: Arc<Mutex<HashSet<PathBuf>>>,
-}
-
-/// A model in a store, and its files.
-struct Model {
-    name: String,
-    commit: Option<String>,
-    dir: PathBuf,
-    files: Vec<FoundFile>,
-}
-
 impl Library {
-    /// Creates a library of these stores. Hashes of blocks are not cached.
-    pub fn new(
-        stores: Stores,
-        hashes_path: Option<PathBuf>,
-        copies_dir: Option<PathBuf>,
-    ) -> Library {
-        Library { stores, hashes_path, copies_dir, trees_dir: None, busy: Arc::default() }
-    }
-
     /// Returns what serves connections to this library.
     pub fn service(self) -> LibraryService {
         Arc::new(move |access, sender, receiver| serve(&self, &access, sender, receiver))
-    }
-
-    /// Sets the directory in which hashes of blocks are cached.
-    pub fn with_trees(self, trees_dir: Option<PathBuf>) -> Library {
-        Library { trees_dir, ..self }
-    }
-
-    /// Hashes the files of a model that ranks would read.
-    pub(super) fn content(
-        &self,
-        dir: &Path,
-        on_bytes: &(dyn Fn(u64) + Sync),
-        is_cancelled: &AtomicBool,
-    ) -> Result<ExpectedContent, ContentError> {
-        let hasher = Hasher::new(self.trees_dir.as_deref(), on_bytes);
-        Ok(hasher.cancelled_by(is_cancelled).hash_dir(dir)?.into())
-    }
-
-    /// Hashes the files in a directory whose hashes are not cached.
-    pub(super) fn manifest(
-        &self,
-        dir: &Path,
-        on_bytes: &(dyn Fn(u64) + Sync),
-    ) -> Result<Manifest, String> {
-        let mut known = self.hashes_path.as_deref().map(HashCache::load).unwrap_or_default();
-        let manifest = Manifest::of_dir(dir, &mut known, Hashing::new(on_bytes));
-        if let (Ok(_), Some(path)) = (&manifest, &self.hashes_path) {
-            // If this fails, the files are read again next time.
-            known.save(path).ok();
-        }
-        manifest.map_err(|err| err.to_string())
-    }
-
-    fn find(&self, model: &str) -> Result<Model, String> {
-        let (name, commit, dir) = if model.starts_with('/') {
-            self.at_path(Path::new(model))?
-        } else {
-            let wanted: ModelRef = model.parse().map_err(|err| format!("{err}"))?;
-            let found = self.stores.resolve(&wanted).map_err(|err| err.to_string())?;
-            (found.name, found.commit, found.dir)
-        };
-        let files = files::list(&dir).map_err(|err| err.to_string())?;
-        Ok(Model { name, commit, dir, files })
-    }
-
-    /// Returns the model in `dir`, which must contain a `config.json`.
-    fn at_path(&self, dir: &Path) -> Result<(String, Option<String>, PathBuf), String> {
-        if !dir.join("config.json").is_file() {
-            return Err(format!("there is no model at {}", dir.display()));
-        }
-        if let Some(found) = self.stores.owner(dir) {
-            return Ok((found.name, found.commit, found.dir));
-        }
-        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok((name, Record::read(dir).map(|it| it.commit), dir.to_owned()))
     }
 }
 
@@ -171,7 +82,7 @@ struct Session<'a> {
     library: &'a Library,
     sender: secure::Sender,
     /// Models of earlier requests, so that each is listed once.
-    models: HashMap<String, Model>,
+    models: HashMap<String, ListedModel>,
 }
 
 impl Session<'_> {
@@ -272,7 +183,7 @@ impl Session<'_> {
         let mut buffer = vec![0; PIECE_BYTES.min(total)];
         for begin in (0..total).step_by(PIECE_BYTES) {
             let part = &mut buffer[..PIECE_BYTES.min(total - begin)];
-            if let Err(err) = fill(&file, (pieces, begin as u64), part) {
+            if let Err(err) = fill(&file, pieces, begin as u64, part) {
                 return self.tell(Err(format!("reading {path}: {err}")));
             }
             let num_bytes = u32::try_from(part.len()).expect("a part is small");
@@ -298,7 +209,7 @@ impl Session<'_> {
 }
 
 /// Fills `target` with the bytes of the pieces, beginning with byte `at` of all pieces together.
-fn fill(file: &File, (pieces, mut at): (Pieces, u64), target: &mut [u8]) -> io::Result<()> {
+fn fill(file: &File, pieces: Pieces, mut at: u64, target: &mut [u8]) -> io::Result<()> {
     let mut rest = target;
     while !rest.is_empty() {
         let (offset, in_piece) = pieces.place(at);
@@ -309,24 +220,4 @@ fn fill(file: &File, (pieces, mut at): (Pieces, u64), target: &mut [u8]) -> io::
         rest = later;
     }
     Ok(())
-}
-
-/// Marks a directory as being filled while this value lives.
-pub(super) struct Busy<'a> {
-    library: &'a Library,
-    dir: PathBuf,
-}
-
-impl<'a> Busy<'a> {
-    /// Marks `dir`; returns `None` if another copy is being written there.
-    pub(super) fn mark(library: &'a Library, dir: &Path) -> Option<Busy<'a>> {
-        let mut busy = library.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        busy.insert(dir.to_owned()).then(|| Busy { library, dir: dir.to_owned() })
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.library.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.dir);
-    }
 }

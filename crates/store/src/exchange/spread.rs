@@ -16,7 +16,7 @@ use super::messages::{FetchOrder, Fetched, Source};
 
 /// A machine and the addresses of its agent.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct CopyPeer {
     /// Name of the machine.
     pub host: String,
     /// Addresses at which we reach its agent.
@@ -32,8 +32,16 @@ pub struct Peer {
 pub struct Spread {
     /// State of each machine, by position.
     states: Vec<State>,
-    /// Pairs of source and target that failed.
-    failed: Vec<(usize, usize)>,
+    failed: Vec<CopyPair>,
+}
+
+/// A copy from one machine to another, each by its position.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CopyPair {
+    /// The machine that has the model.
+    pub source: usize,
+    /// The machine that lacks it.
+    pub target: usize,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -67,25 +75,25 @@ impl Spread {
         Spread { states, failed: Vec::new() }
     }
 
-    /// Starts the next possible copy and returns it as (source, target).
-    pub fn begin(&mut self) -> Option<(usize, usize)> {
+    /// Starts the next possible copy.
+    pub fn begin(&mut self) -> Option<CopyPair> {
         let states = &self.states;
         let with = |state| (0..states.len()).filter(move |&it| states[it] == state);
-        let pair = with(State::Lacks).find_map(|target| {
-            let source = with(State::Has).find(|&it| !self.failed.contains(&(it, target)))?;
-            Some((source, target))
+        let transfer = with(State::Lacks).find_map(|target| {
+            let mut transfers = with(State::Has).map(|source| CopyPair { source, target });
+            transfers.find(|it| !self.failed.contains(it))
         });
-        let (source, target) = pair?;
+        let CopyPair { source, target } = transfer?;
         (self.states[source], self.states[target]) = (State::Sends, State::Receives);
-        Some((source, target))
+        transfer
     }
 
-    /// Ends a copy. A pair that failed is not tried again; another source may be.
-    pub fn end(&mut self, (source, target): (usize, usize), went_well: bool) {
-        self.states[source] = State::Has;
-        self.states[target] = if went_well { State::Has } else { State::Lacks };
+    /// Ends a copy. One that failed is not tried again; another source may be.
+    pub fn end(&mut self, transfer: CopyPair, went_well: bool) {
+        self.states[transfer.source] = State::Has;
+        self.states[transfer.target] = if went_well { State::Has } else { State::Lacks };
         if !went_well {
-            self.failed.push((source, target));
+            self.failed.push(transfer);
         }
     }
 
@@ -101,16 +109,36 @@ impl Spread {
     }
 }
 
-/// Copies the model of `order` from the peer at `source`, where it is called `model`, to all
-/// others. `on_bytes(peer, more)` is called with further bytes that have arrived; `on_end` is
-/// called for each machine that has the model or has failed for good.
+/// A model to copy to every peer.
+#[derive(Clone, Copy)]
+pub struct SpreadOrder<'a> {
+    /// The machines.
+    pub peers: &'a [CopyPeer],
+    /// Position of the peer that has the model.
+    pub source: usize,
+    /// Name of the model at the source.
+    pub model: &'a str,
+    /// What each of the others copies; the sources are filled in.
+    pub order: &'a FetchOrder,
+    /// Proves to the agents who asks.
+    pub ours: &'a dyn Coordinator,
+}
+
+impl std::fmt::Debug for SpreadOrder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SpreadOrder").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+/// Copies a model from one machine to all others. `on_bytes(peer, more)` is called with further
+/// bytes that have arrived; `on_end` is called for each machine that has the model or has failed
+/// for good.
 pub fn spread(
-    peers: &[Peer],
-    (source, model): (usize, &str),
-    (order, ours): (&FetchOrder, &dyn Coordinator),
+    what: SpreadOrder<'_>,
     on_bytes: &(dyn Fn(usize, u64) + Sync),
     on_end: &mut dyn FnMut(Copied),
 ) {
+    let SpreadOrder { peers, source, model, order, ours } = what;
     let mut plan = Spread::new(peers.len(), source);
     let called = |peer: usize| if peer == source { model } else { order.name.as_str() };
     thread::scope(|scope| {
@@ -118,7 +146,8 @@ pub fn spread(
         let mut num_under_way = 0;
         let mut failures = BTreeMap::new();
         loop {
-            while let Some((from, to)) = plan.begin() {
+            while let Some(transfer) = plan.begin() {
+                let CopyPair { source: from, target: to } = transfer;
                 num_under_way += 1;
                 let all = std::iter::once(from).chain(plan.others(from));
                 let sources = all.map(|it| Source {
@@ -134,20 +163,20 @@ pub fn spread(
                     let peer = &peers[to];
                     let fetched = LibraryClient::dial(&peer.host, &peer.addrs, ours)
                         .and_then(|mut client| client.fetch(order, &on_bytes));
-                    ended.send((from, to, fetched)).ok();
+                    ended.send((transfer, fetched)).ok();
                 });
             }
             if num_under_way == 0 {
                 break;
             }
-            let (from, to, result) = ends.recv().expect("we hold a sender");
+            let (transfer, result) = ends.recv().expect("we hold a sender");
             num_under_way -= 1;
-            plan.end((from, to), result.is_ok());
-            let copied = Copied { peer: to, source: from, result };
+            plan.end(transfer, result.is_ok());
+            let copied = Copied { peer: transfer.target, source: transfer.source, result };
             match copied.result {
                 Ok(_) => on_end(copied),
                 // Another source may succeed.
-                Err(_) => drop(failures.insert(to, copied)),
+                Err(_) => drop(failures.insert(copied.peer, copied)),
             }
         }
         for (target, copied) in failures {
@@ -190,9 +219,10 @@ mod tests {
             order in prop::collection::vec(any::<prop::sample::Index>(), 100),
         ) {
             let source = source.index(num_peers);
-            let fails: Vec<(usize, usize)> = fails
+            let position = |byte| usize::from(byte) % num_peers;
+            let fails: Vec<CopyPair> = fails
                 .iter()
-                .map(|&(from, to)| (usize::from(from) % num_peers, usize::from(to) % num_peers))
+                .map(|&(from, to)| CopyPair { source: position(from), target: position(to) })
                 .collect();
             let mut spread = Spread::new(num_peers, source);
             let mut under_way = Vec::new();
@@ -208,7 +238,8 @@ mod tests {
             let has: Vec<usize> =
                 (0..num_peers).filter(|&it| spread.states[it] == State::Has).collect();
             for target in (0..num_peers).filter(|&it| spread.states[it] != State::Has) {
-                prop_assert!(has.iter().all(|&from| fails.contains(&(from, target))));
+                let failed = |&source: &usize| fails.contains(&CopyPair { source, target });
+                prop_assert!(has.iter().all(failed));
             }
         }
     }

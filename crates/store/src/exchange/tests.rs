@@ -123,13 +123,13 @@ fn a_library_tells_of_models_and_of_nothing_else() {
     let mut bytes = [0; 6];
     let six = |offset| Pieces::run(offset, 6);
     let hidden = ".hidden".parse().unwrap();
-    let err = client.read("org/big", (&hidden, six(0)), &mut bytes).unwrap_err().to_string();
+    let err = client.read("org/big", &hidden, six(0), &mut bytes).unwrap_err().to_string();
     assert!(err.contains("has no file .hidden"), "{err}");
     let weights = "model-1.safetensors".parse().unwrap();
-    client.read("org/big", (&weights, six(252)), &mut bytes).unwrap();
+    client.read("org/big", &weights, six(252), &mut bytes).unwrap();
     assert_eq!(bytes, [252, 0, 1, 2, 3, 4]);
     let err =
-        client.read("org/big", (&weights, six(20_000_000)), &mut bytes).unwrap_err().to_string();
+        client.read("org/big", &weights, six(20_000_000), &mut bytes).unwrap_err().to_string();
     assert!(err.contains("model-1.safetensors has 20000001 bytes"), "{err}");
     let stranger = Credentials { secret: Secret([1; 32]), ..ours() };
     assert!(LibraryClient::dial("x", &[machine.addr], &stranger).is_err());
@@ -143,7 +143,7 @@ fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
     let mut client = machine.client();
     let mut read = |pieces: Pieces| {
         let mut bytes = vec![255; usize::try_from(pieces.num_bytes()).unwrap()];
-        client.read("org/big", (&path, pieces), &mut bytes).map(|()| bytes)
+        client.read("org/big", &path, pieces, &mut bytes).map(|()| bytes)
     };
     let content = |at: u64| (at % 253) as u8;
     // Longer than what is sent at once, and in pieces whose length does not divide that.
@@ -170,7 +170,7 @@ fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
     ] {
         let mut client = machine.client();
         let mut target = vec![0; usize::try_from(beyond.num_bytes()).unwrap_or(0)];
-        let err = client.read("org/big", (&path, beyond), &mut target).unwrap_err();
+        let err = client.read("org/big", &path, beyond, &mut target).unwrap_err();
         assert!(err.to_string().contains("has 20000001 bytes"), "{beyond:?}: {err}");
     }
 }
@@ -186,8 +186,8 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
     let manifest = machines[2].client().manifest("org/big", &count).unwrap();
     assert_eq!(hashed.into_inner(), manifest.num_bytes());
     let addrs: Vec<Vec<SocketAddr>> = machines.iter().map(|it| vec![it.addr]).collect();
-    let peers: Vec<Peer> = (0..4)
-        .map(|it| Peer {
+    let peers: Vec<CopyPeer> = (0..4)
+        .map(|it| CopyPeer {
             host: format!("mac{it}"),
             addrs: addrs[it].clone(),
             key: machines[it].key,
@@ -199,7 +199,10 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
         let heard = Mutex::new([0; 4]);
         let mut ends = Vec::new();
         let on_bytes = |peer: usize, more: u64| heard.lock().unwrap()[peer] += more;
-        spread(&peers, (2, "org/big"), (&order, &ours()), &on_bytes, &mut |it| ends.push(it));
+        let ours = ours();
+        let what =
+            SpreadOrder { peers: &peers, source: 2, model: "org/big", order: &order, ours: &ours };
+        spread(what, &on_bytes, &mut |it| ends.push(it));
         ends.sort_by_key(|it| it.peer);
         assert_eq!(ends.iter().map(|it| it.peer).collect::<Vec<_>>(), [0, 1, 3]);
         for end in ends {
@@ -303,14 +306,14 @@ fn a_grant_reads_one_model_and_ends_with_the_trust_in_who_made_it() {
     let manifest = client.manifest("org/big", &|_| ()).unwrap();
     let mut bytes = [0; 4];
     let weights = "model-1.safetensors".parse().unwrap();
-    client.read("org/big", (&weights, Pieces::run(0, 4)), &mut bytes).unwrap();
+    client.read("org/big", &weights, Pieces::run(0, 4), &mut bytes).unwrap();
     let refused = |err: ExchangeError| {
         let text = err.to_string();
         assert!(text.contains("may read one model and nothing else"), "{text}");
     };
     refused(client.find("org/other").unwrap_err());
     refused(client.manifest("org/other", &|_| ()).unwrap_err());
-    refused(client.read("org/other", (&weights, Pieces::run(0, 4)), &mut bytes).unwrap_err());
+    refused(client.read("org/other", &weights, Pieces::run(0, 4), &mut bytes).unwrap_err());
     let fetch = FetchOrder { name: "org/new".to_owned(), ..order(manifest, Vec::new()) };
     refused(client.fetch(fetch, &|_| ()).unwrap_err());
     assert!(!machine.scratch.path().join("models/org/new").exists());
