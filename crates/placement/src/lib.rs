@@ -309,10 +309,10 @@ pub fn place(
         None => 1..=offers.len(),
     };
     let sizes = sizes.filter(|&size| 0 < size);
+    let candidates = Candidates { model, offers, links, context_tokens };
     let options = sizes.flat_map(|size| kinds(size, wishes.split).map(move |kind| (size, kind)));
-    let options: Vec<PlacementOption> = options
-        .filter_map(|wished| option(model, (offers, links), wished, context_tokens))
-        .collect();
+    let options: Vec<PlacementOption> =
+        options.filter_map(|(size, kind)| candidates.best(size, kind)).collect();
     let Some(chosen) = choose(&options) else {
         let largest = options.last().map(|option| option.offer_idxs.len());
         let best = options.iter().filter(|option| Some(option.offer_idxs.len()) == largest);
@@ -370,22 +370,29 @@ fn choose(options: &[PlacementOption]) -> Option<&PlacementOption> {
     fitting.min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
-/// Returns the best option of `size` machines and one kind of split; `None` if there are too many
-/// machines for it.
-fn option(
-    model: &ModelFacts,
-    (offers, links): (&[NodeOffer], &Links),
-    (size, kind): (usize, SplitKind),
+/// A model, and the machines on which it could run.
+struct Candidates<'a> {
+    model: &'a ModelFacts,
+    offers: &'a [NodeOffer],
+    links: &'a Links,
     context_tokens: u32,
-) -> Option<PlacementOption> {
-    let offer_idxs = largest(offers, size);
-    let caps = caps(offers, &offer_idxs);
-    let (split, needs) = search::best(model, kind, &caps, context_tokens)?;
-    let chosen: Vec<&NodeOffer> = offer_idxs.iter().map(|&idx| &offers[idx]).collect();
-    let speed = speed::predict(model, (&chosen, &split), &links.among(&offer_idxs), context_tokens);
-    let missing = needs.iter().zip(&caps).map(|(need, cap)| need.total().saturating_sub(*cap));
-    let missing_bytes = missing.sum();
-    Some(PlacementOption { offer_idxs, split, needs, missing_bytes, speed })
+}
+
+impl Candidates<'_> {
+    /// Returns the best option of `size` machines and one kind of split; `None` if there are too
+    /// many machines for it.
+    fn best(&self, size: usize, kind: SplitKind) -> Option<PlacementOption> {
+        let Candidates { model, offers, links, context_tokens } = *self;
+        let offer_idxs = largest(offers, size);
+        let caps = caps(offers, &offer_idxs);
+        let (split, needs) = search::best(model, kind, &caps, context_tokens)?;
+        let nodes: Vec<&NodeOffer> = offer_idxs.iter().map(|&idx| &offers[idx]).collect();
+        let links = links.among(&offer_idxs);
+        let speed = speed::predict(model, &split, &nodes, &links, context_tokens);
+        let missing = needs.iter().zip(&caps).map(|(need, cap)| need.total().saturating_sub(*cap));
+        let missing_bytes = missing.sum();
+        Some(PlacementOption { offer_idxs, split, needs, missing_bytes, speed })
+    }
 }
 
 fn caps(offers: &[NodeOffer], offer_idxs: &[usize]) -> Vec<u64> {

@@ -155,7 +155,8 @@ pub struct Speed {
 /// Predicts the speed; `None` if the memory bandwidth of a machine is unknown.
 pub(super) fn predict(
     model: &ModelFacts,
-    (nodes, split): (&[&NodeOffer], &Split),
+    split: &Split,
+    nodes: &[&NodeOffer],
     links: &Links,
     context_tokens: u32,
 ) -> Option<Speed> {
