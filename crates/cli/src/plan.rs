@@ -14,7 +14,7 @@ use jackalope_deploy::split_constraints::kind_over;
 use jackalope_fleet::facts::at_once;
 use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::shell::Shell;
-use jackalope_fleet::{platform, routes};
+use jackalope_fleet::{facts, routes};
 use jackalope_placement::{Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::{Backend, counted};
@@ -106,7 +106,7 @@ fn facts(host: &Host, args: &PlanArgs, shell: &dyn Shell) -> anyhow::Result<Opti
     let name = host.name();
     let is_typed = |it: &MemoryArg| it.name.as_ref().is_none_or(|typed| *typed == name);
     let facts = match host.is_local() {
-        true => platform::current::facts(),
+        true => facts::facts_here(),
         false if args.memory.iter().any(is_typed) => return Ok(None),
         false => jackalope_fleet::facts::facts(shell, &name, PROBE_TIMEOUT).map_err(|err| {
             let hint = err.kind.hint(&name);

@@ -28,7 +28,7 @@ use jackalope_text::{ChatTemplate, ModelText};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-use crate::config::RankConfig;
+use crate::config::{Beside, RankConfig};
 use crate::content::{OwnContent, content_of_dir};
 use crate::context::LocalContext;
 use crate::expected_costs::ExpectedCosts;
@@ -72,17 +72,6 @@ pub struct ClusterOptions {
     /// Whether this is a long-running server: then a model that was never hashed is hashed in the
     /// background.
     pub is_server: bool,
-}
-
-/// A model's place among those of one server.
-#[derive(Clone, Debug)]
-pub struct Beside {
-    /// Name of its ranks on machines that also run ranks of other models.
-    pub name: String,
-    /// Number of the model, the same at every start of the same server; its ports follow from it.
-    pub slot: u16,
-    /// Memory for keys and values on each rank in bytes, unless the arguments set it.
-    pub kv_bytes: u64,
 }
 
 /// An engine with its ranks.

@@ -196,3 +196,14 @@ impl fmt::Display for PortRange {
         write!(f, "{}-{}", self.first, self.last)
     }
 }
+
+/// A model's place among those of one server.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// Name of its ranks on machines that also run ranks of other models.
+    pub name: String,
+    /// Number of the model, the same at every start of the same server; its ports follow from it.
+    pub slot: u16,
+    /// Memory for keys and values on each rank in bytes, unless the arguments set it.
+    pub kv_bytes: u64,
+}

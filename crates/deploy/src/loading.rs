@@ -6,15 +6,15 @@ use std::time::Duration;
 use anyhow::ensure;
 use jackalope_engine::SamplingOptions;
 use jackalope_fleet::agent::Agent;
+use jackalope_fleet::facts;
 use jackalope_fleet::hostfile::{Host, Hostfile};
-use jackalope_fleet::platform;
 use jackalope_placement::{Links, ModelFacts, NodeOffer, RankNeed, Wishes};
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
 
-use crate::cluster::{Beside, Cluster, ClusterOptions};
-use crate::config::{MemoryBudget, RankConfig};
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::config::{Beside, MemoryBudget, RankConfig};
 use crate::context::LocalContext;
 use crate::machines;
 use crate::machines::placer::{IDLE, RankMachine, idle_split, links};
@@ -170,7 +170,7 @@ fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOption
 impl SharedMemory {
     /// Returns the memory of this machine alone.
     fn here(ranks: &RankConfig, budgets: &[MemoryBudget]) -> anyhow::Result<SharedMemory> {
-        let facts = platform::current::facts();
+        let facts = facts::facts_here();
         let budget = budget_of(THIS_MACHINE, budgets, facts.free_bytes)?;
         let num_ranks = u64::from(ranks.num_ranks);
         let rank = RankMachine { host: THIS_MACHINE.to_owned(), facts, num_ranks };

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use jackalope_fleet::agent::{OnLine, Stream};
+use jackalope_fleet::facts;
 use jackalope_fleet::home::secret_of_token;
 use jackalope_fleet::hostfile::{Host, Hostfile, ssh_name};
 use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::{self, Bootstrap, Nodes, NodesConfig};
-use jackalope_fleet::platform;
 use jackalope_fleet::shell::{Shell, SystemShell};
 use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
 use jackalope_protocol::machine::NodeFacts;
@@ -46,7 +46,7 @@ const LINGER: Duration = Duration::from_secs(30);
 pub fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
     let mut hostfile = read_hostfile(text)?;
     if !hostfile.is_local() {
-        let here = platform::current::facts();
+        let here = facts::facts_here();
         for host in hostfile.hosts.iter_mut().filter(|host| is_this_machine(host, &here)) {
             host.ssh = Ipv4Addr::LOCALHOST.to_string();
         }

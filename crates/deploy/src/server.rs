@@ -145,7 +145,7 @@ impl RunningServer {
         }
         // The programs of these children were never executed, and the threads that wait for that
         // end with this process.
-        jackalope_fleet::platform::current::kill_unexecuted_children(Duration::ZERO);
+        jackalope_fleet::process::kill_unexecuted_children(Duration::ZERO);
     }
 }
 

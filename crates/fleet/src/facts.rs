@@ -24,11 +24,11 @@ pub const FACTS: &str = include_str!("facts/facts.sh");
 /// Time for collecting this machine's facts.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the sections with this machine's facts; empty if the script fails.
-pub fn facts_here() -> Sections {
+/// Returns this machine's hardware and system; what the script cannot find out is left empty.
+pub fn facts_here() -> NodeFacts {
     let script = format!("{PRELUDE}\n{FACTS}");
     let text = crate::process::output_of("/bin/sh", &["-c", &script], FACTS_TIMEOUT);
-    Sections::parse(&text.unwrap_or_default())
+    platform::facts_of(&Sections::parse(&text.unwrap_or_default()))
 }
 
 /// Returns a machine's hardware and system.
@@ -47,4 +47,16 @@ pub fn at_once<H: Sync, T: Send>(hosts: &[H], look: impl Fn(&H) -> T + Sync) -> 
         let threads: Vec<_> = hosts.iter().map(|host| scope.spawn(move || look(host))).collect();
         threads.into_iter().map(|it| it.join().expect("looking does not panic")).collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_machine_tells_its_facts() {
+        let facts = super::facts_here();
+        assert!(0 < facts.cores && 0 < facts.free_bytes, "{facts:?}");
+        assert!(facts.free_bytes <= facts.total_bytes, "{facts:?}");
+        assert!(!facts.os.is_empty() && !facts.arch.is_empty(), "{facts:?}");
+        assert!(facts.interfaces.iter().any(|it| !it.addrs.is_empty()), "{facts:?}");
+    }
 }

@@ -10,6 +10,10 @@ use jackalope_protocol::{Identity, Secret};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+/// Jackalope's folder on a machine, for scripts: the one that the machine's user has set, or the
+/// default.
+pub const HOME_IN_SCRIPTS: &str = "\"${JACKALOPE_HOME:-$HOME/.jackalope}\"";
+
 /// Only the user may read the folder and its files.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;

@@ -35,7 +35,6 @@ pub use remove::{Removed, uninstall};
 
 use jackalope_protocol::ContentHash;
 
-use crate::nodes::introduction;
 use crate::shell::{Output, Shell};
 use crate::trust::Credentials;
 use remote::{HashTool, Survey};
@@ -277,7 +276,7 @@ fn carry_out(host: &str, what: Install<'_>, plan: &[Work<'_>]) -> (u64, Result<(
     for work in plan {
         let result = match work {
             Work::Copy(file) => remote::copy(host, what, file),
-            Work::Send(file, from) => send(host, what, (file, *from), &mut sent),
+            Work::Send(file, from) => send(host, what, file, *from, &mut sent),
         };
         if let Err(err) = result {
             return (sent, Err(err));
@@ -290,7 +289,8 @@ fn carry_out(host: &str, what: Install<'_>, plan: &[Work<'_>]) -> (u64, Result<(
 fn send(
     host: &str,
     what: Install<'_>,
-    (file, from): (&BundleFile, u64),
+    file: &BundleFile,
+    from: u64,
     sent: &mut u64,
 ) -> Result<(), InstallError> {
     let failed = |source| InstallError::Read { path: file.path.clone(), source };
@@ -300,7 +300,7 @@ fn send(
         let left = usize::try_from(file.bytes - offset).unwrap_or(usize::MAX);
         let mut piece = vec![0; left.min(PIECE_BYTES)];
         source.read_exact_at(&mut piece, offset).map_err(failed)?;
-        remote::append(host, what, (file, offset), &piece)?;
+        remote::append(host, what, file, offset, &piece)?;
         offset += piece.len() as u64;
         *sent += piece.len() as u64;
         (what.progress)(Step::Sent(piece.len() as u64));
@@ -335,7 +335,7 @@ fn changed_here(bundle: &Bundle, place: &str) -> Option<PathBuf> {
 }
 
 fn activate(host: &str, what: Install<'_>) -> Result<Activated, InstallError> {
-    let input = what.ours.map_or_else(|| "\n".to_owned(), introduction);
+    let input = what.ours.map_or_else(|| "\n".to_owned(), Credentials::introduction);
     let script = remote::activate_script(what.bundle.id());
     let ran = remote::run(host, what.shell, &script, input.as_bytes(), ACTIVATE_TIMEOUT)?;
     activated(host, &ran)

@@ -17,6 +17,7 @@ use thiserror::Error;
 use tracing::debug;
 
 use crate::agent::{Agent, OnLine, Refusal, Revive};
+use crate::home::HOME_IN_SCRIPTS;
 use crate::hostfile::Host;
 use crate::install::{Bundle, BundleError, Install, InstallError, Step, install};
 use crate::listen::address_towards;
@@ -32,10 +33,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit status of a shell that does not find the program.
 const NOT_FOUND: i32 = 127;
-
-/// Jackalope's folder on a machine, for scripts: the one that the machine's user has set, or the
-/// default.
-pub const HOME_IN_SCRIPTS: &str = "\"${JACKALOPE_HOME:-$HOME/.jackalope}\"";
 
 /// How to reach the machines of a cluster.
 #[derive(Clone)]
@@ -241,8 +238,8 @@ fn bring_up_one(
     let (again, host_again) = (config.clone(), host.clone());
     let revive: Revive =
         Box::new(move || start(&host_again, &again).map_err(|err| err.to_string()));
-    let callbacks = (on_line(&name), Some(revive));
-    let agent = Agent::connect_or_revive(&name, addrs, config.ours.clone(), callbacks);
+    let (ours, on_line) = (config.ours.clone(), on_line(&name));
+    let agent = Agent::connect_or_revive(&name, addrs, ours, on_line, Some(revive));
     if let Err(reason) = agent.knock(KNOCK_TIMEOUT) {
         debug!(name, reason, "no agent yet");
         if agent.refusal() == Some(Refusal::ChangedKey) {
@@ -359,13 +356,6 @@ pub fn pin(ours: &Credentials, host: &str, key: PublicKey) -> Result<(), NodeErr
     pinned.map_err(|source| NodeError::Trust { host: host.to_owned(), source })
 }
 
-/// Returns what a machine's program reads on standard input: the secret, then the key and name of
-/// the coordinator that may command its agent. A login on the machine is enough to grant that.
-pub fn introduction(ours: &Credentials) -> String {
-    let (secret, identity) = (ours.secret.to_hex(), &ours.identity);
-    format!("{secret}\n{} {}\n", identity.public().to_hex(), identity.name())
-}
-
 /// Starts a machine's agent, sends it our key and pins the key that it reports. An agent with
 /// another secret or of another version is replaced.
 fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
@@ -382,7 +372,7 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
         true => format!("exec {} {args}", quote(&config.program.to_string_lossy())),
         false => on_machine(&args),
     };
-    let input = introduction(&config.ours);
+    let input = config.ours.introduction();
     let ran = config.shell.run(ssh_name(host, &name), &script, input.as_bytes(), START_TIMEOUT);
     match ran.map_err(|source| NodeError::Shell { source })? {
         Output { status: 0, stdout, .. } => match told_key(&stdout) {

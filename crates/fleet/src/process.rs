@@ -4,6 +4,8 @@
 //! it does not outlive us even if we are killed. It runs in its own process group, so that Ctrl-C
 //! in a terminal reaches only us and we decide how it ends. Dropping a [`Child`] kills it.
 
+mod unexecuted;
+
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tracing::info;
 
-use crate::platform::current::kill_unexecuted_children;
+pub use unexecuted::kill_unexecuted_children;
 
 /// Maximum number of lines of standard error that are kept.
 const LAST_LINES_MAX: usize = 20;

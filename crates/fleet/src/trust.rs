@@ -398,6 +398,14 @@ pub enum Expected {
 }
 
 impl Credentials {
+    /// Returns what a machine's program reads on standard input: the secret, then the key and name
+    /// of the coordinator that may command its agent. A login on the machine is enough to grant
+    /// that.
+    pub fn introduction(&self) -> String {
+        let (secret, identity) = (self.secret.to_hex(), &self.identity);
+        format!("{secret}\n{} {}\n", identity.public().to_hex(), identity.name())
+    }
+
     /// Like [`Credentials::check`], for a machine of which only an address is known: accepts the
     /// key of any pinned machine.
     ///

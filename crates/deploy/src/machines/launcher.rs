@@ -13,17 +13,14 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{Node, Nodes};
 use jackalope_fleet::routes::{self, Encryption, routes};
 use jackalope_fleet::stock;
-use jackalope_placement::Placement;
 use jackalope_placement::reach::{Group, Member, groups};
-use jackalope_protocol::split::Split;
 use jackalope_protocol::{ExpectedContent, Setup};
 use tracing::{info, warn};
 
-use super::links::{Answer, Links, PROBE_DEADLINE, Pair, Prober};
-use super::placer::rank_name;
+use super::links::{Answer, Links, PROBE_DEADLINE, Pair, Prober, return_after};
+use super::placer::{Cut, CutPlan, rank_name};
 use super::tickets::Tickets;
-use crate::cluster::Beside;
-use crate::config::PortRange;
+use crate::config::{Beside, PortRange};
 use crate::expected_costs::ExpectedCosts;
 use crate::models::ModelPlace;
 
@@ -36,36 +33,6 @@ const STOCK_PORTS_OF_SLOT: u16 = 256;
 
 /// Time by which an agent waits longer than its ranks, which end by themselves.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
-
-/// Minimum time for which a machine that has come back must stay before it is used again. The time
-/// doubles with each absence, because taking the machine back means loading anew.
-const RETURN_AFTER: Duration = Duration::from_secs(2);
-/// Upper limit of that time.
-const RETURN_AFTER_MAX: Duration = Duration::from_secs(300);
-
-/// Returns the time for which a machine must stay after `num_absences` absences.
-pub(super) fn return_after(num_absences: u32) -> Duration {
-    let doublings = num_absences.saturating_sub(1).min(16);
-    (RETURN_AFTER * (1 << doublings)).min(RETURN_AFTER_MAX)
-}
-
-/// Decides what each of several machines loads: takes hostfile positions and returns a split, or
-/// the reason why there is none.
-pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<CutPlan, String> + Send>;
-
-/// The split of a model over several machines, and its estimated speed.
-pub(crate) struct CutPlan {
-    pub(crate) split: Split,
-    /// Estimated duration of a typical request in seconds, if known.
-    pub(crate) usual_request_s: Option<f64>,
-}
-
-impl CutPlan {
-    pub(crate) fn of(placement: Placement) -> CutPlan {
-        let usual_request_s = placement.speed.map(|speed| speed.usual_request_s());
-        CutPlan { split: placement.split, usual_request_s }
-    }
-}
 
 /// The machines of a cluster, by hostfile position.
 pub(crate) struct Places {
@@ -596,12 +563,5 @@ mod tests {
         ];
         assert_eq!(listened_on(&routes, &nodes), wanted);
         assert_eq!(listened_on(&routes[..1], &nodes[..1]), [vec![ip("127.0.0.1")]], "it is alone");
-    }
-
-    #[test]
-    fn a_machine_that_leaves_again_and_again_is_trusted_later_each_time() {
-        let seconds = |num_absences| return_after(num_absences).as_secs();
-        assert_eq!([0, 1, 2, 3, 8].map(seconds), [2, 2, 4, 8, 256]);
-        assert_eq!([9, 40, u32::MAX].map(seconds), [300, 300, 300]);
     }
 }

@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 use jackalope_engine::BrokenLink;
 use tracing::{info, warn};
 
-use super::launcher::return_after;
-
 /// Maximum time in which a machine must answer another one; covers two TCP connection attempts.
 pub(super) const PROBE_DEADLINE: Duration = Duration::from_millis(1500);
 
@@ -36,6 +34,18 @@ const JOINS_FAIL_WITHIN: Duration = Duration::from_secs(120);
 
 /// Time for which such a link stays broken.
 const JOINS_FAIL_HOLD: Duration = Duration::from_secs(300);
+
+/// Minimum time for which a machine that has come back must stay before it is used again. The time
+/// doubles with each absence, because taking the machine back means loading anew.
+const RETURN_AFTER: Duration = Duration::from_secs(2);
+/// Upper limit of that time.
+const RETURN_AFTER_MAX: Duration = Duration::from_secs(300);
+
+/// Returns the time for which a machine must stay after `num_absences` absences.
+pub(super) fn return_after(num_absences: u32) -> Duration {
+    let doublings = num_absences.saturating_sub(1).min(16);
+    (RETURN_AFTER * (1 << doublings)).min(RETURN_AFTER_MAX)
+}
 
 /// Returns the result of a probe once it is known.
 pub(super) type Answer = Box<dyn Fn() -> Option<Result<(), String>> + Send>;
@@ -371,6 +381,13 @@ mod tests {
 
     const ABSENT_AFTER: Duration = Duration::from_secs(4);
     const MOMENT: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn a_machine_that_leaves_again_and_again_is_trusted_later_each_time() {
+        let seconds = |num_absences| return_after(num_absences).as_secs();
+        assert_eq!([0, 1, 2, 3, 8].map(seconds), [2, 2, 4, 8, 256]);
+        assert_eq!([9, 40, u32::MAX].map(seconds), [300, 300, 300]);
+    }
 
     #[test]
     fn a_suspicion_that_both_ends_refute_is_forgotten() {

@@ -15,11 +15,28 @@ use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::split::Split;
 
-use super::launcher::{Cut, CutPlan};
 use crate::split_constraints;
 
 /// Maximum time in which an agent must report the programs it runs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Decides what each of several machines loads: takes hostfile positions and returns a split, or
+/// the reason why there is none.
+pub(crate) type Cut = Box<dyn FnMut(&[usize]) -> Result<CutPlan, String> + Send>;
+
+/// The split of a model over several machines, and its estimated speed.
+pub(crate) struct CutPlan {
+    pub(crate) split: Split,
+    /// Estimated duration of a typical request in seconds, if known.
+    pub(crate) usual_request_s: Option<f64>,
+}
+
+impl CutPlan {
+    pub(crate) fn of(placement: Placement) -> CutPlan {
+        let usual_request_s = placement.speed.map(|speed| speed.usual_request_s());
+        CutPlan { split: placement.split, usual_request_s }
+    }
+}
 
 /// Places a model on several machines.
 pub(crate) struct Placer {

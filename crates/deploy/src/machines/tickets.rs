@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use jackalope_protocol::{Identity, PublicKey, Secret};
 
-use crate::cluster::Beside;
+use crate::config::Beside;
 
 /// Derives the ticket of each rank of one server from this machine's private key, which no other
 /// machine has, and from the parameters of the server. A server that is started again with the same

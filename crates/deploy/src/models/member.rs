@@ -63,7 +63,7 @@ impl Member {
     ) -> anyhow::Result<Member> {
         let this = || Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() };
         let host = host.unwrap_or_else(this);
-        let facts = jackalope_fleet::platform::current::facts();
+        let facts = jackalope_fleet::facts::facts_here();
         let key = ours.identity.public();
         let mut member =
             Member { host, facts, addrs: Vec::new(), key, our_ip: None, is_here: true };

@@ -230,7 +230,7 @@ impl Agent {
         ours: Credentials,
         on_line: OnLine,
     ) -> Agent {
-        Agent::connect_or_revive(host, addrs, ours, (on_line, None))
+        Agent::connect_or_revive(host, addrs, ours, on_line, None)
     }
 
     /// Like [`Agent::connect`]. If the machine answers but its agent, which was connected before,
@@ -239,7 +239,8 @@ impl Agent {
         host: &str,
         addrs: Vec<SocketAddr>,
         ours: Credentials,
-        (on_line, revive): (OnLine, Option<Revive>),
+        on_line: OnLine,
+        revive: Option<Revive>,
     ) -> Agent {
         let reason = "not connected yet".to_owned();
         let shared = Arc::new(Shared {

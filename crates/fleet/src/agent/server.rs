@@ -235,7 +235,7 @@ fn serve_client(session: u64, shared: &Shared, visit: Visit) {
     let Some(powers) = shared.admission.powers(&key) else { return };
     info!(session, %from, %key, "session");
     let client = Client { session, key, powers };
-    let end = session::run(client, &shared.programs, first, (sender, receiver));
+    let end = session::run(client, &shared.programs, first, sender, receiver);
     if end == End::StopAgent {
         shared.is_over.store(true, Ordering::SeqCst);
     }

@@ -43,7 +43,8 @@ pub(super) fn run(
     client: Client,
     programs: &Programs,
     first: ToAgent,
-    (sender, mut receiver): (secure::Sender, secure::Receiver),
+    sender: secure::Sender,
+    mut receiver: secure::Receiver,
 ) -> End {
     let Client { session, key, powers } = client;
     let (outbox, messages) = sync_channel(OUTBOX_LEN);
@@ -63,7 +64,7 @@ pub(super) fn run(
             return End::GoOn;
         }
     };
-    let end = read(first, &mut receiver, (programs, powers), &owner);
+    let end = read(first, &mut receiver, programs, powers, &owner);
     let (on_purpose, end) = match end {
         Ok(end) => (true, end),
         Err(err) => {
@@ -82,7 +83,8 @@ pub(super) fn run(
 fn read(
     first: ToAgent,
     receiver: &mut secure::Receiver,
-    (programs, powers): (&Programs, Powers),
+    programs: &Programs,
+    powers: Powers,
     owner: &Owner,
 ) -> Result<End, FrameError> {
     // The writer disconnects a client that does not read its messages, which ends this thread too.
@@ -116,7 +118,7 @@ fn read(
             ToAgent::Signal { name, signal } => programs.signal(&name, signal),
             ToAgent::Input { name, bytes } => programs.input(&name, &bytes),
             ToAgent::Kill { name } => programs.kill(&name),
-            ToAgent::Facts => tell(FromAgent::Facts(crate::platform::current::facts()))?,
+            ToAgent::Facts => tell(FromAgent::Facts(crate::facts::facts_here()))?,
             ToAgent::Memory => tell(FromAgent::Memory(crate::platform::current::pressure()))?,
             ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
             ToAgent::KillProcess { .. } if powers != Powers::All => {}

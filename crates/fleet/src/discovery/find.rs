@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::link::{self, Asking, LinkAddr};
 use super::wire::{self, Answer, DATAGRAM_BYTES_MAX, Nonce, OurAgent};
 use crate::agent::{FromAgent, ToAgent};
-use crate::platform;
+use crate::facts;
 use crate::trust::Credentials;
 
 /// Pauses between queries, because a datagram may be lost, above all over Wi-Fi. The last pause
@@ -142,7 +142,7 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     let (machines, here) = thread::scope(|scope| {
         let meet = |it: Machine| scope.spawn(move || it.meet(ours));
         let threads: Vec<_> = heard.machines.drain(..).map(meet).collect();
-        let here = platform::current::facts();
+        let here = facts::facts_here();
         let met = threads.into_iter().map(|it| it.join().expect("it does not panic"));
         (met.collect(), here)
     });

@@ -38,7 +38,7 @@ fn devices(file: &RawFile, found: &mut Vec<Found>) {
     };
     for (rank, host) in hosts.iter().enumerate() {
         match (&host.rdma, needed_by) {
-            (Some(row), _) => device_row((rank, row), hosts, found),
+            (Some(row), _) => device_row(rank, row, hosts, found),
             (None, Some(needed_by)) => {
                 let fault = Fault::DevicesMissing { needed_by };
                 found.push(Found { at: host.at, entry: host.entry.clone(), fault });
@@ -48,7 +48,7 @@ fn devices(file: &RawFile, found: &mut Vec<Found>) {
     }
 }
 
-fn device_row((rank, row): (usize, &Row), hosts: &[RawHost], found: &mut Vec<Found>) {
+fn device_row(rank: usize, row: &Row, hosts: &[RawHost], found: &mut Vec<Found>) {
     let host = &hosts[rank];
     if row.it.len() != hosts.len() {
         let fault = Fault::DeviceCount { found: row.it.len(), expected: hosts.len() };

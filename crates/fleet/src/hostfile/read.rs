@@ -73,7 +73,7 @@ pub(super) fn read(text: &str, found: &mut Vec<Found>) -> RawFile {
         Value::Object(entries) => reader.object(node.at, entries),
         Value::Array(nodes) => reader.list(node.at, nodes),
         other => {
-            reader.wrong_kind((node.at, ""), "a list or an object", &other);
+            reader.wrong_kind(node.at, "", "a list or an object", &other);
             RawFile::default()
         }
     }
@@ -84,12 +84,12 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn fault(&mut self, (at, entry): (usize, &str), fault: Fault) {
+    fn fault(&mut self, at: usize, entry: &str, fault: Fault) {
         self.found.push(Found { at, entry: entry.to_owned(), fault });
     }
 
-    fn wrong_kind(&mut self, place: (usize, &str), expected: &'static str, found: &Value) {
-        self.fault(place, Fault::Kind { expected, found: found.describe() });
+    fn wrong_kind(&mut self, at: usize, entry: &str, expected: &'static str, found: &Value) {
+        self.fault(at, entry, Fault::Kind { expected, found: found.describe() });
     }
 
     fn object(&mut self, at: usize, entries: Vec<(Key, Node)>) -> RawFile {
@@ -108,7 +108,7 @@ impl Reader<'_> {
             }
         }
         if !has_hosts {
-            self.fault((at, ""), Fault::MissingKey { key: "hosts" });
+            self.fault(at, "", Fault::MissingKey { key: "hosts" });
         }
         file
     }
@@ -128,7 +128,7 @@ impl Reader<'_> {
         match node.value {
             Value::Array(nodes) => self.indexed(node.at, nodes, entry, Self::host),
             other => {
-                self.wrong_kind((node.at, entry), "a list of hosts", &other);
+                self.wrong_kind(node.at, entry, "a list of hosts", &other);
                 Vec::new()
             }
         }
@@ -142,11 +142,11 @@ impl Reader<'_> {
         read: fn(&mut Self, Node, String) -> RawHost,
     ) -> Vec<RawHost> {
         if nodes.is_empty() {
-            self.fault((at, entry), Fault::NoHosts);
+            self.fault(at, entry, Fault::NoHosts);
         }
         if HOSTS_MAX < nodes.len() {
             let fault = Fault::TooManyHosts { found: nodes.len(), max: HOSTS_MAX };
-            self.fault((at, entry), fault);
+            self.fault(at, entry, fault);
             return Vec::new();
         }
         let nodes = nodes.into_iter().enumerate();
@@ -157,18 +157,17 @@ impl Reader<'_> {
     fn keys(&mut self, entries: &[(Key, Node)], entry: &str, known: &'static [&'static str]) {
         let mut seen = BTreeSet::new();
         for (key, _) in entries {
-            let place = (key.at, entry);
             if !known.contains(&key.name.as_str()) {
                 let (found, nearest) = (key.name.clone(), nearest(&key.name, known));
-                self.fault(place, Fault::UnknownKey { found, nearest, known });
+                self.fault(key.at, entry, Fault::UnknownKey { found, nearest, known });
             } else if !seen.insert(&key.name) {
-                self.fault(place, Fault::DuplicateKey { key: key.name.clone() });
+                self.fault(key.at, entry, Fault::DuplicateKey { key: key.name.clone() });
             }
         }
     }
 
     fn backend(&mut self, node: Node, file: &mut RawFile) {
-        let place = (node.at, "backend");
+        let (at, entry) = (node.at, "backend");
         match node.value {
             Value::Null => {}
             Value::String(name) if name.is_empty() => {}
@@ -180,10 +179,10 @@ impl Reader<'_> {
             Value::String(name) => {
                 file.backend = Backend::ALL.into_iter().find(|backend| backend.name() == name);
                 if file.backend.is_none() {
-                    self.fault(place, Fault::UnknownBackend { found: name });
+                    self.fault(at, entry, Fault::UnknownBackend { found: name });
                 }
             }
-            other => self.wrong_kind(place, "a string", &other),
+            other => self.wrong_kind(at, entry, "a string", &other),
         }
     }
 
@@ -191,9 +190,9 @@ impl Reader<'_> {
         for (idx, Placed { at, it }) in self.strings(node, "envs").into_iter().enumerate() {
             let entry = format!("envs[{idx}]");
             match it.split_once('=') {
-                None => self.fault((at, &entry), Fault::EnvWithoutValue { found: it }),
+                None => self.fault(at, &entry, Fault::EnvWithoutValue { found: it }),
                 Some((name, _)) if !is_variable(name) => {
-                    self.fault((at, &entry), Fault::BadEnvName { found: name.to_owned() });
+                    self.fault(at, &entry, Fault::BadEnvName { found: name.to_owned() });
                 }
                 Some((name, value)) => envs.push((name.to_owned(), value.to_owned())),
             }
@@ -203,14 +202,14 @@ impl Reader<'_> {
     /// Reads a list of strings.
     fn strings(&mut self, node: Node, entry: &str) -> Vec<Placed<String>> {
         let Value::Array(nodes) = node.value else {
-            self.wrong_kind((node.at, entry), "a list of strings", &node.value);
+            self.wrong_kind(node.at, entry, "a list of strings", &node.value);
             return Vec::new();
         };
         let mut strings = Vec::new();
         for (idx, Node { at, value }) in nodes.into_iter().enumerate() {
             match value {
                 Value::String(it) => strings.push(Placed { at, it }),
-                other => self.wrong_kind((at, &format!("{entry}[{idx}]")), "a string", &other),
+                other => self.wrong_kind(at, &format!("{entry}[{idx}]"), "a string", &other),
             }
         }
         strings
@@ -220,12 +219,12 @@ impl Reader<'_> {
         let rdma_entry = format!("{entry}.rdma");
         let mut host = RawHost { at: node.at, entry, rdma_entry, ..RawHost::default() };
         let Value::Object(entries) = node.value else {
-            self.wrong_kind((node.at, &host.entry), "an object for a host", &node.value);
+            self.wrong_kind(node.at, &host.entry, "an object for a host", &node.value);
             return host;
         };
         self.keys(&entries, &host.entry, HOST_KEYS);
         if !entries.iter().any(|(key, _)| key.name == "ssh") {
-            self.fault((node.at, &host.entry), Fault::MissingKey { key: "ssh" });
+            self.fault(node.at, &host.entry, Fault::MissingKey { key: "ssh" });
         }
         for (key, node) in entries {
             let entry = format!("{}.{}", host.entry, key.name);
@@ -240,19 +239,19 @@ impl Reader<'_> {
     }
 
     fn ssh(&mut self, node: Node, entry: &str) -> String {
-        let place = (node.at, entry);
+        let at = node.at;
         match node.value {
-            Value::String(name) if name.trim().is_empty() => self.fault(place, Fault::EmptySsh),
+            Value::String(name) if name.trim().is_empty() => self.fault(at, entry, Fault::EmptySsh),
             Value::String(name)
                 if name.starts_with('-') || name.contains(|c: char| c.is_whitespace()) =>
             {
-                self.fault(place, Fault::BadSsh { found: name });
+                self.fault(at, entry, Fault::BadSsh { found: name });
             }
             Value::String(name) => match ssh_name(&name) {
                 Ok(name) => return name,
-                Err(fault) => self.fault(place, fault),
+                Err(fault) => self.fault(at, entry, fault),
             },
-            other => self.wrong_kind(place, "a string", &other),
+            other => self.wrong_kind(at, entry, "a string", &other),
         }
         String::new()
     }
@@ -263,10 +262,10 @@ impl Reader<'_> {
             let entry = format!("{entry}[{idx}]");
             match it.parse() {
                 Ok(ip) if ips.contains(&ip) => {
-                    self.fault((at, &entry), Fault::DuplicateIp { ip });
+                    self.fault(at, &entry, Fault::DuplicateIp { ip });
                 }
                 Ok(ip) => ips.push(ip),
-                Err(_) => self.fault((at, &entry), Fault::BadIp { found: it }),
+                Err(_) => self.fault(at, &entry, Fault::BadIp { found: it }),
             }
         }
         ips
@@ -279,7 +278,7 @@ impl Reader<'_> {
             Value::Null => return None,
             Value::Array(cells) => cells,
             other => {
-                self.wrong_kind((at, entry), "a list of devices", &other);
+                self.wrong_kind(at, entry, "a list of devices", &other);
                 return None;
             }
         };
@@ -297,13 +296,13 @@ impl Reader<'_> {
             Value::String(it) => vec![Placed { at, it }],
             Value::Array(_) => self.strings(node, entry),
             other => {
-                self.wrong_kind((at, entry), "null, a device or a list of devices", &other);
+                self.wrong_kind(at, entry, "null, a device or a list of devices", &other);
                 Vec::new()
             }
         };
         for Placed { at, it } in &names {
             if it.is_empty() || it.contains(|c: char| c.is_whitespace() || c == ':') {
-                self.fault((*at, entry), Fault::BadDevice { found: it.clone() });
+                self.fault(*at, entry, Fault::BadDevice { found: it.clone() });
             }
         }
         Placed { at, it: names.into_iter().map(|name| name.it).collect() }
@@ -321,7 +320,7 @@ impl Reader<'_> {
             Value::String(it) => (vec![Placed { at, it }], false),
             Value::Array(_) => (self.strings(node, &entry), true),
             other => {
-                self.wrong_kind((at, &entry), "an address or a list of addresses", &other);
+                self.wrong_kind(at, &entry, "an address or a list of addresses", &other);
                 (Vec::new(), false)
             }
         };
@@ -331,7 +330,7 @@ impl Reader<'_> {
                 if is_nested { format!("{}[{idx}]", host.entry) } else { host.entry.clone() };
             match listen_addr(&it) {
                 Ok(listen) => host.listen.push(Placed { at, it: listen }),
-                Err(fault) => self.fault((at, &entry), fault),
+                Err(fault) => self.fault(at, &entry, fault),
             }
         }
         for ip in host.listen.iter().filter_map(|listen| listen.it.host.parse().ok()) {

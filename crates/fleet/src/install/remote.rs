@@ -7,7 +7,7 @@ use std::time::Duration;
 use jackalope_protocol::{ContentHash, FilePath};
 
 use super::{Bundle, BundleFile, Install, InstallError, PIECE_TIMEOUT, SURVEY_TIMEOUT};
-use crate::nodes::HOME_IN_SCRIPTS;
+use crate::home::HOME_IN_SCRIPTS;
 use crate::shell::{Output, Shell, quote};
 
 /// Exit statuses of the scripts besides 0; sysexits.h does not use these numbers.
@@ -157,7 +157,8 @@ fn part_of(bundle: &Bundle, file: &BundleFile) -> String {
 pub(super) fn append(
     host: &str,
     what: Install<'_>,
-    (file, offset): (&BundleFile, u64),
+    file: &BundleFile,
+    offset: u64,
     piece: &[u8],
 ) -> Result<(), InstallError> {
     let end = offset + piece.len() as u64;

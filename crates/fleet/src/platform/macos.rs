@@ -9,7 +9,7 @@ use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::{MachineMemory, MemoryPressure, PressureTier};
 
 use super::{Version, chips};
-use crate::facts::{Sections, facts_here};
+use crate::facts::Sections;
 use crate::process::{Child, Spawn, output_of};
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
@@ -19,12 +19,6 @@ pub fn process_began(pid: u32) -> Option<String> {
     let args = ["-o", "lstart=", "-p", &pid.to_string()];
     let printed = output_of("ps", &args, COMMAND_TIMEOUT).ok()?;
     Some(printed.trim().to_owned()).filter(|began| !began.is_empty())
-}
-
-/// Does nothing and returns nothing: macOS creates a process and executes its program in one call,
-/// so that no child exists before its program.
-pub fn kill_unexecuted_children(_age: Duration) -> Vec<u32> {
-    Vec::new()
 }
 
 /// Keeps this Mac awake while both the returned child and this process live. Otherwise the RDMA
@@ -73,11 +67,6 @@ fn parse_pressure_level(text: &str) -> Option<PressureTier> {
         "4" => Some(PressureTier::Critical),
         _ => None,
     }
-}
-
-/// Returns the facts of this machine.
-pub fn facts() -> NodeFacts {
-    super::facts_of(&facts_here())
 }
 
 /// Parses a machine's facts, except for its host name.

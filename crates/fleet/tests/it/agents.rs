@@ -386,8 +386,8 @@ fn a_hung_agent_is_replaced_and_the_next_one_adopts_its_programs() {
         revived_wire.point_at(next_addr);
         Ok(())
     };
-    let callbacks: (OnLine, Option<Revive>) = (Box::new(|_, _, _| {}), Some(Box::new(revive)));
-    let agent = Agent::connect_or_revive("here", vec![addr], ours(), callbacks);
+    let (on_line, revive): (OnLine, Revive) = (Box::new(|_, _, _| {}), Box::new(revive));
+    let agent = Agent::connect_or_revive("here", vec![addr], ours(), on_line, Some(revive));
     let order = Order { lease_ms: 600_000, ..shell("rank 0", "exec sleep 600") };
     let program = agent.start(order.clone());
     let kept = pid(&program);
