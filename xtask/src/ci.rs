@@ -21,7 +21,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`ci` takes no options");
     let started = Instant::now();
     crate::mlx::run(&[])?;
-    let environments = ENVIRONMENTS.map(Environment::prepare);
+    let environments = ENVIRONMENTS.map(|(name, tests)| Environment::prepare(name, tests));
     step("format", cargo(&["fmt", "--all", "--check"]))?;
     println!("── tidy");
     crate::tidy::run(&[])?;
@@ -120,7 +120,7 @@ struct Environment {
 
 impl Environment {
     /// Begins to install the packages.
-    fn prepare((name, tests): (&'static str, &'static str)) -> Environment {
+    fn prepare(name: &'static str, tests: &'static str) -> Environment {
         let venv = target_dir().join(name);
         let python = venv.join("bin/python");
         let program = python.to_string_lossy().into_owned();

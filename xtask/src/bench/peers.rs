@@ -25,8 +25,16 @@ const PROMPT_TOKENS: u32 = 512;
 /// Number of generated tokens.
 const GEN_TOKENS: u32 = 64;
 
-/// Numbers of prompt tokens and of generated tokens with a long context.
-const LONG: (u32, u32) = (4096, 16);
+/// What `jackalope bench` is to measure.
+#[derive(Clone, Copy)]
+struct Load {
+    prompt_tokens: u32,
+    gen_tokens: u32,
+    concurrency: u32,
+}
+
+/// The load with a long context.
+const LONG: Load = Load { prompt_tokens: 4096, gen_tokens: 16, concurrency: 1 };
 
 /// Number of concurrent sequences.
 const SEQUENCES: u32 = 8;
@@ -51,7 +59,7 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
         programs.measure_long(options.threads, &mut figures)?;
     }
     if let Some(python) = &options.python {
-        measure_mlx_lm(python, (&programs.model, options.threads), &mut figures)?;
+        measure_mlx_lm(python, &programs.model, options.threads, &mut figures)?;
     }
     figures.print(&options, &programs)
 }
@@ -349,7 +357,11 @@ impl Programs {
     /// Measures several concurrent sequences.
     fn measure_sequences(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
         let case = format!("decode of {SEQUENCES} sequences");
-        let run = self.jackalope_bench((1, threads), (8, GEN_TOKENS / 2), SEQUENCES)?;
+        let run = self.jackalope_bench(
+            1,
+            threads,
+            Load { prompt_tokens: 8, gen_tokens: GEN_TOKENS / 2, concurrency: SEQUENCES },
+        )?;
         figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
         for (who, huge_pages) in [(LLAMA, false), (LLAMA_HUGE, true)] {
             if let Some(run) = self.llama_batched(threads, huge_pages)? {
@@ -361,15 +373,23 @@ impl Programs {
 
     /// Measures a long context.
     fn measure_long(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
-        let case = format!("decode after {} tokens", LONG.0);
-        let run = self.jackalope_bench((1, threads), LONG, 1)?;
+        let case = format!("decode after {} tokens", LONG.prompt_tokens);
+        let run = self.jackalope_bench(1, threads, LONG)?;
         figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
-        figures.add(format!("prefill {}", LONG.0), OURS, speed(&run, "prefill_tokens_per_s")?);
+        figures.add(
+            format!("prefill {}", LONG.prompt_tokens),
+            OURS,
+            speed(&run, "prefill_tokens_per_s")?,
+        );
         for flash in ["off", "on"] {
-            let (depth, generated) = (LONG.0.to_string(), LONG.1.to_string());
+            let (depth, generated) = (LONG.prompt_tokens.to_string(), LONG.gen_tokens.to_string());
             let args = ["-p", &depth, "-n", "0", "-fa", flash];
             for run in self.llama_bench(&args, threads, true)? {
-                figures.add(format!("prefill {}", LONG.0), LLAMA_HUGE, speed(&run, "avg_ts")?);
+                figures.add(
+                    format!("prefill {}", LONG.prompt_tokens),
+                    LLAMA_HUGE,
+                    speed(&run, "avg_ts")?,
+                );
             }
             let args = ["-p", "0", "-n", &generated, "-d", &depth, "-fa", flash];
             for run in self.llama_bench(&args, threads, true)? {
@@ -380,25 +400,22 @@ impl Programs {
     }
 
     fn prefill_and_decode(&self, ranks: u32, threads: u32) -> anyhow::Result<(f64, f64)> {
-        let prefill = self.jackalope_bench((ranks, threads), (PROMPT_TOKENS, 2), 1)?;
-        let decode = self.jackalope_bench((ranks, threads), (8, GEN_TOKENS), 1)?;
+        let prefill = Load { prompt_tokens: PROMPT_TOKENS, gen_tokens: 2, concurrency: 1 };
+        let prefill = self.jackalope_bench(ranks, threads, prefill)?;
+        let decode = Load { prompt_tokens: 8, gen_tokens: GEN_TOKENS, concurrency: 1 };
+        let decode = self.jackalope_bench(ranks, threads, decode)?;
         Ok((speed(&prefill, "prefill_tokens_per_s")?, speed(&decode, "decode_tokens_per_s")?))
     }
 
-    fn jackalope_bench(
-        &self,
-        (ranks, threads): (u32, u32),
-        (prompt_tokens, gen_tokens): (u32, u32),
-        concurrency: u32,
-    ) -> anyhow::Result<Value> {
+    fn jackalope_bench(&self, ranks: u32, threads: u32, load: Load) -> anyhow::Result<Value> {
         let mut bench = command(&self.jackalope.to_string_lossy());
         bench.args(["bench", "--json", "--model"]).arg(&self.model);
         let numbers = [
             ("--ranks", ranks),
             ("--threads", threads),
-            ("--prompt-tokens", prompt_tokens),
-            ("--gen-tokens", gen_tokens),
-            ("--concurrency", concurrency),
+            ("--prompt-tokens", load.prompt_tokens),
+            ("--gen-tokens", load.gen_tokens),
+            ("--concurrency", load.concurrency),
         ];
         for (option, number) in numbers {
             bench.args([option, &number.to_string()]);
@@ -499,7 +516,8 @@ impl Drop for Background {
 /// them in scalar code.
 fn measure_mlx_lm(
     python: &Path,
-    (model, threads): (&Path, u32),
+    model: &Path,
+    threads: u32,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
     const SCRIPT: &str = "

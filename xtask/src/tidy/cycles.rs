@@ -152,6 +152,9 @@ mod tests {
         assert_eq!(sizes("root", &files), [2]);
         let files = [("lib.rs", "mod a; const N: u8 = 0;"), ("a.rs", "fn f() { g(super::N) }")];
         assert_eq!(sizes("above", &files), Vec::<usize>::new());
+        let lib = ("lib.rs", "mod a; mod b; pub use b::X; fn f() -> &'static X { a::f() }");
+        let files = [lib, ("a.rs", "use crate::X;"), ("b.rs", "pub struct X;")];
+        assert_eq!(sizes("lifetime", &files), Vec::<usize>::new());
         let lib = ("lib.rs", "mod a; mod b; pub use b::{X, Y,};");
         let files = [lib, ("a.rs", "use crate::{X, Y,};"), ("b.rs", "pub struct X; pub struct Y;")];
         assert_eq!(sizes("comma", &files), Vec::<usize>::new());

@@ -103,6 +103,8 @@ impl Modules {
                 {
                     self.at(path).definitions.insert(text.clone());
                 }
+                // `&'static Name` defines nothing.
+                _ if idx.checked_sub(1).is_some_and(|idx| tokens[idx].is_mark('\'')) => {}
                 (word, Some(Token::Word { text, .. }), _) if DEFINING.contains(&word) => {
                     self.at(path).definitions.insert(text.clone());
                 }

@@ -34,17 +34,11 @@ struct Allowance {
 }
 
 const ALLOWANCES: &[Allowance] = &[
-    Allowance { crate_name: "cli", tuples: 37, files_on_cycles: 46, excess_lines: 5000 },
-    Allowance { crate_name: "deploy", tuples: 0, files_on_cycles: 6, excess_lines: 0 },
-    Allowance { crate_name: "fleet", tuples: 8, files_on_cycles: 10, excess_lines: 0 },
-    Allowance { crate_name: "inspect", tuples: 3, files_on_cycles: 16, excess_lines: 0 },
+    Allowance { crate_name: "cli", tuples: 17, files_on_cycles: 15, excess_lines: 1200 },
     Allowance { crate_name: "kernels", tuples: 29, files_on_cycles: 23, excess_lines: 0 },
     Allowance { crate_name: "mlx", tuples: 0, files_on_cycles: 5, excess_lines: 0 },
     Allowance { crate_name: "models", tuples: 11, files_on_cycles: 0, excess_lines: 0 },
-    Allowance { crate_name: "placement", tuples: 3, files_on_cycles: 0, excess_lines: 0 },
     Allowance { crate_name: "server", tuples: 5, files_on_cycles: 0, excess_lines: 950 },
-    Allowance { crate_name: "store", tuples: 6, files_on_cycles: 2, excess_lines: 0 },
-    Allowance { crate_name: "xtask", tuples: 4, files_on_cycles: 0, excess_lines: 0 },
 ];
 
 /// Names that stand for several public types of the workspace. This list only shrinks, too.
@@ -66,7 +60,6 @@ const SHARED_TYPE_NAMES: &[&str] = &[
     "Model",
     "ModelFacts",
     "Node",
-    "Peer",
     "Pieces",
     "Quantization",
     "Refusal",
