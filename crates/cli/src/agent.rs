@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_deploy::agent::{AgentServiceConfig, END_GRACE, RECORD, listen_list};
+use jackalope_deploy::log_file::keep_short;
 use jackalope_fleet::agent::{Agent, Trust};
 use jackalope_fleet::home::{Home, secret_of_token};
 use jackalope_fleet::install::{Activated, versions};
 use jackalope_fleet::listen::{add_to_list, own_addresses};
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::Spawn;
-use jackalope_fleet::record::{KILL_GRACE, Recorded, Request};
+use jackalope_fleet::record::{KILL_GRACE, Recorded, Request, is_alive};
 use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
 use jackalope_protocol::secure::Peer;
 use jackalope_protocol::{PublicKey, Secret};
@@ -22,8 +23,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::machines::{AgentArgs, AgentCommand};
 use crate::args::service::ServiceInstallArgs;
 use crate::environment::Environment;
+use crate::output;
 use crate::service::{self, ServiceKind};
-use crate::{operate, output};
 
 /// Maximum time in which a started agent must answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,7 +112,7 @@ async fn serve(
 /// Never returns. Keeps the log short if the agent is detached.
 async fn keep_log_short(is_detached: bool, home: &Home) {
     if is_detached {
-        operate::keep_short(&home.join("logs/agent.log")).await;
+        keep_short(&home.join("logs/agent.log")).await;
     }
     std::future::pending().await
 }
@@ -185,7 +186,7 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     let list = listen_list(home, args.port)?;
     let recorded = Recorded::read(home, RECORD).filter(Recorded::runs);
     if let Some(recorded) = recorded {
-        match answers(args, (home, secret), HUNG_TIMEOUT) {
+        match answers(args, home, secret, HUNG_TIMEOUT) {
             Ok(()) => {
                 // The running agent may have been started for other addresses.
                 add_to_list(&list, &args.listen)
@@ -204,7 +205,7 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
             }
         }
     }
-    let pid = start_and_wait(&own_program()?, args, (home, secret))?;
+    let pid = start_and_wait(&own_program()?, args, home, secret)?;
     Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid, "key": key}))?)
 }
 
@@ -232,7 +233,8 @@ struct Silence {
 /// the reason if none does.
 fn answers(
     args: &AgentArgs,
-    (home, secret): (&Home, Secret),
+    home: &Home,
+    secret: Secret,
     timeout: Duration,
 ) -> Result<(), Silence> {
     let loopback = args.listen.iter().copied().filter(IpAddr::is_loopback);
@@ -253,11 +255,12 @@ fn answers(
 fn start_and_wait(
     program: &Path,
     args: &AgentArgs,
-    (home, secret): (&Home, Secret),
+    home: &Home,
+    secret: Secret,
 ) -> anyhow::Result<u32> {
     let pid = start_detached(program, args, home)?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    while let Err(Silence { reason, .. }) = answers(args, (home, secret), KNOCK_TIMEOUT) {
+    while let Err(Silence { reason, .. }) = answers(args, home, secret, KNOCK_TIMEOUT) {
         let runs = Recorded::read(home, RECORD).is_some_and(|it| it.runs());
         if deadline <= Instant::now() || !runs && reason.contains("efused") && !is_alive(pid) {
             let log = home.join("logs/agent.log");
@@ -293,7 +296,7 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
         recorded.end(END_GRACE);
         // A service restarts by itself.
         if !service::is_installed(ServiceKind::Agent)? {
-            start_and_wait(&program, &args_of(recorded)?, (home, home.secret()?))?;
+            start_and_wait(&program, &args_of(recorded)?, home, home.secret()?)?;
         }
     }
     let (current, previous, switched) = (switched.current, switched.previous, switched.changed);
@@ -312,11 +315,6 @@ fn args_of(recorded: &Recorded) -> anyhow::Result<AgentArgs> {
     let port = addr.port();
     let (start, detached, command) = (false, false, None);
     Ok(AgentArgs { listen, port, linger, announce, start, detached, command })
-}
-
-/// Whether a process that this program started has not ended.
-pub(crate) fn is_alive(pid: u32) -> bool {
-    jackalope_fleet::platform::current::process_began(pid).is_some_and(|it| it != "ended")
 }
 
 /// Returns the arguments of an agent that listens and announces itself like this one.

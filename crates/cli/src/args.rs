@@ -2,7 +2,6 @@
 
 mod autoconfig;
 mod bench;
-pub(crate) mod convert;
 mod discover;
 mod doctor;
 mod edge;
@@ -37,7 +36,7 @@ pub(crate) use edge::EdgeArgs;
 pub(crate) use models::{
     CheckArgs, ListArgs, ModelsArgs, ModelsCommand, ModelsSyncArgs, PullArgs, RemoveArgs,
 };
-pub(crate) use served::{ServedModelsArgs, parse_time};
+pub(crate) use served::{AliasArg, ServedModelsArgs, parse_time};
 
 #[derive(Debug, Parser)]
 #[command(name = "jackalope", version, about = "Several machines, one LLM endpoint")]
@@ -331,10 +330,19 @@ pub(crate) struct ServeArgs {
     pub(crate) json: bool,
     /// Read settings from the environment variables of another program, or from a `.env` file with them.
     #[arg(long, value_enum)]
-    pub(crate) profile: Option<crate::config::Profile>,
+    pub(crate) profile: Option<Profile>,
     /// Detach from the session and the terminal (used by `start`).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+}
+
+/// Program whose environment variables are read.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Profile {
+    /// Scripts around mlx-jaccl-cluster: MODEL_DIR, HOSTFILE, HTTP_PORT, …
+    JacclCluster,
+    /// Distributed inference over MLX's ring: MODEL_REPO, API_PORT, WORKER_SSH, …
+    Ring,
 }
 
 /// Checks that `name` is one that [`ToolFormat::chosen`] accepts.

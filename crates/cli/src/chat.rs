@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::args::ChatArgs;
+use crate::client::Server;
 use crate::environment::Environment;
 use crate::events::{next_data, read_line};
 use crate::report::{self, Interrupted};
@@ -34,7 +35,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {
     let (true, Some(model)) = (args.url.is_none(), args.model.clone()) else {
         let url = args.url.as_deref().unwrap_or(DEFAULT_URL);
-        let operate::Server { url, api_key } = operate::named(url, &args.key, environment)?;
+        let Server { url, api_key } = operate::named(url, &args.key, environment)?;
         let name = args.model.as_ref().map(|it| it.to_string_lossy().into_owned());
         let model = name.unwrap_or_else(|| DEFAULT_MODEL.to_owned());
         let served = Served { url, model, api_key };

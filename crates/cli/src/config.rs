@@ -21,7 +21,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, ValueEnum};
 use jackalope_protocol::counted;
 
-use crate::args::Args;
+use crate::args::{Args, Profile};
 use dotenv::Entry;
 use table::{Effect, Variable};
 
@@ -41,15 +41,6 @@ const NOT_FROM_FILES: &[&str] = &["ssh"];
 
 /// Flags that only change the output.
 const NO_SETTINGS: &[&str] = &["json"];
-
-/// Program whose environment variables are read.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum Profile {
-    /// Scripts around mlx-jaccl-cluster: MODEL_DIR, HOSTFILE, HTTP_PORT, …
-    JacclCluster,
-    /// Distributed inference over MLX's ring: MODEL_REPO, API_PORT, WORKER_SSH, …
-    Ring,
-}
 
 impl Profile {
     fn variables(self) -> &'static [Variable] {

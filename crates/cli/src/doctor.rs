@@ -12,8 +12,9 @@ use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use crate::args::{DoctorArgs, MachinesArgs};
+use crate::client::broken_links;
 use crate::environment::Environment;
-use crate::{operate, output};
+use crate::output;
 
 /// Maximum number of bytes of a log that are examined: its last ones.
 const LOG_BYTES_MAX: usize = 256 << 20;
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Resul
         return explain(path, args.machines.json);
     }
     let model = args.model.as_deref().map(absolute).transpose()?;
-    let looked = look_for(&args.machines, (model.as_deref(), args.hash), environment)?;
+    let looked = look_for(&args.machines, model.as_deref(), args.hash, environment)?;
     if args.machines.json {
         output::line(looked.object())?;
     } else {
@@ -59,19 +60,20 @@ impl Looked {
 
 /// Examines machines without a model.
 pub(crate) fn look(args: &MachinesArgs, environment: &Environment) -> anyhow::Result<Looked> {
-    look_for(args, (None, false), environment)
+    look_for(args, None, false, environment)
 }
 
 fn look_for(
     args: &MachinesArgs,
-    (model, hashes): (Option<&str>, bool),
+    model: Option<&str>,
+    hashes: bool,
     environment: &Environment,
 ) -> anyhow::Result<Looked> {
     let (names, hostfile) = machines(args)?;
     let shell = environment.shell(args.ssh.as_deref());
     let hostfile = hostfile.as_ref();
     let (nodes, here) = Ask { shell: &shell, hostfile, model, hashes }.look(&names);
-    let broken_links = operate::broken_links(environment);
+    let broken_links = broken_links(environment);
     let findings = doctor::examine(&Examination {
         hostfile,
         nodes: &nodes,

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use jackalope_deploy::server_record::variable_of;
 use jackalope_deploy::{LocalContext, machines};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::SystemShell;
@@ -15,7 +16,6 @@ use jackalope_fleet::trust::Credentials;
 use jackalope_store::pull::{HubAccess, HubToken};
 use jackalope_store::{Place, PlaceKind, Stores};
 
-use crate::keys;
 use crate::progress::Terminal;
 
 /// The home directory.
@@ -159,12 +159,11 @@ impl LocalAiEnvironment {
 }
 
 impl Environment {
-    /// Reads the environment of this process.
-    pub(crate) fn read() -> Environment {
+    /// Reads the environment of this process, in which `is_setting` tells the names of settings.
+    pub(crate) fn read(is_setting: impl Fn(&str) -> bool) -> Environment {
         let all = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         });
-        let is_setting = crate::config::setting_names();
         let settings = all.filter(|(name, value)| !value.is_empty() && is_setting(name)).collect();
         Environment { settings, ..Environment::from(|name| std::env::var_os(name)) }
     }
@@ -172,6 +171,12 @@ impl Environment {
     /// Returns the variables that are settings of `serve`, with their values.
     pub(crate) fn settings(&self) -> &BTreeMap<String, String> {
         &self.settings
+    }
+
+    /// Returns the first key that is set for servers on this machine.
+    pub(crate) fn client_key(&self) -> Option<String> {
+        let keys = self.settings.get(&variable_of("api-key"))?;
+        keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
     }
 
     fn from(lookup: impl Fn(&str) -> Option<OsString>) -> Environment {
@@ -268,7 +273,7 @@ impl Environment {
 
     /// Returns the token for agents: the given one, or that of the environment.
     pub(crate) fn agent_token(&self, given: Option<&str>) -> Option<String> {
-        let set = || self.settings.get(&keys::variable_of("token")).map(String::as_str);
+        let set = || self.settings.get(&variable_of("token")).map(String::as_str);
         given.or_else(set).map(str::to_owned)
     }
 

@@ -55,7 +55,7 @@ fn lint(args: &LintArgs) -> anyhow::Result<()> {
     };
     let findings = hostfile::lint(&hostfile);
     if args.json {
-        return Ok(output::line(found_json((&hostfile, shape), &findings))?);
+        return Ok(output::line(found_json(&hostfile, shape, &findings))?);
     }
     let backend = hostfile.backend.map_or("no backend", Backend::name);
     let count = counted(hostfile.hosts.len(), "host");
@@ -76,7 +76,7 @@ fn errors_json(errors: &HostfileErrors) -> Value {
     json!({"legal": false, "errors": errors.collect::<Value>(), "warnings": []})
 }
 
-fn found_json((hostfile, shape): (&Hostfile, Shape), findings: &[Finding]) -> Value {
+fn found_json(hostfile: &Hostfile, shape: Shape, findings: &[Finding]) -> Value {
     let warnings = findings
         .iter()
         .map(|finding| json!({"message": finding.to_string(), "hint": finding.hint()}));

@@ -5,16 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use jackalope_deploy::server_record::{secret_flag, variable_of};
 
 use crate::args::keys::ClientKeyArgs;
-use crate::environment::Environment;
 use crate::output;
-
-/// Flags of `serve` with secret values, without the leading dashes.
-pub(crate) const SECRET_FLAGS: [&str; 3] = ["api-key", "admin-key", "token"];
-
-/// Variable with the keys of the server on this machine.
-const API_KEY: &str = "JACKALOPE_API_KEY";
 
 /// Maximum size of a file of keys.
 const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
@@ -58,24 +52,6 @@ pub(crate) fn given(args: &ClientKeyArgs) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Returns the first key that the environment has for servers on this machine.
-pub(crate) fn of_environment(environment: &Environment) -> Option<String> {
-    let keys = environment.settings().get(API_KEY)?;
-    keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
-}
-
-/// Returns the secret flag that a word (`--flag` or `--flag=VALUE`) sets, without dashes.
-pub(crate) fn secret_flag(word: &str) -> Option<&'static str> {
-    let name = word.strip_prefix("--")?;
-    let name = name.split_once('=').map_or(name, |it| it.0);
-    SECRET_FLAGS.into_iter().find(|flag| *flag == name)
-}
-
-/// Returns the environment variable that corresponds to a flag of `serve`.
-pub(crate) fn variable_of(flag: &str) -> String {
-    format!("JACKALOPE_{}", flag.replace('-', "_").to_uppercase())
-}
-
 /// Warns about secrets on the command line.
 pub(crate) fn warn_of_typed(words: &[String]) {
     // A program started by `launch` has flags of its own.
@@ -106,21 +82,6 @@ pub(crate) fn warn_of_typed(words: &[String]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn secrets_are_recognised_by_their_flags() {
-        for (word, flag) in [
-            ("--api-key", Some("api-key")),
-            ("--admin-key=x", Some("admin-key")),
-            ("--token=a=b", Some("token")),
-            ("--api-key-file", None),
-            ("--api-keys=x", None),
-            ("api-key", None),
-        ] {
-            assert_eq!(secret_flag(word), flag, "{word}");
-        }
-        assert_eq!(variable_of("admin-key"), "JACKALOPE_ADMIN_KEY");
-    }
 
     #[test]
     fn a_file_has_a_key_on_each_line() {

@@ -13,8 +13,8 @@ use jackalope_fleet::{routes, stock};
 use jackalope_protocol::Backend;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::convert::environment_of;
 use crate::args::machines::LaunchArgs;
+use crate::convert::environment_of;
 use crate::environment::Environment;
 use crate::output;
 
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
     for rank in 0..hosts.len() {
         let settings = stock::settings(backend, &hosts, args.starting_port, rank)
             .map_err(|err| anyhow::anyhow!("{err}\nhint: {}", err.hint()))?;
-        let order = order(&args, rank, (&envs, settings));
+        let order = order(&args, rank, &envs, settings);
         programs.push(nodes.nodes[nodes.of_rank[rank]].agent.start(order));
     }
     forward_input(&programs);
@@ -73,7 +73,8 @@ fn with_addresses(hosts: &[Host], nodes: &Nodes) -> anyhow::Result<Vec<Host>> {
 fn order(
     args: &LaunchArgs,
     rank: usize,
-    (envs, settings): (&[(String, String)], stock::RankSettings),
+    envs: &[(String, String)],
+    settings: stock::RankSettings,
 ) -> Order {
     let stock::RankSettings { env, files } = settings;
     let here = std::env::current_dir().ok().map(|dir| dir.to_string_lossy().into_owned());

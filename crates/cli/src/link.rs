@@ -46,9 +46,8 @@ async fn start_and_measure(args: &LinkArgs, environment: &Environment) -> anyhow
     match &args.hosts {
         None => measure(OwnRanks::start(args, &backends, &sender)?, rows, args).await,
         Some(hosts) => {
-            let reach = (&args.reach, environment);
             let (ranks, refused) =
-                AgentRanks::start((hosts, reach), args, &backends, sender).await?;
+                AgentRanks::start(hosts, environment, args, &backends, sender).await?;
             for (backend, reason) in refused {
                 let row = json!({"row": "refused", "backend": backend.name(), "reason": reason});
                 show(&row, &mut Table::default(), args.json)?;

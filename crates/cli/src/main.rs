@@ -5,7 +5,9 @@ mod args;
 mod autoconfig;
 mod bench;
 mod chat;
+mod client;
 mod config;
+mod convert;
 mod discover;
 mod doctor;
 mod edge;
@@ -49,7 +51,7 @@ use crate::output::OutputError;
 use crate::report::{INTERRUPTED, Interrupted};
 
 fn main() -> ExitCode {
-    let environment = Environment::read();
+    let environment = Environment::read(config::setting_names());
     let has_colors = !environment.no_color && std::io::stderr().is_terminal();
     let words: Vec<String> =
         std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();

@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, ensure};
+use jackalope_deploy::log_file::{keep_short, serve_log};
 use jackalope_deploy::served_models::ServedModels;
+use jackalope_deploy::server_record::{ServeDescription, ServeRecord, ServerStart};
 use jackalope_deploy::{Deployment, machines};
 use jackalope_engine::Status;
 use jackalope_fleet::home::Home;
@@ -19,7 +21,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::{EdgeArgs, ServeArgs};
 use crate::config::Resolved;
 use crate::environment::Environment;
-use crate::operate::{self, ServeRecord, Serving, Start};
 use crate::progress::Loading;
 use crate::report::Interrupted;
 use crate::{edge, output, split, worker};
@@ -68,13 +69,16 @@ pub(crate) async fn run(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hand_over = signal(SignalKind::user_defined1())?;
-    let start = Start::of(resolved, environment);
+    let start = ServerStart::here(&resolved.typed, environment.settings());
     let url = format!("{scheme}://{}", listener.local_addr()?);
-    let serving = Serving {
-        args: &args,
+    let hosts = &args.ranks.hosts;
+    let serving = ServeDescription {
         start: &start,
         url: &url,
         model: &models.default,
+        hosts: hosts.hosts.as_deref(),
+        agent_port: hosts.reach.agent_port,
+        ssh: hosts.reach.ssh.as_deref(),
         operator_key: &operator_key,
     };
     let _record = Written::new(environment, serving);
@@ -95,7 +99,7 @@ pub(crate) async fn run(
         if let Some(Err(err)) = environment.home().ok().map(|home| start.remember(&home)) {
             tracing::warn!(%err, "these arguments were not recorded for `restart`");
         }
-        announce(&args, &server.offered, (&url, grpc_addr), &status).await;
+        announce(&args, &server.offered, &url, grpc_addr, &status).await;
         server.look_after().await
     };
     let (result, ending) = tokio::select! {
@@ -149,7 +153,7 @@ async fn localai_listener(edge: &EdgeArgs, keys: &ApiKeys) -> anyhow::Result<Opt
 /// Never returns. Rotates the log of a detached server.
 async fn keep_log_short(is_detached: bool, environment: &Environment) {
     match environment.home().ok().filter(|_| is_detached) {
-        Some(home) => operate::keep_serve_log_short(&home).await,
+        Some(home) => keep_short(&serve_log(&home)).await,
         None => std::future::pending().await,
     }
 }
@@ -159,7 +163,7 @@ struct Written(Option<(Home, ServeRecord)>);
 
 impl Written {
     /// Writes the record. Failing to write it is logged, not fatal.
-    fn new(environment: &Environment, serving: Serving<'_>) -> Written {
+    fn new(environment: &Environment, serving: ServeDescription<'_>) -> Written {
         let Ok(home) = environment.home() else { return Written(None) };
         match ServeRecord::write(&home, serving) {
             Ok(Some(record)) => Written(Some((home, record))),
@@ -188,25 +192,25 @@ const OPEN_FILES: u64 = 8192;
 
 /// Raises the limits of open files to at least these, as far as the system permits.
 fn raise_open_files(wanted: Option<(u64, u64)>) {
-    let wanted = wanted.unwrap_or((OPEN_FILES, 0));
+    let (soft, hard) = wanted.unwrap_or((OPEN_FILES, 0));
     let now = getrlimit(Resource::Nofile);
     // Only root may raise the hard limit.
     let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
-    let (raised, within) = (raised(now, wanted), within(now, wanted));
+    let (raised, within) = (raised(now, soft, hard), within(now, soft, hard));
     if let Err(err) = set(raised).or_else(|_| set(within)) {
         tracing::warn!(%err, "the limit of open files could not be raised");
     }
 }
 
 /// Returns both limits, never lower than they are; `None` is unlimited.
-fn raised(now: Rlimit, (soft, hard): (u64, u64)) -> Rlimit {
+fn raised(now: Rlimit, soft: u64, hard: u64) -> Rlimit {
     let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
     Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) }
 }
 
 /// Returns the soft limit, as far as the hard one permits.
-fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
-    let current = raised(now, wanted).current;
+fn within(now: Rlimit, soft: u64, hard: u64) -> Rlimit {
+    let current = raised(now, soft, hard).current;
     let bounded = current.map(|it| now.maximum.map_or(it, |most| it.min(most)));
     Rlimit { current: bounded, maximum: now.maximum }
 }
@@ -215,10 +219,11 @@ fn within(now: Rlimit, wanted: (u64, u64)) -> Rlimit {
 async fn announce(
     args: &ServeArgs,
     offered: &ServedModels,
-    at: (&str, Option<SocketAddr>),
+    url: &str,
+    grpc_addr: Option<SocketAddr>,
     status: &Status,
 ) {
-    let text = announcement(args, offered, at, status);
+    let text = announcement(args, offered, url, grpc_addr, status);
     let printed = tokio::task::spawn_blocking(move || output::line(text)).await;
     if let Ok(Err(err)) = printed {
         // Only logged: clients over HTTP do not need the announcement.
@@ -229,7 +234,8 @@ async fn announce(
 fn announcement(
     args: &ServeArgs,
     offered: &ServedModels,
-    (url, grpc_addr): (&str, Option<SocketAddr>),
+    url: &str,
+    grpc_addr: Option<SocketAddr>,
     status: &Status,
 ) -> String {
     let model_id = &offered.default;
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn bounds_of_open_files_are_raised_and_never_lowered() {
         let limit = |current, maximum| Rlimit { current, maximum };
-        let wanted = (2048, 4096);
+        let (soft, hard) = (2048, 4096);
         for (now, expected, without_root) in [
             (limit(Some(256), None), limit(Some(2048), None), limit(Some(2048), None)),
             (
@@ -284,8 +290,8 @@ mod tests {
             (limit(None, None), limit(None, None), limit(None, None)),
         ] {
             let of = |it: Rlimit| (it.current, it.maximum);
-            assert_eq!(of(raised(now, wanted)), of(expected));
-            assert_eq!(of(within(now, wanted)), of(without_root));
+            assert_eq!(of(raised(now, soft, hard)), of(expected));
+            assert_eq!(of(within(now, soft, hard)), of(without_root));
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
+use jackalope_deploy::server_record::{secret_flag, variable_of};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::output_of;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 use crate::args::Args;
 use crate::args::service::{ManagerArg, ServiceArgs, ServiceCommand, ServiceInstallArgs};
 use crate::environment::Environment;
-use crate::{config, keys, output};
+use crate::{config, output};
 use unit::{Job, Manager, STOP_SECONDS, Scope, Service};
 
 pub(crate) use unit::ServiceKind;
@@ -75,10 +76,10 @@ fn home_of(account: &str) -> anyhow::Result<PathBuf> {
 fn check_arguments(kind: ServiceKind, args: &[String]) -> anyhow::Result<()> {
     for word in args {
         ensure!(!word.contains(char::is_control), "{word:?} contains a control character");
-        if let Some(flag) = keys::secret_flag(word) {
+        if let Some(flag) = secret_flag(word) {
             let instead = match flag {
                 "token" => {
-                    format!("write `{}=...` to the file `.env` of `--dir`", keys::variable_of(flag))
+                    format!("write `{}=...` to the file `.env` of `--dir`", variable_of(flag))
                 }
                 _ => format!("give `--{flag}-file FILE`"),
             };

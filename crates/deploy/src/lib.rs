@@ -19,6 +19,7 @@ pub mod error;
 mod expected_costs;
 pub mod hub_puller;
 pub mod loading;
+pub mod log_file;
 pub mod machines;
 pub mod models;
 mod pressure;
@@ -27,6 +28,7 @@ pub mod registry;
 pub mod served;
 pub mod served_models;
 pub mod server;
+pub mod server_record;
 pub mod split_constraints;
 
 pub use cluster::{Cluster, ClusterOptions};

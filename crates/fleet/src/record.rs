@@ -45,6 +45,12 @@ pub struct Recorded {
     pub about: Value,
 }
 
+/// Returns whether a child of this process has not ended; one that has ended but was not waited for
+/// does not count.
+pub fn is_alive(pid: u32) -> bool {
+    platform::current::process_began(pid).is_some_and(|it| it != "ended")
+}
+
 impl Recorded {
     /// Creates the record of this process.
     pub fn this(about: Value) -> Recorded {

@@ -11,4 +11,5 @@ pub mod autoconfig;
 pub mod doctor;
 pub mod platform;
 pub mod probe;
+pub mod rdma_release;
 pub mod report;

@@ -162,7 +162,7 @@ pub(crate) struct KillAllArgs {
 pub(crate) struct ConfigArgs {
     /// Other program whose environment variables to read.
     #[arg(long, value_enum)]
-    pub(crate) profile: Option<crate::config::Profile>,
+    pub(crate) profile: Option<super::Profile>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,

@@ -32,17 +32,30 @@ pub(super) struct PromptScale {
     tokens_per_word: f64,
 }
 
+/// Length of a prompt.
+#[derive(Clone, Copy, Debug)]
+struct PromptSize {
+    words: u32,
+    tokens: u64,
+}
+
+impl PromptSize {
+    fn of(words: u32, tokens: u64) -> PromptSize {
+        PromptSize { words, tokens }
+    }
+}
+
 impl PromptScale {
     /// One token per word, for servers that do not report the number of tokens.
     const UNKNOWN: PromptScale = PromptScale { tokens_around: 0.0, tokens_per_word: 1.0 };
 
     /// Returns the line through two prompts with known numbers of words and tokens.
-    fn through(few: (u32, u64), many: (u32, u64)) -> PromptScale {
-        let per_word = (many.1 as f64 - few.1 as f64) / f64::from(many.0 - few.0);
+    fn through(few: PromptSize, many: PromptSize) -> PromptScale {
+        let per_word = (many.tokens as f64 - few.tokens as f64) / f64::from(many.words - few.words);
         if per_word <= 0.0 {
             return PromptScale::UNKNOWN;
         }
-        let tokens_around = few.1 as f64 - per_word * f64::from(few.0);
+        let tokens_around = few.tokens as f64 - per_word * f64::from(few.words);
         PromptScale { tokens_around: tokens_around.max(0.0), tokens_per_word: per_word }
     }
 
@@ -104,7 +117,9 @@ fn probe(peer: &Peer, asking: &Asking, num_words: u32, salt: u64) -> Result<Hear
 fn scale(peer: &Peer, asking: &Asking, few: &Heard, salt: u64) -> anyhow::Result<PromptScale> {
     let many = probe(peer, asking, MANY_WORDS, salt).map_err(|fault| refused(&fault))?;
     Ok(match (few.prompt_tokens, many.prompt_tokens) {
-        (Some(few), Some(many)) => PromptScale::through((FEW_WORDS, few), (MANY_WORDS, many)),
+        (Some(few), Some(many)) => {
+            PromptScale::through(PromptSize::of(FEW_WORDS, few), PromptSize::of(MANY_WORDS, many))
+        }
         _ => PromptScale::UNKNOWN,
     })
 }
@@ -137,11 +152,14 @@ mod tests {
 
     #[test]
     fn words_are_scaled_to_tokens() {
-        let scale = PromptScale::through((32, 58), (160, 250));
+        let scale = PromptScale::through(PromptSize::of(32, 58), PromptSize::of(160, 250));
         assert_eq!(scale, PromptScale { tokens_around: 10.0, tokens_per_word: 1.5 });
         assert_eq!(scale.num_words(512), 335);
         assert_eq!(scale.num_words(4), 1, "a prompt has a word");
-        assert_eq!(PromptScale::through((32, 58), (160, 58)), PromptScale::UNKNOWN);
+        assert_eq!(
+            PromptScale::through(PromptSize::of(32, 58), PromptSize::of(160, 58)),
+            PromptScale::UNKNOWN
+        );
     }
 
     #[test]

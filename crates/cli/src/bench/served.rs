@@ -13,6 +13,7 @@ use super::comparison::{self, Earlier};
 use super::stream::{Fault, Heard, Peer};
 use super::{Quantiles, Shape, quantiles};
 use crate::args::BenchArgs;
+use crate::client::{Server, off_runtime};
 use crate::environment::Environment;
 use crate::report::Interrupted;
 use crate::{operate, output};
@@ -45,12 +46,12 @@ pub(super) async fn run(
 ) -> anyhow::Result<()> {
     let server = operate::named(&url, &args.server.key, environment)?;
     tokio::select! {
-        result = operate::off_runtime(move || sweep(&args, server)) => result,
+        result = off_runtime(move || sweep(&args, server)) => result,
         _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
     }
 }
 
-fn sweep(args: &BenchArgs, server: operate::Server) -> anyhow::Result<()> {
+fn sweep(args: &BenchArgs, server: Server) -> anyhow::Result<()> {
     let earlier = args.server.compare.as_deref().map(Earlier::read).transpose()?;
     let most = args.concurrency.iter().max().copied().unwrap_or(1);
     let url = server.url.clone();
@@ -65,10 +66,10 @@ fn sweep(args: &BenchArgs, server: operate::Server) -> anyhow::Result<()> {
     for shape in Shape::all(args) {
         let warmup = Shape { concurrency: 1, ..shape };
         if 0 < args.warmup {
-            measure(&peer, &calibration, (warmup, args.warmup), &numbers);
+            measure(&peer, &calibration, warmup, args.warmup, &numbers);
         }
         let asked = args.server.requests.unwrap_or(REQUESTS_PER_LISTENER * shape.concurrency);
-        let row = measure(&peer, &calibration, (shape, asked), &numbers);
+        let row = measure(&peer, &calibration, shape, asked, &numbers);
         let told = row.json();
         let ratios = earlier.as_ref().map(|it| it.ratios(&told));
         if !args.json {
@@ -128,7 +129,8 @@ fn head(url: &str, calibration: &Calibration) -> anyhow::Result<()> {
 fn measure(
     peer: &Peer,
     calibration: &Calibration,
-    (shape, num_requests): (Shape, u32),
+    shape: Shape,
+    num_requests: u32,
     numbers: &AtomicU32,
 ) -> Row {
     let num_sent = AtomicU32::new(0);

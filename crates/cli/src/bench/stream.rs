@@ -7,8 +7,8 @@ use jackalope_protocol::counted;
 use serde_json::{Value, json};
 use ureq::Agent;
 
+use crate::client::{CONNECT_TIMEOUT, Server};
 use crate::events::next_data;
-use crate::operate::{CONNECT_TIMEOUT, Server};
 
 /// Maximum size of the stream of one answer.
 const STREAM_BYTES_MAX: u64 = 64 << 20;

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use clap::{Arg, ArgMatches, Command, CommandFactory};
+use jackalope_deploy::server_record::SECRET_FLAGS;
 use serde_json::{Map, Value, json};
 
 use super::table::{self, Effect, Variable};
@@ -11,7 +12,7 @@ use super::{Origin, PREFIX, Resolved, read_file, resolve_parts, serve_flags};
 use crate::args::operate::ConfigArgs;
 use crate::args::{Args, CompletionsArgs};
 use crate::environment::Environment;
-use crate::{keys, output};
+use crate::output;
 
 const EXAMPLE_HEAD: &str = "\
 # Settings of `jackalope serve` and `jackalope start`, read from a `.env` file in the current directory.
@@ -71,7 +72,7 @@ fn setting(
     let raw = matches.try_get_raw(&id).ok()?;
     let values: Vec<String> =
         raw.into_iter().flatten().map(|it| it.to_string_lossy().into_owned()).collect();
-    let value = match keys::SECRET_FLAGS.contains(&flag) && !values.is_empty() {
+    let value = match SECRET_FLAGS.contains(&flag) && !values.is_empty() {
         true => "(not shown)".to_owned(),
         false => values.join(","),
     };

@@ -22,7 +22,6 @@ use jackalope_protocol::{Backend, Secret};
 use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 
-use crate::args::machines::ReachArgs;
 use crate::args::{EncryptArg, LinkArgs};
 use crate::environment::Environment;
 
@@ -146,11 +145,13 @@ pub(super) struct AgentRanks {
 impl AgentRanks {
     /// Starts the ranks. Also returns the transports for which the hostfile lacks something.
     pub(super) async fn start(
-        (hosts, (reach, environment)): (&str, (&ReachArgs, &Environment)),
+        hosts: &str,
+        environment: &Environment,
         args: &LinkArgs,
         backends: &[Backend],
         rows: Sender<(usize, Value)>,
     ) -> anyhow::Result<(AgentRanks, Refused)> {
+        let reach = &args.reach;
         let file = machines::hostfile(hosts)?;
         let hosts = file.hosts;
         ensure!(1 < hosts.len(), "one machine has no link\nhint: name at least two machines");

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use jackalope_deploy::server_record::ServeRecord;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
-use super::record::ServeRecord;
-use super::{Answer, Server, off_runtime};
 use crate::args::keys::ClientKeyArgs;
 use crate::args::operate::AskArgs;
+use crate::client::{Answer, Server, off_runtime};
 use crate::environment::Environment;
 use crate::{keys, output};
 
@@ -49,13 +49,13 @@ pub(crate) fn named(
     let same = running(environment).filter(|it| it.url == url);
     let api_key = keys::given(key)?.or_else(|| same.and_then(|it| it.api_key));
     let server = Server { url, api_key };
-    let of_environment = || keys::of_environment(environment).filter(|_| server.is_here());
+    let of_environment = || environment.client_key().filter(|_| server.is_here());
     Ok(Server { api_key: server.api_key.clone().or_else(of_environment), ..server })
 }
 
 fn running(environment: &Environment) -> Option<Server> {
     let home = environment.home().ok()?;
-    ServeRecord::running(&home).map(|it| it.server())
+    ServeRecord::running(&home).map(|it| Server::recorded(&it))
 }
 
 async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Result<Answer> {

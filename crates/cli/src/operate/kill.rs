@@ -7,18 +7,18 @@ use std::time::Duration;
 use anyhow::Context;
 use jackalope_deploy::agent::RECORD as AGENT_RECORD;
 use jackalope_deploy::machines;
+use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes;
 use jackalope_fleet::record::Recorded;
 use jackalope_fleet::shell::Shell;
+use jackalope_inspect::rdma_release;
 use serde_json::{Value, json};
 
-use super::off_runtime;
-use super::rdma;
-use super::record::{ServeRecord, Start};
 use super::start::{end_server, words_of};
 use crate::args::operate::KillAllArgs;
+use crate::client::off_runtime;
 use crate::environment::Environment;
 use crate::output;
 
@@ -38,7 +38,7 @@ pub(crate) async fn kill_all(
     let shell = environment.shell(ssh.as_deref());
     off_runtime(move || {
         let hosts = hosts(args.hosts.as_deref(), known.as_ref(), &home);
-        let devices = rdma::usable();
+        let devices = rdma_release::usable();
         let server = end_server(&home, GRACE);
         let mut ended = end_agents(hosts.as_deref().unwrap_or(&[this_machine()]), &home, &shell);
         // If the hostfile cannot be read, the processes known here are ended nevertheless.
@@ -49,8 +49,8 @@ pub(crate) async fn kill_all(
             Ok(server) => (json!({ "ended": server }), true),
             Err(err) => (json!({ "error": crate::report::text(&err) }), false),
         };
-        let busy = rdma::wait_until_free(&devices);
-        if let Some(words) = rdma::words_of(&busy) {
+        let busy = rdma_release::wait_until_free(&devices);
+        if let Some(words) = rdma_release::busy_message(&busy) {
             output::note(&words);
         }
         if args.json {
@@ -81,7 +81,7 @@ fn hosts(
     home: &Home,
 ) -> anyhow::Result<Vec<Host>> {
     let last = || {
-        let Start { words, env, cwd, .. } = Start::last(home)?;
+        let ServerStart { words, env, cwd, .. } = ServerStart::last(home)?;
         let at = words.iter().position(|word| word == "--hosts");
         let after = at.and_then(|at| words.get(at + 1).cloned());
         let joined = || words.iter().find_map(|it| it.strip_prefix("--hosts=").map(str::to_owned));

@@ -1,59 +1,21 @@
-//! `jackalope logs`, and the rotation of logs.
+//! `jackalope logs`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
+use jackalope_deploy::log_file::{read_between, serve_log};
 use jackalope_deploy::machines;
 use jackalope_fleet::facts::at_once;
-use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::Shell;
 
 use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
 use crate::output;
 
-/// Size beyond which a log is rotated; it replaces the one that was rotated before.
-pub(super) const LOG_BYTES_MAX: u64 = 8 << 20;
-
-/// Interval at which the writer of a log checks its size.
-const ROTATE_INTERVAL: Duration = Duration::from_secs(60);
-
 /// Interval of polling a log that is followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Returns the path of the log of the server in the background.
-pub(super) fn serve_log(home: &Home) -> PathBuf {
-    home.join("logs/serve.log")
-}
-
-/// Copies a log that is too long to `*.log.1` and empties it, while its writer keeps appending.
-pub(super) fn rotate(path: &Path, bytes_max: u64) -> io::Result<()> {
-    match std::fs::metadata(path) {
-        Ok(it) if bytes_max < it.len() => {}
-        _ => return Ok(()),
-    }
-    let aside = path.with_extension("log.1");
-    std::fs::copy(path, aside)?;
-    OpenOptions::new().write(true).open(path)?.set_len(0)
-}
-
-/// Rotates the log of the server in the background while this future is polled. Never returns.
-pub(crate) async fn keep_serve_log_short(home: &Home) {
-    keep_short(&serve_log(home)).await;
-}
-
-/// Rotates a log that this process appends to while this future is polled. Never returns.
-pub(crate) async fn keep_short(path: &Path) {
-    loop {
-        tokio::time::sleep(ROTATE_INTERVAL).await;
-        if let Err(err) = rotate(path, LOG_BYTES_MAX) {
-            tracing::warn!(%err, "the log could not be rotated");
-        }
-    }
-}
 
 /// Shell command that prints the end of an agent's log; nothing if there is none.
 const AGENT_LOG: &str =
@@ -177,25 +139,6 @@ fn follow(
     Ok(text.lines().filter(|line| wanted.shows(line)).map(str::to_owned).collect())
 }
 
-fn read_between(path: &Path, from: u64, until: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(from))?;
-    let mut bytes = Vec::new();
-    // Its writer keeps it below the limit, apart from what is written within a minute.
-    file.take(until.saturating_sub(from).min(LOG_BYTES_MAX * 8)).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Returns the last lines after `from`.
-pub(super) fn tail_from(path: &Path, from: u64, num_lines: usize) -> io::Result<Vec<String>> {
-    let length = std::fs::metadata(path)?.len();
-    let bytes = read_between(path, from.min(length), length)?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    let lines: Vec<&str> = text.lines().collect();
-    let skipped = lines.len().saturating_sub(num_lines);
-    Ok(lines[skipped..].iter().map(|line| (*line).to_owned()).collect())
-}
-
 /// Removes the colour escapes of a terminal from a line.
 fn without_colours(line: &str) -> String {
     let mut plain = String::new();
@@ -209,7 +152,11 @@ fn without_colours(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
     use std::io::Write;
+    use std::path::PathBuf;
+
+    use jackalope_deploy::log_file::{rotate, tail_from};
 
     use super::*;
 

@@ -7,11 +7,11 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 
-use super::off_runtime;
-use super::record::{ServeRecord, Start};
-use super::start::{Telling, begin, tell};
+use super::start::{Outcome, begin, report};
 use crate::args::operate::ResumeArgs;
+use crate::client::off_runtime;
 use crate::environment::Environment;
 use crate::{autoconfig, output};
 
@@ -19,7 +19,7 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
     let home = environment.home()?;
     let shell = environment.shell(args.ssh.as_deref());
     off_runtime(move || {
-        let Some(start) = Start::last(&home) else {
+        let Some(start) = ServerStart::last(&home) else {
             bail!(
                 "nothing was started on this machine yet\n\
                  hint: `jackalope start --model DIR`; its arguments are remembered"
@@ -33,15 +33,15 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
             &shell,
             autoconfig::Asked { dry_run: args.dry_run, yes: args.yes, json: args.json },
         )?;
-        let telling = Telling { json: args.json };
+        let json = args.json;
         if let Some(running) = ServeRecord::running(&home) {
-            return tell(&running, ("runs", telling), &home);
+            return report(&running, Outcome { event: "runs", json }, &home);
         }
         if args.dry_run {
             let (cwd, command) = (start.cwd.display(), start.public_command());
             return Ok(output::line(format_args!("in {cwd}: {command}"))?);
         }
-        begin(&home, &start, Duration::from_secs(args.wait), ("resumed", telling))
+        begin(&home, &start, Duration::from_secs(args.wait), Outcome { event: "resumed", json })
     })
     .await
 }

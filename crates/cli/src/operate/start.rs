@@ -5,19 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use jackalope_deploy::log_file::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
+use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::Spawn;
-use jackalope_fleet::record::{KILL_GRACE, Request};
+use jackalope_fleet::record::{KILL_GRACE, Request, is_alive};
+use jackalope_inspect::rdma_release;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
-use super::logs::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
-use super::rdma;
-use super::record::{ServeRecord, Start};
-use super::{Server, off_runtime};
-use crate::agent::is_alive;
 use crate::args::operate::{RestartArgs, StartArgs, StopArgs};
+use crate::client::{Server, off_runtime};
 use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::output;
@@ -34,9 +33,11 @@ const END_GRACE: Duration = Duration::from_secs(10);
 /// Number of lines of the log in the error of a failed start.
 const LAST_LINES: usize = 12;
 
-/// Output format.
+/// What a command did with the server, and how it reports that.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Telling {
+pub(super) struct Outcome {
+    /// `started`, `replaced`, `restarted`, `resumed` or `runs`.
+    pub(super) event: &'static str,
     pub(super) json: bool,
 }
 
@@ -47,15 +48,15 @@ pub(crate) async fn start(
 ) -> anyhow::Result<()> {
     let home = environment.home()?;
     resolved.notes.iter().for_each(|it| output::note(it));
-    let start = Start::of(resolved, environment);
-    let (telling, wait) = (Telling { json: args.serve.json }, Duration::from_secs(args.wait));
+    let start = ServerStart::here(&resolved.typed, environment.settings());
+    let (json, wait) = (args.serve.json, Duration::from_secs(args.wait));
     off_runtime(move || {
         let Some(running) = ServeRecord::running(&home) else {
-            return begin(&home, &start, wait, ("started", telling));
+            return begin(&home, &start, wait, Outcome { event: "started", json });
         };
         if running.start().as_ref() == Some(&start) {
             wait_until_ready(&home, running.process.pid, Instant::now() + wait, &no_log())?;
-            return tell(&running, ("runs", telling), &home);
+            return report(&running, Outcome { event: "runs", json }, &home);
         }
         refuse_service(&running)?;
         if args.no_replace {
@@ -74,7 +75,7 @@ pub(crate) async fn start(
             running.process.pid
         ));
         running.process.end(END_GRACE);
-        begin(&home, &start, wait, ("replaced", telling))
+        begin(&home, &start, wait, Outcome { event: "replaced", json })
     })
     .await
 }
@@ -98,7 +99,8 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
     let set_now = environment.settings().clone();
     off_runtime(move || {
         let running = ServeRecord::running(&home);
-        let known = running.as_ref().and_then(ServeRecord::start).or_else(|| Start::last(&home));
+        let known =
+            running.as_ref().and_then(ServeRecord::start).or_else(|| ServerStart::last(&home));
         let Some(mut start) = known else {
             bail!(
                 "nothing was started yet\n\
@@ -117,7 +119,7 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
             running.process.end(Duration::ZERO);
         }
         let wait = Duration::from_secs(args.wait);
-        begin(&home, &start, wait, ("restarted", Telling { json: args.json }))
+        begin(&home, &start, wait, Outcome { event: "restarted", json: args.json })
     })
     .await
 }
@@ -125,14 +127,15 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
 pub(crate) async fn stop(args: StopArgs, environment: &Environment) -> anyhow::Result<()> {
     let home = environment.home()?;
     off_runtime(move || {
-        let devices = rdma::usable();
+        let devices = rdma_release::usable();
         let ended = end_server(&home, Duration::from_secs(args.grace))?;
-        let busy = if ended.is_some() { rdma::wait_until_free(&devices) } else { Vec::new() };
+        let busy =
+            if ended.is_some() { rdma_release::wait_until_free(&devices) } else { Vec::new() };
         if args.json {
             return Ok(output::line(json!({ "ended": ended, "rdma_busy": busy }))?);
         }
         output::line(words_of(ended.as_ref()))?;
-        if let Some(words) = rdma::words_of(&busy) {
+        if let Some(words) = rdma_release::busy_message(&busy) {
             output::note(&words);
         }
         Ok(())
@@ -148,7 +151,7 @@ pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<
         }
         return Ok(None);
     };
-    let health = running.server().ask("/health", None, LAST_WORD_TIMEOUT);
+    let health = Server::recorded(&running).ask("/health", None, LAST_WORD_TIMEOUT);
     let ranks = health.map(|it| it.body["ranks"].clone()).unwrap_or_default();
     let pid = running.process.pid;
     let is_killed = !running.process.ask(Request::End, grace);
@@ -190,9 +193,9 @@ fn no_log() -> Log {
 /// Starts a server in the background and waits until it is ready.
 pub(super) fn begin(
     home: &Home,
-    start: &Start,
+    start: &ServerStart,
     wait: Duration,
-    (event, telling): (&str, Telling),
+    outcome: Outcome,
 ) -> anyhow::Result<()> {
     home.dir("logs")?;
     home.check_space()?;
@@ -215,7 +218,7 @@ pub(super) fn begin(
         Ok(()) => err,
         Err(full) => anyhow::anyhow!("{}\n{full}", crate::report::text(&err)),
     })?;
-    tell(&running, (event, telling), home)
+    report(&running, outcome, home)
 }
 
 fn wait_until_ready(
@@ -226,7 +229,7 @@ fn wait_until_ready(
 ) -> anyhow::Result<ServeRecord> {
     loop {
         let running = ServeRecord::running(home).filter(|it| it.process.pid == pid);
-        let answer = running.as_ref().map(ServeRecord::server).map(|it: Server| {
+        let answer = running.as_ref().map(Server::recorded).map(|it: Server| {
             let is_up = it.ask("/health/ready", None, READY_TIMEOUT);
             is_up.is_ok_and(|answer| answer.is_ok())
         });
@@ -251,14 +254,12 @@ fn last_lines(log: &Log) -> String {
     format!("its log {} ends:\n{}", log.path.display(), lines.join("\n"))
 }
 
-pub(super) fn tell(
-    running: &ServeRecord,
-    (event, telling): (&str, Telling),
-    home: &Home,
-) -> anyhow::Result<()> {
+/// Prints what was done with the server.
+pub(super) fn report(running: &ServeRecord, outcome: Outcome, home: &Home) -> anyhow::Result<()> {
     let (url, model, pid) = (running.url(), running.model(), running.process.pid);
     let log: &Path = &serve_log(home);
-    if telling.json {
+    let Outcome { event, json } = outcome;
+    if json {
         return Ok(output::line(json!({
             "event": event, "url": url, "model": model, "pid": pid, "log": log,
         }))?);

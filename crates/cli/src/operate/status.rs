@@ -1,10 +1,10 @@
 //! `jackalope status`: shows the server of this machine, its ranks, and the agents of its machines.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use jackalope_deploy::agent::RECORD as AGENT_RECORD;
 use jackalope_deploy::machines;
+use jackalope_deploy::server_record::ServeRecord;
 use jackalope_fleet::agent::Agent;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::hostfile::Host;
@@ -14,15 +14,11 @@ use jackalope_placement::size;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
-use super::off_runtime;
-use super::record::ServeRecord;
 use crate::args::machines::ReachArgs;
 use crate::args::operate::StatusArgs;
+use crate::client::{ASK_TIMEOUT, health_of, link_sentences, off_runtime};
 use crate::environment::Environment;
 use crate::output;
-
-/// Timeout of one request to a server or an agent.
-const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn status(
     args: StatusArgs,
@@ -124,34 +120,6 @@ fn other_models(health: &Value) -> impl Iterator<Item = String> {
         let ranks = model["ranks"].as_array().into_iter().flatten().map(rank_line);
         std::iter::once(line).chain(ranks)
     })
-}
-
-/// Returns the broken links that this machine's server knows of, each as a sentence; none without a
-/// server.
-pub(crate) fn broken_links(environment: &Environment) -> Vec<String> {
-    let running = environment.home().ok().and_then(|home| ServeRecord::running(&home));
-    let health = running.as_ref().map(health_of).unwrap_or_default();
-    link_sentences(&health).collect()
-}
-
-fn link_sentences(health: &Value) -> impl Iterator<Item = String> {
-    let links = health["broken_links"].as_array().into_iter().flatten();
-    links.map(|it| {
-        let (between, seconds, reason) =
-            (text(&it["between"]), &it["seconds"], text(&it["reason"]));
-        format!("{between} do not reach each other, for {seconds} s: {reason}")
-    })
-}
-
-fn health_of(running: &ServeRecord) -> Value {
-    match running.server().ask("/health", None, ASK_TIMEOUT) {
-        Ok(answer) if answer.body["status"].is_string() => answer.body,
-        Ok(answer) => {
-            let reason = answer.body["error"]["message"].as_str().unwrap_or("no health");
-            json!({"ok": false, "status": "unknown", "reason": reason})
-        }
-        Err(err) => json!({"ok": false, "status": "silent", "reason": crate::report::text(&err)}),
-    }
 }
 
 /// Returns the agents of the server's machines; without a server, the agent of this machine if one

@@ -9,14 +9,15 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use jackalope_deploy::log_file::serve_log;
+use jackalope_deploy::server_record::ServeRecord;
 use jackalope_fleet::home::Home;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
-use super::Server;
-use super::logs::{agent_log, serve_log};
-use super::record::ServeRecord;
+use super::logs::agent_log;
 use crate::args::operate::SupportArgs;
+use crate::client::Server;
 use crate::environment::Environment;
 use crate::{doctor, output};
 
@@ -114,7 +115,7 @@ fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
         folder.missing.push("the server: none runs on this machine".to_owned());
         return Ok(());
     };
-    let server: Server = record.server();
+    let server: Server = Server::recorded(&record);
     for (path, name) in PATHS {
         let said = server.ask(path, None, TIMEOUT);
         let said = said.and_then(|it| {

@@ -10,11 +10,11 @@ use jackalope_fleet::routes::Encryption;
 use jackalope_placement::SplitKind;
 use jackalope_protocol::{Backend, Device, PressureLimits};
 
-use super::machines::{HostsArgs, ReachArgs};
-use super::plan::MemoryArg;
-use super::{
-    BackendArg, DeviceArg, EncryptArg, PressureArgs, RankArgs, ServeArgs, ServedModelsArgs,
-    SplitArg,
+use crate::args::machines::{HostsArgs, ReachArgs};
+use crate::args::plan::MemoryArg;
+use crate::args::{
+    AliasArg, BackendArg, DeviceArg, EncryptArg, PressureArgs, RankArgs, ServeArgs,
+    ServedModelsArgs, SplitArg,
 };
 use crate::environment::Environment;
 
@@ -67,10 +67,7 @@ impl From<&MemoryArg> for MemoryBudget {
 impl From<&ServedModelsArgs> for ServedModelsConfig {
     fn from(args: &ServedModelsArgs) -> ServedModelsConfig {
         let aliases = args.alias.iter();
-        let alias = |it: &super::served::AliasArg| ModelAlias {
-            alias: it.alias.clone(),
-            model: it.model.clone(),
-        };
+        let alias = |it: &AliasArg| ModelAlias { alias: it.alias.clone(), model: it.model.clone() };
         ServedModelsConfig {
             models: args.model.clone(),
             model_id: args.model_id.clone(),

@@ -12,12 +12,6 @@ use jackalope_fleet::home::{Home, HomeError};
 use jackalope_fleet::record::Recorded;
 use serde_json::{Value, json};
 
-use super::Server;
-use crate::args::ServeArgs;
-use crate::config::Resolved;
-use crate::environment::Environment;
-use crate::keys;
-
 /// Name of the record of the running server.
 const RECORD: &str = "serve";
 
@@ -30,15 +24,18 @@ const LAST_START: &str = "last-start.json";
 /// File with the keys that `last-start.json` omits.
 const LAST_START_KEYS: &str = "last-start-keys.json";
 
+/// Flags of `serve` with secret values, without the leading dashes.
+pub const SECRET_FLAGS: [&str; 3] = ["api-key", "admin-key", "token"];
+
 /// Everything that determines what a server does: two servers with equal values do the same.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Start {
+pub struct ServerStart {
     /// The arguments of `serve`, without secrets.
-    pub(crate) words: Vec<String>,
+    pub words: Vec<String>,
     /// Directory in which it was started.
-    pub(crate) cwd: PathBuf,
+    pub cwd: PathBuf,
     /// Variables that set options of `serve`, without secrets.
-    pub(crate) env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
     secrets: Secrets,
 }
 
@@ -54,8 +51,9 @@ impl fmt::Debug for Secrets {
 
 /// A recorded server of this machine, which may have ended.
 #[derive(Clone, Debug)]
-pub(crate) struct ServeRecord {
-    pub(crate) process: Recorded,
+pub struct ServeRecord {
+    /// Its process.
+    pub process: Recorded,
     secrets: Secrets,
     /// Key with which commands on this machine access the server, if it requires keys.
     operator_key: Option<String>,
@@ -63,30 +61,38 @@ pub(crate) struct ServeRecord {
 
 /// What is recorded about a server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Serving<'a> {
-    pub(crate) args: &'a ServeArgs,
-    pub(crate) start: &'a Start,
-    pub(crate) url: &'a str,
-    pub(crate) model: &'a str,
+pub struct ServeDescription<'a> {
+    /// How it was started.
+    pub start: &'a ServerStart,
+    /// URL at which it listens.
+    pub url: &'a str,
+    /// Name of its default model.
+    pub model: &'a str,
+    /// Its machines as they were given: a hostfile or names.
+    pub hosts: Option<&'a str>,
+    /// Port of the machines' agents.
+    pub agent_port: u16,
+    /// Command that was given to run as ssh.
+    pub ssh: Option<&'a str>,
     /// See [`jackalope_server::ApiKeys::with_operator`].
-    pub(crate) operator_key: &'a str,
+    pub operator_key: &'a str,
 }
 
-impl Start {
-    /// Returns the values of this process.
-    pub(crate) fn of(resolved: &Resolved, environment: &Environment) -> Start {
-        let cwd = std::env::current_dir().unwrap_or_default();
-        Start::new(&resolved.typed, cwd, environment.settings())
+impl ServerStart {
+    /// Returns the values of this process, which was started with the arguments `words` of `serve`
+    /// and the variables `env`.
+    pub fn here(words: &[String], env: &BTreeMap<String, String>) -> ServerStart {
+        ServerStart::new(words, std::env::current_dir().unwrap_or_default(), env)
     }
 
-    fn new(words: &[String], cwd: PathBuf, env: &BTreeMap<String, String>) -> Start {
-        let mut start = Start { cwd, ..Start::default() };
+    fn new(words: &[String], cwd: PathBuf, env: &BTreeMap<String, String>) -> ServerStart {
+        let mut start = ServerStart { cwd, ..ServerStart::default() };
         start.set(env);
         // Flags override variables; a flag that takes several keys may be given several times.
         let mut typed: BTreeMap<String, String> = BTreeMap::new();
         let mut rest = words.iter().peekable();
         while let Some(word) = rest.next() {
-            let (flag, value) = match (keys::secret_flag(word), word.split_once('=')) {
+            let (flag, value) = match (secret_flag(word), word.split_once('=')) {
                 (Some(flag), Some((_, value))) => (flag, Some(value)),
                 (Some(flag), None) => (flag, rest.peek().map(|it| it.as_str())),
                 (None, _) => ("", None),
@@ -94,7 +100,7 @@ impl Start {
             // `serve` refuses an empty key, whereas an empty variable means no key: keep the flag.
             match value.filter(|it| !it.trim().is_empty()) {
                 Some(value) => {
-                    let keys = typed.entry(keys::variable_of(flag)).or_default();
+                    let keys = typed.entry(variable_of(flag)).or_default();
                     keys.push_str(if keys.is_empty() { "" } else { "," });
                     keys.push_str(value);
                     if !word.contains('=') {
@@ -109,9 +115,8 @@ impl Start {
     }
 
     /// Adds variables, and keeps secrets apart from the rest.
-    pub(crate) fn set(&mut self, env: &BTreeMap<String, String>) {
-        let is_secret =
-            |name: &str| keys::SECRET_FLAGS.iter().any(|it| keys::variable_of(it) == name);
+    pub fn set(&mut self, env: &BTreeMap<String, String>) {
+        let is_secret = |name: &str| SECRET_FLAGS.iter().any(|it| variable_of(it) == name);
         let (secrets, env): (BTreeMap<_, _>, BTreeMap<_, _>) =
             env.clone().into_iter().partition(|(name, _)| is_secret(name));
         self.secrets.0.extend(secrets);
@@ -119,14 +124,14 @@ impl Start {
     }
 
     /// Returns the environment of a process that is started like this, including secrets.
-    pub(super) fn environment(&self) -> impl Iterator<Item = (String, String)> {
+    pub fn environment(&self) -> impl Iterator<Item = (String, String)> {
         let all = self.env.iter().chain(&self.secrets.0);
         all.map(|(name, value)| (name.clone(), value.clone()))
     }
 
     /// Returns the command for people: with the names of the variables that hold secrets, not their
     /// values.
-    pub(super) fn public_command(&self) -> String {
+    pub fn public_command(&self) -> String {
         let secrets = self.secrets.0.keys().map(|name| format!("{name}=*** "));
         format!("{}jackalope serve {}", secrets.collect::<String>(), self.words.join(" "))
     }
@@ -135,24 +140,28 @@ impl Start {
         json!({"words": self.words, "cwd": self.cwd.to_string_lossy(), "env": self.env})
     }
 
-    fn from_json(value: &Value, secrets: Secrets) -> Option<Start> {
+    fn from_json(value: &Value, secrets: Secrets) -> Option<ServerStart> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let words = value["words"].as_array()?.iter().map(text).collect::<Option<Vec<String>>>()?;
         // Earlier versions stored secrets among the arguments and variables.
-        let mut start = Start::new(&words, text(&value["cwd"])?.into(), &texts(&value["env"])?);
+        let mut start =
+            ServerStart::new(&words, text(&value["cwd"])?.into(), &texts(&value["env"])?);
         start.secrets.0.extend(secrets.0);
         Some(start)
     }
 
     /// Returns how the last server that became ready was started.
-    pub(crate) fn last(home: &Home) -> Option<Start> {
+    pub fn last(home: &Home) -> Option<ServerStart> {
         let value = read_json(home, LAST_START)?;
         let secrets = read_json(home, LAST_START_KEYS).and_then(|it| texts(&it));
-        Start::from_json(&value, Secrets(secrets.unwrap_or_default()))
+        ServerStart::from_json(&value, Secrets(secrets.unwrap_or_default()))
     }
 
-    /// Stores the values for [`Start::last`].
-    pub(crate) fn remember(&self, home: &Home) -> Result<(), HomeError> {
+    /// Stores the values for [`ServerStart::last`].
+    ///
+    /// # Errors
+    /// If the files cannot be written.
+    pub fn remember(&self, home: &Home) -> Result<(), HomeError> {
         if self.secrets.0.is_empty() {
             // An error means that there is no such file.
             std::fs::remove_file(home.join(LAST_START_KEYS)).ok();
@@ -175,26 +184,28 @@ fn texts(value: &Value) -> Option<BTreeMap<String, String>> {
 
 impl ServeRecord {
     /// Records this process, unless another server of this machine is running.
-    pub(crate) fn write(
+    ///
+    /// # Errors
+    /// If the files cannot be written.
+    pub fn write(
         home: &Home,
-        serving: Serving<'_>,
+        serving: ServeDescription<'_>,
     ) -> Result<Option<ServeRecord>, HomeError> {
-        let Serving { args, start, url, model, operator_key } = serving;
+        let ServeDescription { start, url, model, hosts, agent_port, ssh, operator_key } = serving;
         if ServeRecord::running(home).is_some() {
             return Ok(None);
         }
-        let hosts = &args.ranks.hosts;
         // The reader may be in another directory.
-        let named = hosts.hosts.as_ref().map(|named| match std::fs::canonicalize(named) {
+        let named = hosts.map(|named| match std::fs::canonicalize(named) {
             Ok(path) if path.is_file() => path.to_string_lossy().into_owned(),
-            _ => named.clone(),
+            _ => named.to_owned(),
         });
         let process = Recorded::this(json!({
             "url": url,
             "model": model,
             "hosts": named,
-            "agent_port": hosts.reach.agent_port,
-            "ssh": hosts.reach.ssh,
+            "agent_port": agent_port,
+            "ssh": ssh,
             "start": start.to_json(),
         }));
         let keys = json!({"operator_key": operator_key, "start": start.secrets.0});
@@ -204,7 +215,8 @@ impl ServeRecord {
         Ok(Some(ServeRecord { process, secrets, operator_key: Some(operator_key.to_owned()) }))
     }
 
-    pub(crate) fn forget(&self, home: &Home) {
+    /// Removes the record, if it is still this one.
+    pub fn forget(&self, home: &Home) {
         if Recorded::read(home, RECORD).as_ref() == Some(&self.process) {
             // If the file stays, its keys are useless: their server is gone.
             std::fs::remove_file(home.join(RECORD_KEYS)).ok();
@@ -213,7 +225,7 @@ impl ServeRecord {
     }
 
     /// Returns the recorded server, whether it runs or not.
-    pub(crate) fn read(home: &Home) -> Option<ServeRecord> {
+    pub fn read(home: &Home) -> Option<ServeRecord> {
         let process = Recorded::read(home, RECORD)?;
         let keys = read_json(home, RECORD_KEYS).unwrap_or_default();
         let secrets = Secrets(texts(&keys["start"]).unwrap_or_default());
@@ -224,7 +236,7 @@ impl ServeRecord {
     }
 
     /// Returns the server that runs on this machine.
-    pub(crate) fn running(home: &Home) -> Option<ServeRecord> {
+    pub fn running(home: &Home) -> Option<ServeRecord> {
         ServeRecord::read(home).filter(|it| it.process.runs())
     }
 
@@ -232,48 +244,83 @@ impl ServeRecord {
         self.process.about[key].as_str()
     }
 
-    pub(crate) fn url(&self) -> &str {
+    /// Returns the URL at which it listens.
+    pub fn url(&self) -> &str {
         self.text("url").unwrap_or_default()
     }
 
-    pub(crate) fn model(&self) -> &str {
+    /// Returns the name of its default model.
+    pub fn model(&self) -> &str {
         self.text("model").unwrap_or("a model")
     }
 
     /// Returns its machines as they were given: a hostfile or names.
-    pub(crate) fn hosts(&self) -> Option<&str> {
+    pub fn hosts(&self) -> Option<&str> {
         self.text("hosts")
     }
 
-    pub(crate) fn ssh(&self) -> Option<&str> {
+    /// Returns the command that was given to run as ssh.
+    pub fn ssh(&self) -> Option<&str> {
         self.text("ssh")
     }
 
-    pub(crate) fn agent_port(&self) -> u16 {
+    /// Returns the port of its machines' agents.
+    pub fn agent_port(&self) -> u16 {
         let port = self.process.about["agent_port"].as_u64();
         port.and_then(|it| it.try_into().ok()).unwrap_or(jackalope_fleet::agent::AGENT_PORT)
     }
 
-    pub(crate) fn start(&self) -> Option<Start> {
-        Start::from_json(&self.process.about["start"], self.secrets.clone())
+    /// Returns how it was started.
+    pub fn start(&self) -> Option<ServerStart> {
+        ServerStart::from_json(&self.process.about["start"], self.secrets.clone())
     }
 
-    /// Returns the URL and the key for requests to it.
-    pub(super) fn server(&self) -> Server {
-        let reached =
-            self.url().replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
-        Server { url: reached, api_key: self.operator_key.clone() }
+    /// Returns the URL at which programs of this machine reach it.
+    pub fn local_url(&self) -> String {
+        self.url().replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     }
+
+    /// Returns the key with which commands on this machine access it, if it requires keys.
+    pub fn operator_key(&self) -> Option<&str> {
+        self.operator_key.as_deref()
+    }
+}
+
+/// Returns the secret flag that a word (`--flag` or `--flag=VALUE`) sets, without dashes.
+pub fn secret_flag(word: &str) -> Option<&'static str> {
+    let name = word.strip_prefix("--")?;
+    let name = name.split_once('=').map_or(name, |it| it.0);
+    SECRET_FLAGS.into_iter().find(|flag| *flag == name)
+}
+
+/// Returns the environment variable that corresponds to a flag of `serve`.
+pub fn variable_of(flag: &str) -> String {
+    format!("JACKALOPE_{}", flag.replace('-', "_").to_uppercase())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn started(words: &[&str], env: &[(&str, &str)]) -> Start {
+    fn started(words: &[&str], env: &[(&str, &str)]) -> ServerStart {
         let words: Vec<String> = words.iter().map(|it| (*it).to_owned()).collect();
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Start::new(&words, "/some where".into(), &env.collect())
+        ServerStart::new(&words, "/some where".into(), &env.collect())
+    }
+
+    #[test]
+    fn secrets_are_recognised_by_their_flags() {
+        for (word, flag) in [
+            ("--api-key", Some("api-key")),
+            ("--admin-key=x", Some("admin-key")),
+            ("--token=a=b", Some("token")),
+            ("--api-key-file", None),
+            ("--api-keys=x", None),
+            ("api-key", None),
+        ] {
+            assert_eq!(secret_flag(word), flag, "{word}");
+        }
+        assert_eq!(variable_of("admin-key"), "JACKALOPE_ADMIN_KEY");
     }
 
     #[test]
@@ -300,19 +347,19 @@ mod tests {
     fn a_start_is_remembered_as_it_was() {
         let dir = std::env::temp_dir().join(format!("jackalope-start-{}", std::process::id()));
         let home = Home::new(&dir);
-        assert_eq!(Start::last(&home), None);
+        assert_eq!(ServerStart::last(&home), None);
         let start = started(&["--model", "a b", "--api-key", "s\"ecret"], &[("MODEL_DIR", "x=y")]);
         start.remember(&home).unwrap();
-        assert_eq!(Start::last(&home), Some(start));
+        assert_eq!(ServerStart::last(&home), Some(start));
         let without = started(&["--model", "a b"], &[]);
         without.remember(&home).unwrap();
-        assert_eq!(Start::last(&home), Some(without), "no key stays behind");
+        assert_eq!(ServerStart::last(&home), Some(without), "no key stays behind");
         home.write(LAST_START, b"{}").unwrap();
-        assert_eq!(Start::last(&home), None);
+        assert_eq!(ServerStart::last(&home), None);
         // The format of earlier versions.
         let earlier = json!({"words": ["--api-key", "old"], "cwd": "/", "env": {}});
         home.write(LAST_START, earlier.to_string().as_bytes()).unwrap();
-        let start = Start::last(&home).unwrap();
+        let start = ServerStart::last(&home).unwrap();
         assert!(start.words.is_empty());
         assert!(start.environment().any(|it| it == ("JACKALOPE_API_KEY".into(), "old".into())));
         std::fs::remove_dir_all(dir).unwrap();

@@ -4,8 +4,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use jackalope_inspect::platform;
-use jackalope_inspect::report::RdmaDevice;
+use crate::platform;
+use crate::report::RdmaDevice;
 
 /// Maximum time in which devices must be free again.
 const FREE_MAX: Duration = Duration::from_secs(30);
@@ -17,18 +17,18 @@ const POLL: Duration = Duration::from_millis(250);
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the devices that can be used now; none on a machine without RDMA.
-pub(super) fn usable() -> Vec<String> {
+pub fn usable() -> Vec<String> {
     names(&platform::rdma_devices(ASK_TIMEOUT).unwrap_or_default())
 }
 
 /// Waits until these devices can be used again, and returns those that cannot in time. Returns at
 /// once if there are none.
-pub(super) fn wait_until_free(wanted: &[String]) -> Vec<String> {
-    wait(wanted, (FREE_MAX, POLL), || platform::rdma_devices(ASK_TIMEOUT))
+pub fn wait_until_free(wanted: &[String]) -> Vec<String> {
+    wait(wanted, FREE_MAX, POLL, || platform::rdma_devices(ASK_TIMEOUT))
 }
 
 /// Formats a message for people if devices are not free.
-pub(super) fn words_of(busy: &[String]) -> Option<String> {
+pub fn busy_message(busy: &[String]) -> Option<String> {
     let names = busy.join(", ");
     (!busy.is_empty()).then(|| {
         format!(
@@ -45,7 +45,8 @@ fn names(devices: &[RdmaDevice]) -> Vec<String> {
 
 fn wait(
     wanted: &[String],
-    (most, poll): (Duration, Duration),
+    most: Duration,
+    poll: Duration,
     mut ask: impl FnMut() -> io::Result<Vec<RdmaDevice>>,
 ) -> Vec<String> {
     if wanted.is_empty() {
@@ -67,7 +68,7 @@ fn wait(
 mod tests {
     use super::*;
 
-    const DEVINFO: &str = include_str!("../../../inspect/tests/recorded/ibv-devinfo-verbose.txt");
+    const DEVINFO: &str = include_str!("../tests/recorded/ibv-devinfo-verbose.txt");
 
     fn devices(text: &str) -> Vec<RdmaDevice> {
         platform::parse_rdma_devices(text)
@@ -84,19 +85,19 @@ mod tests {
             Err(io::Error::other("stuck")),
             Ok(Vec::new()),
         ];
-        let busy = wait(&wanted, (FREE_MAX, Duration::ZERO), || told.pop().unwrap());
+        let busy = wait(&wanted, FREE_MAX, Duration::ZERO, || told.pop().unwrap());
         assert!(busy.is_empty() && told.is_empty(), "{busy:?}");
-        assert_eq!(words_of(&busy), None);
+        assert_eq!(busy_message(&busy), None);
     }
 
     #[test]
     fn the_wait_is_bounded_and_there_is_none_without_devices() {
         let wanted = ["rdma_en6".to_owned()];
-        let busy = wait(&wanted, (Duration::ZERO, Duration::ZERO), || Ok(Vec::new()));
+        let busy = wait(&wanted, Duration::ZERO, Duration::ZERO, || Ok(Vec::new()));
         assert_eq!(busy, wanted);
-        let said = words_of(&busy).unwrap();
+        let said = busy_message(&busy).unwrap();
         assert!(said.contains("rdma_en6") && said.contains("hint:"), "{said}");
         let never = || -> io::Result<Vec<RdmaDevice>> { panic!("nobody is asked") };
-        assert!(wait(&[], (FREE_MAX, POLL), never).is_empty());
+        assert!(wait(&[], FREE_MAX, POLL, never).is_empty());
     }
 }
