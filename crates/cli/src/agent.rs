@@ -1,30 +1,33 @@
 //! `jackalope agent`: starts, watches and stops this machine's rank programs.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use jackalope_deploy::agent::{AgentServiceConfig, END_GRACE, RECORD, listen_list};
+use jackalope_deploy::agent::{
+    AgentHere, AgentServiceConfig, END_GRACE, RECORD, Silence, listen_list, reachable,
+};
 use jackalope_deploy::log_file::keep_short;
-use jackalope_fleet::agent::{Agent, Trust};
+use jackalope_fleet::agent::Trust;
 use jackalope_fleet::home::{Home, secret_of_token};
 use jackalope_fleet::install::{Activated, versions};
-use jackalope_fleet::listen::{add_to_list, own_addresses};
+use jackalope_fleet::listen::add_to_list;
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::Spawn;
-use jackalope_fleet::record::{KILL_GRACE, Recorded, Request, is_alive};
-use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
+use jackalope_fleet::record::{EndRequest, KILL_GRACE, Recorded, is_alive};
+use jackalope_fleet::service::{ServiceKind, is_installed};
+use jackalope_fleet::trust::TrustStore;
 use jackalope_protocol::secure::Peer;
 use jackalope_protocol::{PublicKey, Secret};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::machines::{AgentArgs, AgentCommand};
-use crate::args::service::ServiceInstallArgs;
+use crate::args::service::{ServiceArg, ServiceInstallArgs};
 use crate::environment::Environment;
 use crate::output;
-use crate::service::{self, ServiceKind};
+use crate::service;
 
 /// Maximum time in which a started agent must answer on its own machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -120,7 +123,7 @@ async fn keep_log_short(is_detached: bool, home: &Home) {
 /// Returns the arguments of `jackalope service install agent` for an agent with these arguments.
 fn as_service(args: &AgentArgs, dry_run: bool) -> ServiceInstallArgs {
     ServiceInstallArgs {
-        service: ServiceKind::Agent,
+        service: ServiceArg::Agent,
         dir: None,
         system: false,
         user: None,
@@ -186,7 +189,8 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     let list = listen_list(home, args.port)?;
     let recorded = Recorded::read(home, RECORD).filter(Recorded::runs);
     if let Some(recorded) = recorded {
-        match answers(args, home, secret, HUNG_TIMEOUT) {
+        let expected = AgentHere { listen: &args.listen, port: args.port, home, secret };
+        match expected.answers(HUNG_TIMEOUT) {
             Ok(()) => {
                 // The running agent may have been started for other addresses.
                 add_to_list(&list, &args.listen)
@@ -197,7 +201,7 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
             // A hung agent cannot end by itself, so it is killed. Its ranks keep running, and the
             // new agent adopts them.
             Err(Silence { is_hung: true, .. }) => {
-                recorded.ask(Request::Kill, KILL_GRACE);
+                recorded.ask(EndRequest::Kill, KILL_GRACE);
             }
             // The agent holds another secret, is another version, or listens elsewhere.
             Err(_) => {
@@ -209,49 +213,6 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
     Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid, "key": key}))?)
 }
 
-/// Returns addresses to listen on so that the machine that started this program over SSH can reach
-/// it. If this machine has none of the given addresses (they are translated, as by NAT), adds the
-/// address at which the SSH connection arrived.
-fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
-    let own = own_addresses();
-    let mut reachable = listen.to_vec();
-    let is_here = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified() || own.contains(ip);
-    if !listen.is_empty() && !listen.iter().any(is_here) {
-        reachable.extend(came_to);
-    }
-    reachable
-}
-
-/// Reason why no agent with the expected secret answers.
-struct Silence {
-    reason: String,
-    /// Whether a listener accepts connections there but does not answer.
-    is_hung: bool,
-}
-
-/// Checks whether an agent with this secret answers on this machine within `timeout`; the error is
-/// the reason if none does.
-fn answers(
-    args: &AgentArgs,
-    home: &Home,
-    secret: Secret,
-    timeout: Duration,
-) -> Result<(), Silence> {
-    let loopback = args.listen.iter().copied().filter(IpAddr::is_loopback);
-    let mut ips: Vec<IpAddr> = loopback.collect();
-    if ips.is_empty() {
-        ips.push(Ipv4Addr::LOCALHOST.into());
-    }
-    let addrs = ips.into_iter().map(|ip| SocketAddr::new(ip, args.port)).collect();
-    let failed = |reason| Silence { reason, is_hung: false };
-    let identity = home.identity().map_err(|err| failed(err.to_string()))?;
-    let expected = Expected::Pinned(TrustStore::new(home));
-    let ours = Credentials { secret, identity, expected };
-    let agent = Agent::connect("this machine", addrs, ours, Box::new(|_, _, _| {}));
-    let answered = agent.wait_until_up(timeout);
-    answered.map_err(|reason| Silence { reason, is_hung: agent.is_hung() })
-}
-
 fn start_and_wait(
     program: &Path,
     args: &AgentArgs,
@@ -260,7 +221,8 @@ fn start_and_wait(
 ) -> anyhow::Result<u32> {
     let pid = start_detached(program, args, home)?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    while let Err(Silence { reason, .. }) = answers(args, home, secret, KNOCK_TIMEOUT) {
+    let expected = AgentHere { listen: &args.listen, port: args.port, home, secret };
+    while let Err(Silence { reason, .. }) = expected.answers(KNOCK_TIMEOUT) {
         let runs = Recorded::read(home, RECORD).is_some_and(|it| it.runs());
         if deadline <= Instant::now() || !runs && reason.contains("efused") && !is_alive(pid) {
             let log = home.join("logs/agent.log");
@@ -295,7 +257,7 @@ fn activate(id: Option<&str>, home: &Home) -> anyhow::Result<()> {
     if let Some(recorded) = &agent {
         recorded.end(END_GRACE);
         // A service restarts by itself.
-        if !service::is_installed(ServiceKind::Agent)? {
+        if !is_installed(ServiceKind::Agent)? {
             start_and_wait(&program, &args_of(recorded)?, home, home.secret()?)?;
         }
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::SystemShell;
 use jackalope_inspect::autoconfig::{
-    self as planning, ApplyError, Given, Member, Over, Plan, Step, Undo, hostfile_json,
+    self as planning, ApplyError, Given, Over, Plan, ReportedMachine, Step, Undo, hostfile_json,
 };
 use jackalope_inspect::probe::{self, Echo};
 use jackalope_inspect::report::{NodeReport, RdmaSwitch};
@@ -43,8 +43,12 @@ pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::R
     }
     distinct(&args.hosts)?;
     let reports = ask(&shell, &args.hosts)?;
-    let members: Vec<Member<'_>> =
-        args.hosts.iter().zip(&reports).map(|(name, report)| Member { name, report }).collect();
+    let members: Vec<ReportedMachine<'_>> = args
+        .hosts
+        .iter()
+        .zip(&reports)
+        .map(|(name, report)| ReportedMachine { name, report })
+        .collect();
     let over = match args.over {
         OverArg::Thunderbolt => Over::Thunderbolt,
         OverArg::Ethernet => Over::Ethernet,
@@ -127,9 +131,13 @@ pub(crate) fn again(home: &Home, shell: &SystemShell, asked: Asked) -> anyhow::R
         )
     })?;
     let reports = ask(shell, &before.hosts)?;
-    let members: Vec<Member<'_>> =
-        before.hosts.iter().zip(&reports).map(|(name, report)| Member { name, report }).collect();
-    let is_off = |it: &&Member<'_>| {
+    let members: Vec<ReportedMachine<'_>> = before
+        .hosts
+        .iter()
+        .zip(&reports)
+        .map(|(name, report)| ReportedMachine { name, report })
+        .collect();
+    let is_off = |it: &&ReportedMachine<'_>| {
         it.report.mac.as_ref().is_some_and(|mac| mac.rdma == RdmaSwitch::Disabled)
     };
     let off: Vec<&str> = members.iter().filter(is_off).map(|it| it.name).collect();

@@ -11,12 +11,13 @@ use jackalope_engine::{
     EngineHandle, Event, Generation, Request, RequestOptions, SamplingOptions, Status,
 };
 use jackalope_protocol::TokenId;
+use jackalope_store::synth::is_synthetic;
 use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::environment::Environment;
 use crate::report::Interrupted;
-use crate::{output, progress, split, synth};
+use crate::{output, progress, split};
 
 mod calibration;
 mod comparison;
@@ -117,7 +118,7 @@ async fn measure(
     engine: &EngineHandle,
     loaded: &Status,
 ) -> anyhow::Result<()> {
-    let is_synthetic = synth::is_synthetic(model_dir);
+    let is_synthetic = is_synthetic(model_dir);
     if !args.json {
         if is_synthetic {
             output::line("random weights: only the speed is meaningful")?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use jackalope_fleet::hostfile::Hostfile;
-use jackalope_inspect::doctor::{self, Ask, Entry, Examination, Finding, Node, Severity};
+use jackalope_inspect::doctor::{self, Ask, Entry, Examination, ExaminedNode, Finding, Severity};
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Resul
 /// Result of an examination.
 pub(crate) struct Looked {
     names: Vec<String>,
-    nodes: Vec<Node>,
+    nodes: Vec<ExaminedNode>,
     findings: Vec<Finding>,
 }
 
@@ -193,8 +193,8 @@ fn count(findings: &[Finding], severity: Severity) -> usize {
     findings.iter().filter(|it| it.severity == severity).count()
 }
 
-fn object(nodes: &[Node], findings: &[Finding]) -> Value {
-    let node = |node: &Node| match &node.report {
+fn object(nodes: &[ExaminedNode], findings: &[Finding]) -> Value {
+    let node = |node: &ExaminedNode| match &node.report {
         Ok(report) => json!({"name": node.name, "report": report}),
         Err(err) => json!({"name": node.name, "error": err.to_string()}),
     };

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use jackalope_deploy::machines::discover;
 use jackalope_fleet::hostfile::{
-    self, ConvertError, Finding, Host, Hostfile, HostfileErrors, RingPorts, Shape,
+    self, ConvertError, Host, Hostfile, HostfileErrors, HostfileShape, HostfileWarning, RingPorts,
 };
 use jackalope_protocol::{Backend, counted};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub(crate) async fn run(args: HostsArgs, environment: &Environment) -> anyhow::R
 }
 
 /// Reads a hostfile.
-fn read(path: &Path) -> anyhow::Result<(Hostfile, Shape)> {
+fn read(path: &Path) -> anyhow::Result<(Hostfile, HostfileShape)> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     Ok(Hostfile::parse_shape(&text, path)?)
@@ -76,7 +76,7 @@ fn errors_json(errors: &HostfileErrors) -> Value {
     json!({"legal": false, "errors": errors.collect::<Value>(), "warnings": []})
 }
 
-fn found_json(hostfile: &Hostfile, shape: Shape, findings: &[Finding]) -> Value {
+fn found_json(hostfile: &Hostfile, shape: HostfileShape, findings: &[HostfileWarning]) -> Value {
     let warnings = findings
         .iter()
         .map(|finding| json!({"message": finding.to_string(), "hint": finding.hint()}));
@@ -99,7 +99,7 @@ fn convert(args: &ConvertArgs) -> anyhow::Result<()> {
 
 fn write(
     hostfile: &Hostfile,
-    shape: Shape,
+    shape: HostfileShape,
     ports: Option<RingPorts>,
     out: &OutArgs,
 ) -> anyhow::Result<()> {
@@ -165,7 +165,12 @@ fn new(args: &NewHostsArgs, environment: &Environment) -> anyhow::Result<()> {
         }
     }
     let is_plain = hostfile.backend.is_none() && hostfile.envs.is_empty();
-    write(&hostfile, if is_plain { Shape::Array } else { Shape::Object }, None, &args.out)
+    write(
+        &hostfile,
+        if is_plain { HostfileShape::Array } else { HostfileShape::Object },
+        None,
+        &args.out,
+    )
 }
 
 /// Returns the addresses that were typed, or else the address that is the host's name.

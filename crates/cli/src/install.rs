@@ -8,7 +8,9 @@ use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
 use jackalope_deploy::machines;
 use jackalope_fleet::hostfile::Host;
-use jackalope_fleet::install::{self, Activated, Bundle, Install, Installed, Removed, Step};
+use jackalope_fleet::install::{
+    self, Activated, Bundle, Install, InstallProgress, Installed, Removed,
+};
 use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::{self, own_program};
 use jackalope_fleet::shell::{Shell, SystemShell};
@@ -114,10 +116,10 @@ fn bring_all(
         };
         let bar = uploads.add(host);
         let progress = |step| match step {
-            Step::Missing(bytes) => bar.expect(bytes),
-            Step::Sent(bytes) => bar.add(bytes),
-            Step::Lost(bytes) => bar.take_back(bytes),
-            Step::Verifying => bar.say("verifying"),
+            InstallProgress::Missing(bytes) => bar.expect(bytes),
+            InstallProgress::Sent(bytes) => bar.add(bytes),
+            InstallProgress::Lost(bytes) => bar.take_back(bytes),
+            InstallProgress::Verifying => bar.say("verifying"),
         };
         let what = Install { bundle, ours: Some(ours), shell, progress: &progress };
         let installed = install::install(host, what);

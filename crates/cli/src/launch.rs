@@ -65,8 +65,8 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
 /// gets one that its agent reports.
 fn with_addresses(hosts: &[Host], nodes: &Nodes) -> anyhow::Result<Vec<Host>> {
     let facts = |rank: usize| Some(&nodes.nodes[nodes.of_rank[rank]].facts);
-    let node = |(rank, host)| routes::Node { host, facts: facts(rank) };
-    let nodes: Vec<routes::Node<'_>> = hosts.iter().enumerate().map(node).collect();
+    let node = |(rank, host)| routes::RouteNode { host, facts: facts(rank) };
+    let nodes: Vec<routes::RouteNode<'_>> = hosts.iter().enumerate().map(node).collect();
     Ok(routes::with_addresses(&nodes)?)
 }
 

@@ -15,7 +15,7 @@ use jackalope_fleet::facts::at_once;
 use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::shell::Shell;
 use jackalope_fleet::{facts, routes};
-use jackalope_placement::{Link, LinkKind, Links, ModelFacts, NodeOffer, Wishes};
+use jackalope_placement::{LinkKind, LinkSpeed, Links, NodeOffer, PlacementModel, Wishes};
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::{Backend, counted};
 
@@ -28,7 +28,7 @@ use crate::output;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = ModelFacts::read(&locate_described(&args.model, &environment.local)?.dir)?;
+    let model = PlacementModel::read(&locate_described(&args.model, &environment.local)?.dir)?;
     let (hostfile, facts) = machines_of(args, environment)?;
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);
@@ -44,11 +44,14 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let wishes = Wishes { context_tokens: args.context, num_machines, split };
     match jackalope_placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
         Ok(placement) => {
-            let machines: Vec<routes::Node<'_>> = placement
+            let machines: Vec<routes::RouteNode<'_>> = placement
                 .ranks
                 .iter()
                 .map(|rank| rank.offer_idx)
-                .map(|at| routes::Node { host: &hostfile.hosts[at], facts: facts[at].as_ref() })
+                .map(|at| routes::RouteNode {
+                    host: &hostfile.hosts[at],
+                    facts: facts[at].as_ref(),
+                })
                 .collect();
             let links = links::of_ranks(&machines, backend, args.encrypt_data.into());
             if args.json {
@@ -159,7 +162,7 @@ fn links(hostfile: &Hostfile, over: OverArg) -> Links {
     let mut links = Links::usual(hosts.len(), kind);
     for a in 0..hosts.len() {
         for b in (0..a).filter(|&b| hosts[a].is_same_machine(&hosts[b])) {
-            links.set(a, b, Link::usual(LinkKind::Loopback));
+            links.set(a, b, LinkSpeed::usual(LinkKind::Loopback));
         }
     }
     links

@@ -11,28 +11,6 @@ use jackalope_store::progress::{ByteCount, Progress};
 
 use crate::output;
 
-/// Progress of writing a file.
-pub(crate) struct Writing(ProgressBar);
-
-impl Writing {
-    pub(crate) fn new(num_bytes: u64) -> Writing {
-        let bar = ProgressBar::new(num_bytes);
-        let style = ProgressStyle::with_template(
-            "writing {bar:30} {binary_bytes}/{binary_total_bytes} {elapsed}",
-        );
-        bar.set_style(style.expect("the template is well formed"));
-        Writing(bar)
-    }
-
-    pub(crate) fn add(&self, num_bytes: u64) {
-        self.0.inc(num_bytes);
-    }
-
-    pub(crate) fn finish(&self) {
-        self.0.finish_and_clear();
-    }
-}
-
 /// Progress of a transfer to this machine, or of reading data again.
 pub(crate) struct Transfer(ProgressBar);
 

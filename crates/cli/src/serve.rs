@@ -10,10 +10,10 @@ use jackalope_deploy::server_record::{ServeDescription, ServeRecord, ServerStart
 use jackalope_deploy::{Deployment, machines};
 use jackalope_engine::Status;
 use jackalope_fleet::home::Home;
+use jackalope_fleet::open_files;
 use jackalope_localai::LocalAi;
 use jackalope_protocol::Secret;
 use jackalope_server::{ApiKeys, Ending};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -50,9 +50,8 @@ pub(crate) async fn run(
         // Fails only if this process leads a session already, which is as good.
         rustix::process::setsid().ok();
     }
-    resolved.notes.iter().for_each(|it| output::note(it));
-    warn_of_launchers(environment);
-    raise_open_files(resolved.open_files);
+    print_notes(resolved, environment);
+    open_files::raise_limits(resolved.open_files);
     let host = listen_ip(&mut args)?;
     let mut ranks = args.ranks.config(environment)?;
     machines::take_discovered(&mut ranks.hosts, &environment.local).await?;
@@ -123,8 +122,10 @@ fn interrupted(is_ready: &AtomicBool) -> anyhow::Result<()> {
     if is_ready.load(Ordering::Relaxed) { Ok(()) } else { Err(Interrupted.into()) }
 }
 
-/// Warns about variables by which other launchers describe a group, because `serve` ignores them.
-fn warn_of_launchers(environment: &Environment) {
+/// Prints notes about settings, and warns about variables by which other launchers describe a group,
+/// because `serve` ignores them.
+fn print_notes(resolved: &Resolved, environment: &Environment) {
+    resolved.notes.iter().for_each(|it| output::note(it));
     if !environment.ignored_by_serve.is_empty() {
         output::note(&format!(
             "warning: `serve` does not read {}\n\
@@ -187,34 +188,6 @@ impl Drop for Written {
     }
 }
 
-/// Twice the number of open files that the connection limits may need.
-const OPEN_FILES: u64 = 8192;
-
-/// Raises the limits of open files to at least these, as far as the system permits.
-fn raise_open_files(wanted: Option<(u64, u64)>) {
-    let (soft, hard) = wanted.unwrap_or((OPEN_FILES, 0));
-    let now = getrlimit(Resource::Nofile);
-    // Only root may raise the hard limit.
-    let set = |limit: Rlimit| setrlimit(Resource::Nofile, limit);
-    let (raised, within) = (raised(now, soft, hard), within(now, soft, hard));
-    if let Err(err) = set(raised).or_else(|_| set(within)) {
-        tracing::warn!(%err, "the limit of open files could not be raised");
-    }
-}
-
-/// Returns both limits, never lower than they are; `None` is unlimited.
-fn raised(now: Rlimit, soft: u64, hard: u64) -> Rlimit {
-    let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
-    Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) }
-}
-
-/// Returns the soft limit, as far as the hard one permits.
-fn within(now: Rlimit, soft: u64, hard: u64) -> Rlimit {
-    let current = raised(now, soft, hard).current;
-    let bounded = current.map(|it| now.maximum.map_or(it, |most| it.min(most)));
-    Rlimit { current: bounded, maximum: now.maximum }
-}
-
 /// Prints the address of the server. A blocked standard output delays nothing else.
 async fn announce(
     args: &ServeArgs,
@@ -265,33 +238,4 @@ fn announcement(
         jackalope_protocol::counted(status.ranks.len(), "rank"),
         split::text(status)
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bounds_of_open_files_are_raised_and_never_lowered() {
-        let limit = |current, maximum| Rlimit { current, maximum };
-        let (soft, hard) = (2048, 4096);
-        for (now, expected, without_root) in [
-            (limit(Some(256), None), limit(Some(2048), None), limit(Some(2048), None)),
-            (
-                limit(Some(256), Some(1024)),
-                limit(Some(2048), Some(4096)),
-                limit(Some(1024), Some(1024)),
-            ),
-            (
-                limit(Some(9999), Some(9999)),
-                limit(Some(9999), Some(9999)),
-                limit(Some(9999), Some(9999)),
-            ),
-            (limit(None, None), limit(None, None), limit(None, None)),
-        ] {
-            let of = |it: Rlimit| (it.current, it.maximum);
-            assert_eq!(of(raised(now, soft, hard)), of(expected));
-            assert_eq!(of(within(now, soft, hard)), of(without_root));
-        }
-    }
 }

@@ -2,20 +2,21 @@
 
 use std::future::Future;
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use jackalope_fleet::agent::{self as agents, NewListeners, Trust};
+use jackalope_fleet::agent::{self as agents, Agent, NewListeners, Trust};
 use jackalope_fleet::discovery::{DISCOVERY_PORT, Responder};
 use jackalope_fleet::home::Home;
-use jackalope_fleet::listen::AgentAddresses;
+use jackalope_fleet::listen::{AgentAddresses, own_addresses};
 use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::record::Recorded;
+use jackalope_fleet::trust::{Credentials, Expected, TrustStore};
 use jackalope_protocol::Secret;
 use serde_json::json;
 
@@ -123,4 +124,61 @@ pub async fn serve(
 /// If jackalope's directory cannot be used.
 pub fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
     Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
+}
+
+/// Returns addresses to listen on so that the machine that started this program over SSH can reach
+/// it. If this machine has none of the given addresses (they are translated, as by NAT), adds the
+/// address at which the SSH connection arrived.
+pub fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
+    let own = own_addresses();
+    let mut reachable = listen.to_vec();
+    let is_here = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified() || own.contains(ip);
+    if !listen.is_empty() && !listen.iter().any(is_here) {
+        reachable.extend(came_to);
+    }
+    reachable
+}
+
+/// Reason why no agent with the expected secret answers.
+#[derive(Debug)]
+pub struct Silence {
+    /// The reason, for people.
+    pub reason: String,
+    /// Whether a listener accepts connections there but does not answer.
+    pub is_hung: bool,
+}
+
+/// The agent of this machine that is expected to run.
+#[derive(Clone, Copy, Debug)]
+pub struct AgentHere<'a> {
+    /// Addresses that it was told to listen on.
+    pub listen: &'a [IpAddr],
+    /// Port on which it listens.
+    pub port: u16,
+    /// Jackalope's directory.
+    pub home: &'a Home,
+    /// Secret of its cluster.
+    pub secret: Secret,
+}
+
+impl AgentHere<'_> {
+    /// Checks whether an agent with this secret answers within `timeout`.
+    ///
+    /// # Errors
+    /// Why none does.
+    pub fn answers(&self, timeout: Duration) -> Result<(), Silence> {
+        let loopback = self.listen.iter().copied().filter(IpAddr::is_loopback);
+        let mut ips: Vec<IpAddr> = loopback.collect();
+        if ips.is_empty() {
+            ips.push(Ipv4Addr::LOCALHOST.into());
+        }
+        let addrs = ips.into_iter().map(|ip| SocketAddr::new(ip, self.port)).collect();
+        let failed = |reason| Silence { reason, is_hung: false };
+        let identity = self.home.identity().map_err(|err| failed(err.to_string()))?;
+        let expected = Expected::Pinned(TrustStore::new(self.home));
+        let ours = Credentials { secret: self.secret, identity, expected };
+        let agent = Agent::connect("this machine", addrs, ours, Box::new(|_, _, _| {}));
+        let answered = agent.wait_until_up(timeout);
+        answered.map_err(|reason| Silence { reason, is_hung: agent.is_hung() })
+    }
 }

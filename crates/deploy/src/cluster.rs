@@ -389,8 +389,8 @@ fn place_by_hand(
     let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
     check_encryption(ranks.encryption, backend)?;
     let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
-    let nodes: Vec<routes::Node<'_>> =
-        hosts.iter().map(|host| routes::Node { host, facts: None }).collect();
+    let nodes: Vec<routes::RouteNode<'_>> =
+        hosts.iter().map(|host| routes::RouteNode { host, facts: None }).collect();
     let split = ranks.split.given_or_even(model_dir, hosts.len(), backend)?;
     let setup = Setup {
         num_ranks,

@@ -8,7 +8,7 @@ use jackalope_engine::SamplingOptions;
 use jackalope_fleet::agent::Agent;
 use jackalope_fleet::facts;
 use jackalope_fleet::hostfile::{Host, Hostfile};
-use jackalope_placement::{Links, ModelFacts, NodeOffer, RankNeed, Wishes};
+use jackalope_placement::{Links, NodeOffer, PlacementModel, RankNeed, Wishes};
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
@@ -225,7 +225,7 @@ impl SharedMemory {
 
     /// Returns the memory that each rank of a model needs.
     fn needs(&self, model_dir: &Path, ranks: &RankConfig) -> anyhow::Result<Vec<RankNeed>> {
-        let model = ModelFacts::read(model_dir)?;
+        let model = PlacementModel::read(model_dir)?;
         let context = ranks.context_tokens.unwrap_or(jackalope_placement::DEFAULT_CONTEXT_TOKENS);
         let context = context.min(model.context_tokens.max(1));
         let (num_ranks, backend) = (self.of_rank.len(), self.backend);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use jackalope_engine::SamplingOptions;
-use jackalope_placement::ModelFacts;
+use jackalope_placement::PlacementModel;
 use jackalope_server::{Model, ModelDetails, ServerState};
 use jackalope_text::GenerationDefaults;
 use tokio::net::TcpListener;
@@ -72,7 +72,7 @@ pub fn served(model_id: &str, cluster: &Cluster) -> Model {
 
 /// Returns the details of a checkpoint for lists of models. A server works without them.
 pub fn details(dir: &Path) -> Option<ModelDetails> {
-    let facts = match ModelFacts::read(dir) {
+    let facts = match PlacementModel::read(dir) {
         Ok(facts) => facts,
         Err(err) => {
             tracing::warn!(%err, "lists of models will not show its size");
@@ -90,14 +90,14 @@ pub fn details(dir: &Path) -> Option<ModelDetails> {
     })
 }
 
-fn weight_bits(facts: &ModelFacts) -> u32 {
+fn weight_bits(facts: &PlacementModel) -> u32 {
     let plain = u32::try_from(8 * facts.element_bytes()).unwrap_or(u32::MAX);
     facts.quantization.map_or(plain, |quantization| quantization.bits)
 }
 
 /// Estimates the number of parameters from the size, as if all weights were stored like most of
 /// them: quantised ones have a scale and a bias for each group.
-fn num_parameters(facts: &ModelFacts) -> u64 {
+fn num_parameters(facts: &PlacementModel) -> u64 {
     let element_bits = 8.0 * facts.element_bytes() as f64;
     let bits = facts.quantization.map_or(element_bits, |quantization| {
         f64::from(quantization.bits) + 2.0 * element_bits / f64::from(quantization.group_size)

@@ -21,6 +21,9 @@ use crate::served_models::ServedModels;
 /// Maximum time in which a server stops, whatever its engines and connections do.
 pub const STOP_MAX: Duration = Duration::from_secs(10);
 
+// A service manager kills a server no sooner than the server can end.
+const _: () = assert!(STOP_MAX.as_secs() < jackalope_fleet::service::STOP_SECONDS);
+
 /// A server that is to be started.
 #[derive(Debug)]
 pub struct Deployment {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_placement::{LinkKind, Links, ModelFacts, NodeOffer, SplitKind, Wishes, place};
+use jackalope_placement::{LinkKind, Links, NodeOffer, PlacementModel, SplitKind, Wishes, place};
 use jackalope_protocol::Backend;
 use jackalope_protocol::counted;
 use jackalope_protocol::split::{Shares, Split, stages};
@@ -90,7 +90,7 @@ impl SplitConstraints {
         if flag == "--share" {
             return Ok(Some(Split::Tensor(numbers.clone())));
         }
-        let num_layers = ModelFacts::read(model_dir)?.num_layers();
+        let num_layers = PlacementModel::read(model_dir)?.num_layers();
         ensure!(
             stages(numbers, num_layers).is_some(),
             "`--layers` adds up to {}, the model has {num_layers}\n\
@@ -113,7 +113,7 @@ impl SplitConstraints {
         match self.given(model_dir, num_ranks, backend)? {
             Some(split) => Ok(split),
             None if self.required_kind() == Some(SplitKind::Pipeline) && 1 < num_ranks => {
-                even_stages(&ModelFacts::read(model_dir)?, num_ranks)
+                even_stages(&PlacementModel::read(model_dir)?, num_ranks)
             }
             None => Ok(Split::Tensor(vec![1; num_ranks])),
         }
@@ -121,7 +121,7 @@ impl SplitConstraints {
 }
 
 /// Returns stages of about the same size.
-fn even_stages(model: &ModelFacts, num_ranks: usize) -> anyhow::Result<Split> {
+fn even_stages(model: &PlacementModel, num_ranks: usize) -> anyhow::Result<Split> {
     let offer = |rank: usize| NodeOffer::new(rank.to_string(), u64::MAX);
     let offers: Vec<NodeOffer> = (0..num_ranks).map(offer).collect();
     let links = Links::usual(num_ranks, LinkKind::Loopback);

@@ -31,7 +31,7 @@ pub use jackalope_protocol::agent::{
 };
 
 pub use client::{Agent, AgentState, Ended, OnLine, Probe, Program, Revive};
-pub use refusal::Refusal;
+pub use refusal::AgentRefusal;
 pub use server::{AgentConfig, AgentError, NewListeners, no_library, serve, serve_on};
 pub use trust::{REREAD_INTERVAL, Trust};
 

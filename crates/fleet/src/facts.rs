@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jackalope_protocol::machine::NodeFacts;
 
-pub use sections::{Ending, Section, Sections};
+pub use sections::{Section, Sections, ToolEnding};
 
 use crate::platform;
 use crate::shell::{Shell, ShellError};

@@ -23,7 +23,7 @@ use std::path::Path;
 use jackalope_protocol::Backend;
 
 pub use error::{DevicesNeededBy, Fault, HostfileError, HostfileErrors};
-pub use finding::Finding;
+pub use finding::HostfileWarning;
 pub use lint::lint;
 pub use words::ssh_name;
 pub use write::object_text;
@@ -42,7 +42,7 @@ const ERRORS_MAX: usize = 40;
 
 /// The shapes of hostfiles.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Shape {
+pub enum HostfileShape {
     /// A list of `{ssh, ips, rdma}`.
     #[default]
     Array,
@@ -54,17 +54,18 @@ pub enum Shape {
     Matrix,
 }
 
-impl Shape {
+impl HostfileShape {
     /// Every shape.
-    pub const ALL: [Shape; 4] = [Shape::Array, Shape::Object, Shape::Ring, Shape::Matrix];
+    pub const ALL: [HostfileShape; 4] =
+        [HostfileShape::Array, HostfileShape::Object, HostfileShape::Ring, HostfileShape::Matrix];
 
     /// Returns the word that people type for it.
     pub fn name(self) -> &'static str {
         match self {
-            Shape::Array => "array",
-            Shape::Object => "object",
-            Shape::Ring => "ring",
-            Shape::Matrix => "matrix",
+            HostfileShape::Array => "array",
+            HostfileShape::Object => "object",
+            HostfileShape::Ring => "ring",
+            HostfileShape::Matrix => "matrix",
         }
     }
 }
@@ -124,9 +125,12 @@ impl Hostfile {
     ///
     /// # Errors
     /// [`HostfileErrors`] with everything that is wrong, each with its line and column.
-    pub fn parse_shape(text: &str, path: &Path) -> Result<(Hostfile, Shape), HostfileErrors> {
+    pub fn parse_shape(
+        text: &str,
+        path: &Path,
+    ) -> Result<(Hostfile, HostfileShape), HostfileErrors> {
         let mut found = Vec::new();
-        let mut shape = Shape::default();
+        let mut shape = HostfileShape::default();
         let mut hostfile = Hostfile::default();
         if text.len() <= TEXT_BYTES_MAX {
             let raw = read::read(text, &mut found);

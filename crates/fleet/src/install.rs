@@ -66,7 +66,7 @@ pub struct Install<'a> {
     /// Shell that reaches the machine.
     pub shell: &'a dyn Shell,
     /// Receives progress, on the calling thread.
-    pub progress: &'a (dyn Fn(Step) + Sync),
+    pub progress: &'a (dyn Fn(InstallProgress) + Sync),
 }
 
 impl std::fmt::Debug for Install<'_> {
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Install<'_> {
 
 /// Progress of an installation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Step {
+pub enum InstallProgress {
     /// This number of bytes is missing on the machine.
     Missing(u64),
     /// This number of further bytes has arrived.
@@ -144,9 +144,11 @@ pub fn install(host: &str, what: Install<'_>) -> Result<Installed, InstallError>
         check_room(host, what.bundle, &survey, &plan)?;
         let missing: u64 = plan.iter().map(Work::num_bytes).sum();
         match expected {
-            None => (what.progress)(Step::Missing(missing)),
-            Some(expected) if expected < missing => (what.progress)(Step::Lost(missing - expected)),
-            Some(expected) => (what.progress)(Step::Sent(expected - missing)),
+            None => (what.progress)(InstallProgress::Missing(missing)),
+            Some(expected) if expected < missing => {
+                (what.progress)(InstallProgress::Lost(missing - expected))
+            }
+            Some(expected) => (what.progress)(InstallProgress::Sent(expected - missing)),
         }
         let (sent, result) = carry_out(host, what, &plan);
         bytes_sent += sent;
@@ -154,7 +156,7 @@ pub fn install(host: &str, what: Install<'_>) -> Result<Installed, InstallError>
         futile = if sent == 0 { futile + 1 } else { 0 };
         match result {
             Ok(()) => {
-                (what.progress)(Step::Verifying);
+                (what.progress)(InstallProgress::Verifying);
                 finish(host, what)?;
                 break;
             }
@@ -303,7 +305,7 @@ fn send(
         remote::append(host, what, file, offset, &piece)?;
         offset += piece.len() as u64;
         *sent += piece.len() as u64;
-        (what.progress)(Step::Sent(piece.len() as u64));
+        (what.progress)(InstallProgress::Sent(piece.len() as u64));
         if offset == file.bytes {
             return Ok(());
         }

@@ -16,10 +16,10 @@ use jackalope_protocol::machine::NodeFacts;
 use thiserror::Error;
 use tracing::debug;
 
-use crate::agent::{Agent, OnLine, Refusal, Revive};
+use crate::agent::{Agent, AgentRefusal, OnLine, Revive};
 use crate::home::HOME_IN_SCRIPTS;
 use crate::hostfile::Host;
-use crate::install::{Bundle, BundleError, Install, InstallError, Step, install};
+use crate::install::{Bundle, BundleError, Install, InstallError, InstallProgress, install};
 use crate::listen::address_towards;
 use crate::shell::{Output, Shell, ShellError, quote};
 use crate::trust::{Credentials, Expected, TrustError};
@@ -242,7 +242,7 @@ fn bring_up_one(
     let agent = Agent::connect_or_revive(&name, addrs, ours, on_line, Some(revive));
     if let Err(reason) = agent.knock(KNOCK_TIMEOUT) {
         debug!(name, reason, "no agent yet");
-        if agent.refusal() == Some(Refusal::ChangedKey) {
+        if agent.refusal() == Some(AgentRefusal::ChangedKey) {
             return Err(NodeError::Refused { host: name, reason, shell: None });
         }
         progress(&format!("{name}: starting its agent"));
@@ -294,7 +294,7 @@ fn put_there(
     let bundle = bootstrap.bundle()?;
     let name = host.name();
     let tell = |step| {
-        if let Step::Missing(bytes) = step {
+        if let InstallProgress::Missing(bytes) = step {
             progress(&format!("{name}: putting jackalope there ({} MiB)", bytes.div_ceil(1 << 20)));
         }
     };

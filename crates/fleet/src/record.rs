@@ -22,7 +22,7 @@ pub const KILL_GRACE: Duration = Duration::from_secs(2);
 
 /// Ways to end a recorded process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Request {
+pub enum EndRequest {
     /// Asks it to end (SIGTERM).
     End,
     /// Asks it to end and to leave its programs running for the next agent (SIGUSR1).
@@ -95,19 +95,19 @@ impl Recorded {
         if !self.runs() {
             return false;
         }
-        if !self.ask(Request::End, grace) {
-            self.ask(Request::Kill, KILL_GRACE);
+        if !self.ask(EndRequest::End, grace) {
+            self.ask(EndRequest::Kill, KILL_GRACE);
         }
         true
     }
 
     /// Sends the signal of a request, if the recorded process still runs. Returns true if it has
     /// ended within `grace`.
-    pub fn ask(&self, request: Request, grace: Duration) -> bool {
+    pub fn ask(&self, request: EndRequest, grace: Duration) -> bool {
         let signal = match request {
-            Request::End => Signal::TERM,
-            Request::HandOver => Signal::USR1,
-            Request::Kill => Signal::KILL,
+            EndRequest::End => Signal::TERM,
+            EndRequest::HandOver => Signal::USR1,
+            EndRequest::Kill => Signal::KILL,
         };
         let deadline = Instant::now() + grace;
         if let (true, Some(pid)) = (self.runs(), Pid::from_raw(self.pid.cast_signed())) {
@@ -150,9 +150,9 @@ mod tests {
         let began = platform::current::process_began(child.pid()).unwrap();
         let version = String::new();
         let recorded = Recorded { pid: child.pid(), began, version, about: Value::Null };
-        assert!(!recorded.ask(Request::End, Duration::from_millis(50)), "it takes no notice");
+        assert!(!recorded.ask(EndRequest::End, Duration::from_millis(50)), "it takes no notice");
         assert!(recorded.runs() && recorded.end(Duration::ZERO));
-        assert!(recorded.ask(Request::End, Duration::ZERO), "it has ended already");
+        assert!(recorded.ask(EndRequest::End, Duration::ZERO), "it has ended already");
         assert_eq!(
             crate::process::describe(child.try_wait().unwrap()).split(' ').next(),
             Some("killed")

@@ -14,7 +14,7 @@ const CABLE_HOST_BITS: u8 = 2;
 
 /// A machine, described by its hostfile entry and by its own report if it was asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Node<'a> {
+pub struct RouteNode<'a> {
     /// Its entry in the hostfile.
     pub host: &'a Host,
     /// What the machine reports about itself.
@@ -61,8 +61,8 @@ pub struct NoRoute {
 ///
 /// # Errors
 /// [`NoRoutes`] with all pairs that have no route.
-pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
-    let nodes: Vec<Node<'_>> = nodes.iter().map(|node| with_facts(node, nodes)).collect();
+pub fn routes(nodes: &[RouteNode<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
+    let nodes: Vec<RouteNode<'_>> = nodes.iter().map(|node| with_facts(node, nodes)).collect();
     let mut pairs = Vec::new();
     let mut routes = Vec::with_capacity(nodes.len());
     for (from, node) in nodes.iter().enumerate() {
@@ -89,13 +89,13 @@ pub fn routes(nodes: &[Node<'_>]) -> Result<Vec<Vec<IpAddr>>, NoRoutes> {
 ///
 /// # Errors
 /// Like [`routes`], if any host lacks an address.
-pub fn with_addresses(nodes: &[Node<'_>]) -> Result<Vec<Host>, NoRoutes> {
-    let has_none = |node: &Node<'_>| node.host.ips.iter().all(IpAddr::is_loopback);
+pub fn with_addresses(nodes: &[RouteNode<'_>]) -> Result<Vec<Host>, NoRoutes> {
+    let has_none = |node: &RouteNode<'_>| node.host.ips.iter().all(IpAddr::is_loopback);
     if !nodes.iter().any(has_none) {
         return Ok(nodes.iter().map(|node| node.host.clone()).collect());
     }
     let routes = routes(nodes)?;
-    let with_address = |(rank, node): (usize, &Node<'_>)| {
+    let with_address = |(rank, node): (usize, &RouteNode<'_>)| {
         let before = (rank + nodes.len() - 1) % nodes.len();
         let ips = if has_none(node) { vec![routes[before][rank]] } else { node.host.ips.clone() };
         Host { ips, ..node.host.clone() }
@@ -122,11 +122,11 @@ pub enum Encryption {
 /// A cable is exempt only if both ends report it. If a machine reports nothing about itself, all
 /// its connections to other machines are encrypted.
 pub fn encrypted(
-    nodes: &[Node<'_>],
+    nodes: &[RouteNode<'_>],
     routes: &[Vec<IpAddr>],
     encryption: Encryption,
 ) -> Vec<Vec<bool>> {
-    let nodes: Vec<Node<'_>> = nodes.iter().map(|node| with_facts(node, nodes)).collect();
+    let nodes: Vec<RouteNode<'_>> = nodes.iter().map(|node| with_facts(node, nodes)).collect();
     let is_private = |from: usize, to: usize| {
         let ip = routes[from][to];
         ip.is_loopback() || nodes[from].facts.is_some_and(|facts| is_cable(facts, ip))
@@ -150,12 +150,15 @@ pub fn is_cable(facts: &NodeFacts, ip: IpAddr) -> bool {
 }
 
 /// Returns the node with facts: its own, or those of another entry for the same machine.
-fn with_facts<'a>(node: &Node<'a>, nodes: &[Node<'a>]) -> Node<'a> {
+fn with_facts<'a>(node: &RouteNode<'a>, nodes: &[RouteNode<'a>]) -> RouteNode<'a> {
     let others = || nodes.iter().filter(|other| other.host.is_same_machine(node.host));
-    Node { host: node.host, facts: node.facts.or_else(|| others().find_map(|other| other.facts)) }
+    RouteNode {
+        host: node.host,
+        facts: node.facts.or_else(|| others().find_map(|other| other.facts)),
+    }
 }
 
-fn route(node: &Node<'_>, peer: &Node<'_>, named: &[IpAddr]) -> Option<IpAddr> {
+fn route(node: &RouteNode<'_>, peer: &RouteNode<'_>, named: &[IpAddr]) -> Option<IpAddr> {
     if are_one_machine(node, peer) {
         return Some(Ipv4Addr::LOCALHOST.into());
     }
@@ -180,7 +183,7 @@ fn host_bits(addr: InterfaceAddr) -> u8 {
 }
 
 /// Returns the addresses that the hostfile names for a machine, those of its own entry first.
-fn named_addresses(peer: &Node<'_>, nodes: &[Node<'_>]) -> Vec<IpAddr> {
+fn named_addresses(peer: &RouteNode<'_>, nodes: &[RouteNode<'_>]) -> Vec<IpAddr> {
     let others = nodes.iter().filter(|node| are_one_machine(node, peer));
     let ips = std::iter::once(peer).chain(others).flat_map(|node| {
         let ssh = &node.host.ssh;
@@ -192,7 +195,7 @@ fn named_addresses(peer: &Node<'_>, nodes: &[Node<'_>]) -> Vec<IpAddr> {
 
 /// Returns the addresses of a machine's interfaces that can be announced to other machines.
 /// Excludes link-local IPv6 addresses, which are meaningless without an interface.
-fn interface_addrs<'a>(node: &Node<'a>) -> impl Iterator<Item = InterfaceAddr> + use<'a> {
+fn interface_addrs<'a>(node: &RouteNode<'a>) -> impl Iterator<Item = InterfaceAddr> + use<'a> {
     let interfaces = node.facts.into_iter().flat_map(|facts| &facts.interfaces);
     interfaces.flat_map(|interface| &interface.addrs).copied().filter(|addr| match addr.ip {
         IpAddr::V4(ip) => !ip.is_loopback(),
@@ -202,7 +205,7 @@ fn interface_addrs<'a>(node: &Node<'a>) -> impl Iterator<Item = InterfaceAddr> +
 
 /// Returns true if the hostfile names the same machine, or if both report the same host name and
 /// share an address.
-fn are_one_machine(a: &Node<'_>, b: &Node<'_>) -> bool {
+fn are_one_machine(a: &RouteNode<'_>, b: &RouteNode<'_>) -> bool {
     let share_address =
         || interface_addrs(a).any(|addr| interface_addrs(b).any(|other| other.ip == addr.ip));
     let call_themselves_the_same = match (a.facts, b.facts) {
@@ -236,7 +239,7 @@ mod tests {
     }
 
     fn table(machines: &[(Host, Option<NodeFacts>)]) -> Result<Vec<Vec<String>>, NoRoutes> {
-        let nodes = machines.iter().map(|(host, facts)| Node { host, facts: facts.as_ref() });
+        let nodes = machines.iter().map(|(host, facts)| RouteNode { host, facts: facts.as_ref() });
         let rows = routes(&nodes.collect::<Vec<_>>())?;
         Ok(rows.into_iter().map(|row| row.iter().map(IpAddr::to_string).collect()).collect())
     }
@@ -268,10 +271,13 @@ mod tests {
             (host("c", &["192.168.7.3"]), Some(facts("c", &["192.168.7.3/24"]))),
             (host("a", &["192.168.7.1"]), None),
         ];
-        let nodes = |is_told: [bool; 4]| -> Vec<Node<'_>> {
+        let nodes = |is_told: [bool; 4]| -> Vec<RouteNode<'_>> {
             let both = machines.iter().zip(is_told);
-            both.map(|((host, facts), told)| Node { host, facts: facts.as_ref().filter(|_| told) })
-                .collect()
+            both.map(|((host, facts), told)| RouteNode {
+                host,
+                facts: facts.as_ref().filter(|_| told),
+            })
+            .collect()
         };
         let (yes, no) = (true, false);
         let all = nodes([true; 4]);
@@ -342,9 +348,9 @@ mod tests {
         let hosts =
             [host("localhost", &[]), host("b", &[]), host("b", &[]), host("c", &["9.9.9.9"])];
         let facts = [Some(&a), Some(&b), Some(&b), None];
-        let nodes: Vec<Node<'_>> =
-            hosts.iter().zip(facts).map(|(host, facts)| Node { host, facts }).collect();
-        let ips = |nodes: &[Node<'_>]| -> Vec<String> {
+        let nodes: Vec<RouteNode<'_>> =
+            hosts.iter().zip(facts).map(|(host, facts)| RouteNode { host, facts }).collect();
+        let ips = |nodes: &[RouteNode<'_>]| -> Vec<String> {
             let hosts = with_addresses(nodes).unwrap();
             hosts.iter().map(|host| host.ips[0].to_string()).collect()
         };

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use jackalope_protocol::Backend;
 
 use crate::agent::EnvFile;
-use crate::hostfile::{ConvertError, Host, Hostfile, RingPorts, Shape, convert};
+use crate::hostfile::{ConvertError, Host, Hostfile, HostfileShape, RingPorts, convert};
 
 /// Settings of one rank.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -50,12 +50,12 @@ pub fn settings(
         Backend::Tcp => {}
         Backend::Ring => {
             let content =
-                write(Shape::Ring, Some(RingPorts { first: first_port, connections: 1 }))?;
+                write(HostfileShape::Ring, Some(RingPorts { first: first_port, connections: 1 }))?;
             settings.files.push(EnvFile { variable: "MLX_HOSTFILE".to_owned(), content });
         }
         Backend::Jaccl => {
             set("MLX_JACCL_COORDINATOR", format!("{coordinator}:{first_port}"));
-            let content = write(Shape::Matrix, None)?;
+            let content = write(HostfileShape::Matrix, None)?;
             settings.files.push(EnvFile { variable: "MLX_IBV_DEVICES".to_owned(), content });
         }
         Backend::Nccl => {

@@ -27,8 +27,8 @@ pub use apply::{ApplyError, Undo, apply, run_as_root, verify};
 pub use cabling::{Cable, CabledHost, Cabling, End};
 pub use choice::Choice;
 pub use drawing::{dot, terminal};
-pub use shape::Shape;
-pub use steps::{Check, Given, Step};
+pub use shape::CablingShape;
+pub use steps::{Given, PingCheck, Step};
 pub use write::hostfile_json;
 
 use jackalope_fleet::hostfile::Hostfile;
@@ -54,7 +54,7 @@ pub struct Plan {
     /// Commands in the order in which to run them; empty if nothing needs to change.
     pub steps: Vec<Step>,
     /// Pings that must be answered afterwards.
-    pub checks: Vec<Check>,
+    pub checks: Vec<PingCheck>,
     /// Addresses of the cables once the commands have run.
     pub given: Vec<Given>,
     /// Connections that the commands may break.
@@ -79,7 +79,7 @@ pub enum PlanError {
 
 /// A machine and its report.
 #[derive(Clone, Copy, Debug)]
-pub struct Member<'a> {
+pub struct ReportedMachine<'a> {
     /// Name of the machine, as given to `ssh`.
     pub name: &'a str,
     /// Report of the machine.
@@ -92,7 +92,7 @@ impl Plan {
     /// # Errors
     /// [`PlanError`] if no hostfile could work.
     pub fn new(
-        members: &[Member<'_>],
+        members: &[ReportedMachine<'_>],
         over: Over,
         wanted: Option<Backend>,
     ) -> Result<Plan, PlanError> {
@@ -105,7 +105,7 @@ impl Plan {
     /// # Errors
     /// [`PlanError`] if no hostfile could work.
     pub fn again(
-        members: &[Member<'_>],
+        members: &[ReportedMachine<'_>],
         over: Over,
         wanted: Option<Backend>,
         before: &[Given],

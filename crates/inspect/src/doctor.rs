@@ -9,7 +9,7 @@ mod finding;
 mod look;
 
 pub use catalogue::{Entry, Severity};
-pub use examination::{Examination, Node, Ping};
+pub use examination::{Examination, ExaminedNode, Ping};
 pub use finding::Finding;
 pub use look::{Ask, names};
 

@@ -8,7 +8,7 @@ mod posix;
 use std::io;
 use std::time::Duration;
 
-use jackalope_fleet::facts::{Ending, Sections};
+use jackalope_fleet::facts::{Sections, ToolEnding};
 use jackalope_fleet::platform::facts_of;
 use jackalope_fleet::process::output_of;
 
@@ -42,8 +42,10 @@ pub fn report_of(sections: &Sections) -> NodeReport {
     for (name, section) in sections.iter() {
         match &section.ending {
             // A program that is not installed is reported in its own field.
-            Ending::Missing(tool) if !tool.contains('/') => report.missing_tools.push(tool.clone()),
-            Ending::Stuck | Ending::CutOff => report.stuck_tools.push(name.to_owned()),
+            ToolEnding::Missing(tool) if !tool.contains('/') => {
+                report.missing_tools.push(tool.clone())
+            }
+            ToolEnding::Stuck | ToolEnding::CutOff => report.stuck_tools.push(name.to_owned()),
             _ => {}
         }
     }

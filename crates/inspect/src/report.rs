@@ -13,7 +13,9 @@ use jackalope_protocol::machine::{InterfaceAddr, NodeFacts};
 use serde::Serialize;
 
 pub use program::{HttpAnswer, OwnProgram, ProgramKind};
-pub use thunderbolt::{ExpectedSpeed, Generation, HardwarePort, RdmaDevice, ThunderboltPort};
+pub use thunderbolt::{
+    ExpectedSpeed, HardwarePort, RdmaDevice, ThunderboltGeneration, ThunderboltPort,
+};
 
 /// Report on one machine, obtained without any of our programs installed there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -27,7 +29,7 @@ pub struct NodeReport {
     /// Whether a firewall is active.
     pub firewall: Option<bool>,
     /// TCP ports in use.
-    pub listeners: Vec<Listener>,
+    pub listeners: Vec<ListeningPort>,
     /// Our running programs, with their answers.
     pub programs: Vec<OwnProgram>,
     /// Running programs of others that compute models.
@@ -101,7 +103,7 @@ pub struct Bridge {
 
 /// A TCP port in use.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
-pub struct Listener {
+pub struct ListeningPort {
     /// The port.
     pub port: u16,
     /// Process that listens, if that is known.
@@ -175,7 +177,7 @@ impl MacReport {
     }
 
     /// Returns the newest Thunderbolt generation among its ports.
-    pub fn generation(&self) -> Option<Generation> {
+    pub fn generation(&self) -> Option<ThunderboltGeneration> {
         self.thunderbolt.iter().filter_map(|port| port.generation).max()
     }
 

@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::model::ModelFacts;
+use super::model::PlacementModel;
 
 /// Maximum sizes of `config.json` and of a header, in bytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -78,12 +78,12 @@ pub enum CheckpointError {
     },
 }
 
-impl ModelFacts {
+impl PlacementModel {
     /// Reads `config.json` and the headers of all `model*.safetensors` files. Reads no tensor.
     ///
     /// # Errors
     /// If one of the files is missing, cut off or malformed.
-    pub fn read(dir: &Path) -> Result<ModelFacts, CheckpointError> {
+    pub fn read(dir: &Path) -> Result<PlacementModel, CheckpointError> {
         let path = dir.join("config.json");
         let config = read_config(&path)?;
         let mut headers = TensorHeaders::new();
@@ -94,7 +94,7 @@ impl ModelFacts {
         let spec = ModelSpec::from_config(&config).map_err(refused)?;
         let incomplete = |report| CheckpointError::Tensors { dir: dir.to_owned(), report };
         let layout = spec.layout(&headers).map_err(incomplete)?;
-        Ok(ModelFacts::new(&spec, layout))
+        Ok(PlacementModel::new(&spec, layout))
     }
 }
 

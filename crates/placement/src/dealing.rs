@@ -4,7 +4,7 @@ use jackalope_protocol::KV_BLOCK_TOKENS;
 use jackalope_protocol::split::Split;
 use jackalope_spec::RankShard;
 
-use super::model::ModelFacts;
+use super::model::PlacementModel;
 
 /// Memory of a rank's program, its libraries and their allocations before a model is loaded.
 const RANK_BYTES: u64 = 256 << 20;
@@ -44,7 +44,7 @@ impl RankNeed {
 ///
 /// # Panics
 /// If there is no rank, a rank has nothing, or a pipeline is for another number of layers.
-pub fn needs(model: &ModelFacts, split: &Split, context_tokens: u32) -> Vec<RankNeed> {
+pub fn needs(model: &PlacementModel, split: &Split, context_tokens: u32) -> Vec<RankNeed> {
     let shards = shards(model, split);
     shards.iter().map(|shard| need(model, shard, context_tokens)).collect()
 }
@@ -53,12 +53,12 @@ pub fn needs(model: &ModelFacts, split: &Split, context_tokens: u32) -> Vec<Rank
 ///
 /// # Panics
 /// If there is no rank, a rank has nothing, or a pipeline is for another number of layers.
-pub(super) fn shards(model: &ModelFacts, split: &Split) -> Vec<RankShard> {
+pub(super) fn shards(model: &PlacementModel, split: &Split) -> Vec<RankShard> {
     model.layout.shards(split).expect("every rank has a part of this model")
 }
 
 /// Returns what a rank with this part of the model needs.
-pub(super) fn need(model: &ModelFacts, shard: &RankShard, context_tokens: u32) -> RankNeed {
+pub(super) fn need(model: &PlacementModel, shard: &RankShard, context_tokens: u32) -> RankNeed {
     let blocks = context_tokens.div_ceil(KV_BLOCK_TOKENS);
     let cached_tokens = u64::from(blocks) * u64::from(KV_BLOCK_TOKENS);
     let state_bytes = shard.cache.state_bytes * PLANNED_STATES;
@@ -71,7 +71,7 @@ pub(super) fn need(model: &ModelFacts, shard: &RankShard, context_tokens: u32) -
 }
 
 /// Returns an upper bound of the memory for activations during a step, whatever the rank's part is.
-fn activation_bytes(model: &ModelFacts) -> u64 {
+fn activation_bytes(model: &PlacementModel) -> u64 {
     let row = (4 * model.hidden_size + 2 * model.inner_size + 2 * model.queries_size) as u64;
     ACTIVATION_BYTES * (STEP_TOKENS * row + LOGIT_ROWS * model.vocab_size as u64)
 }

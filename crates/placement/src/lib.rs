@@ -1,5 +1,5 @@
 //! Decides which machines compute a model and how much of it each of them holds. Pure, apart from
-//! [`ModelFacts::read`]: it queries no machine and reads no tensor.
+//! [`PlacementModel::read`]: it queries no machine and reads no tensor.
 //!
 //! Ranks hold a part of every layer (tensor parallel) or whole layers (pipeline parallel), cut as
 //! `jackalope_spec` cuts them when the model is loaded.
@@ -27,8 +27,8 @@ use thiserror::Error;
 pub use checkpoint::CheckpointError;
 pub use dealing::{RankNeed, needs};
 pub use jackalope_spec::TensorRole;
-pub use model::ModelFacts;
-pub use speed::{Link, LinkKind, LinkSource, Links, Speed};
+pub use model::PlacementModel;
+pub use speed::{LinkKind, LinkSource, LinkSpeed, Links, Speed};
 
 use jackalope_protocol::machine::NodeFacts;
 
@@ -208,7 +208,7 @@ impl PlacementOption {
 
 /// Reports that the machines cannot hold the model.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub struct Refusal {
+pub struct PlacementRefusal {
     /// Context length that was requested.
     pub context_tokens: u32,
     /// The machines of the best attempt.
@@ -239,9 +239,9 @@ impl NodeShortage {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PlacementRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal { context_tokens, nodes, missing_bytes, .. } = self;
+        let PlacementRefusal { context_tokens, nodes, missing_bytes, .. } = self;
         if let Some(num_layers) = self.too_few_layers {
             return write!(
                 f,
@@ -293,16 +293,16 @@ pub fn size(bytes: u64) -> String {
 /// If more machines are requested than are offered, all of them are used.
 ///
 /// # Errors
-/// [`Refusal`] if nothing fits.
+/// [`PlacementRefusal`] if nothing fits.
 ///
 /// # Panics
 /// If `links` joins fewer machines than are offered.
 pub fn place(
-    model: &ModelFacts,
+    model: &PlacementModel,
     offers: &[NodeOffer],
     links: &Links,
     wishes: Wishes,
-) -> Result<Placement, Refusal> {
+) -> Result<Placement, PlacementRefusal> {
     let context_tokens = context_of(model, wishes);
     let sizes = match wishes.num_machines {
         Some(wished) => wished.min(offers.len())..=wished.min(offers.len()),
@@ -345,7 +345,7 @@ pub fn place(
     })
 }
 
-fn context_of(model: &ModelFacts, wishes: Wishes) -> u32 {
+fn context_of(model: &PlacementModel, wishes: Wishes) -> u32 {
     let tokens = wishes.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
     tokens.clamp(1, model.context_tokens.max(1))
 }
@@ -372,7 +372,7 @@ fn choose(options: &[PlacementOption]) -> Option<&PlacementOption> {
 
 /// A model, and the machines on which it could run.
 struct Candidates<'a> {
-    model: &'a ModelFacts,
+    model: &'a PlacementModel,
     offers: &'a [NodeOffer],
     links: &'a Links,
     context_tokens: u32,
@@ -410,13 +410,13 @@ fn largest(offers: &[NodeOffer], size: usize) -> Vec<usize> {
 }
 
 fn refuse(
-    model: &ModelFacts,
+    model: &PlacementModel,
     offers: &[NodeOffer],
     best: Option<&PlacementOption>,
     context_tokens: u32,
-) -> Refusal {
+) -> PlacementRefusal {
     let Some(best) = best else {
-        return Refusal {
+        return PlacementRefusal {
             context_tokens,
             nodes: Vec::new(),
             missing_bytes: 0,
@@ -435,7 +435,7 @@ fn refuse(
         needed_bytes: need.total(),
         usable_bytes: offers[idx].usable_bytes,
     });
-    Refusal {
+    PlacementRefusal {
         context_tokens,
         nodes: nodes.collect(),
         missing_bytes: best.missing_bytes,
@@ -445,7 +445,7 @@ fn refuse(
 }
 
 /// Returns the longest context that fits, in whole KV blocks.
-fn longest(model: &ModelFacts, fits: impl Fn(u32) -> bool) -> Option<u32> {
+fn longest(model: &PlacementModel, fits: impl Fn(u32) -> bool) -> Option<u32> {
     let tokens = |granules: u32| (granules * KV_BLOCK_TOKENS).min(model.context_tokens);
     let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(KV_BLOCK_TOKENS) + 1);
     while fitting + 1 < failing {

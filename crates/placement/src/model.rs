@@ -6,7 +6,7 @@ use jackalope_spec::{
 
 /// A model that is to be placed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModelFacts {
+pub struct PlacementModel {
     /// `model_type` from its configuration.
     pub architecture: String,
     /// Whether this version computes it; otherwise only its memory is known.
@@ -27,9 +27,9 @@ pub struct ModelFacts {
     pub layout: ModelLayout,
 }
 
-impl ModelFacts {
+impl PlacementModel {
     /// Combines the description of a model with how it lies in its checkpoint.
-    pub fn new(spec: &ModelSpec, layout: ModelLayout) -> ModelFacts {
+    pub fn new(spec: &ModelSpec, layout: ModelLayout) -> PlacementModel {
         let queries = spec.layers.iter().map(|layer| {
             let heads = layer.mixer.heads();
             heads.heads * heads.head_dim
@@ -40,7 +40,7 @@ impl ModelFacts {
                 experts.experts_per_token * experts.inner + experts.shared_inner.unwrap_or(0)
             }
         });
-        ModelFacts {
+        PlacementModel {
             architecture: spec.model_type.clone(),
             is_computed: spec.support == Support::Computed,
             hidden_size: spec.hidden_size,

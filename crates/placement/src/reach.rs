@@ -8,7 +8,7 @@ const EXHAUSTIVE_MAX: usize = 12;
 
 /// A hostfile position at which a rank could run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Member {
+pub struct Candidate {
     /// Its position in the hostfile.
     pub position: usize,
     /// Memory that a rank there may take.
@@ -19,7 +19,7 @@ pub struct Member {
 
 /// Members that all reach each other.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Group {
+pub struct ReachableGroup {
     /// Their positions, ascending.
     pub positions: Vec<usize>,
     /// Their total usable memory.
@@ -28,9 +28,9 @@ pub struct Group {
     pub num_computing: usize,
 }
 
-impl Group {
-    fn of(members: impl Iterator<Item = Member>) -> Group {
-        let mut group = Group { positions: Vec::new(), usable_bytes: 0, num_computing: 0 };
+impl ReachableGroup {
+    fn of(members: impl Iterator<Item = Candidate>) -> ReachableGroup {
+        let mut group = ReachableGroup { positions: Vec::new(), usable_bytes: 0, num_computing: 0 };
         for member in members {
             group.positions.push(member.position);
             group.usable_bytes += member.usable_bytes;
@@ -45,7 +45,7 @@ impl Group {
 /// group with the most memory comes first; ties go to the group with more members that compute now,
 /// then to the one that comes first in the hostfile. For more than twelve members it returns one
 /// group only, found by dropping the members that reach the fewest others.
-pub fn groups(members: &[Member], reach: impl Fn(usize, usize) -> bool) -> Vec<Group> {
+pub fn groups(members: &[Candidate], reach: impl Fn(usize, usize) -> bool) -> Vec<ReachableGroup> {
     if EXHAUSTIVE_MAX < members.len() {
         return vec![without_the_isolated(members, reach)];
     }
@@ -62,25 +62,28 @@ pub fn groups(members: &[Member], reach: impl Fn(usize, usize) -> bool) -> Vec<G
     let is_in = |set: u32, idx: usize| set >> idx & 1 == 1;
     let all_reach =
         |set: &u32| (0..members.len()).all(|idx| !is_in(*set, idx) || *set & !reached[idx] == 0);
-    let mut groups: Vec<Group> = (1..1_u32 << members.len())
+    let mut groups: Vec<ReachableGroup> = (1..1_u32 << members.len())
         .filter(all_reach)
         .map(|set| {
             let chosen = members.iter().enumerate().filter(|(idx, _)| is_in(set, *idx));
-            Group::of(chosen.map(|(_, member)| *member))
+            ReachableGroup::of(chosen.map(|(_, member)| *member))
         })
         .collect();
     groups.sort_by(|a, b| {
-        let rank = |it: &Group| (Reverse(it.usable_bytes), Reverse(it.num_computing));
+        let rank = |it: &ReachableGroup| (Reverse(it.usable_bytes), Reverse(it.num_computing));
         rank(a).cmp(&rank(b)).then_with(|| a.positions.cmp(&b.positions))
     });
     groups
 }
 
 /// Drops the member that reaches the fewest others until all remaining members reach each other.
-fn without_the_isolated(members: &[Member], reach: impl Fn(usize, usize) -> bool) -> Group {
+fn without_the_isolated(
+    members: &[Candidate],
+    reach: impl Fn(usize, usize) -> bool,
+) -> ReachableGroup {
     let mut left = members.to_vec();
     loop {
-        let num_unreached = |one: &Member| {
+        let num_unreached = |one: &Candidate| {
             let peers = left.iter().filter(|peer| peer.position != one.position);
             peers.filter(|peer| !reach(one.position, peer.position)).count()
         };
@@ -89,7 +92,7 @@ fn without_the_isolated(members: &[Member], reach: impl Fn(usize, usize) -> bool
         });
         match worst {
             Some((idx, it)) if 0 < num_unreached(it) => left.remove(idx),
-            _ => return Group::of(left.into_iter()),
+            _ => return ReachableGroup::of(left.into_iter()),
         };
     }
 }
@@ -100,8 +103,8 @@ mod tests {
 
     use super::*;
 
-    fn members(bytes: &[u64], computing: &[usize]) -> Vec<Member> {
-        let member = |(position, &usable_bytes)| Member {
+    fn members(bytes: &[u64], computing: &[usize]) -> Vec<Candidate> {
+        let member = |(position, &usable_bytes)| Candidate {
             position,
             usable_bytes,
             computes: computing.contains(&position),
@@ -115,7 +118,7 @@ mod tests {
         move |a, b| !cut.contains(&(a, b)) && !cut.contains(&(b, a))
     }
 
-    fn best(members: &[Member], cut: &[(usize, usize)]) -> Vec<usize> {
+    fn best(members: &[Candidate], cut: &[(usize, usize)]) -> Vec<usize> {
         groups(members, without(cut)).remove(0).positions
     }
 

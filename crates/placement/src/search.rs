@@ -6,7 +6,7 @@ use jackalope_protocol::split::Split;
 
 use super::SplitKind;
 use super::dealing::{RankNeed, need, needs};
-use super::model::ModelFacts;
+use super::model::PlacementModel;
 
 /// Steps into which the largest share is divided, coarse first: small numbers are easiest to read,
 /// and equal machines should get equal shares whatever else runs on them.
@@ -29,7 +29,7 @@ pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
 
 /// Returns the best split of a kind; `None` if there are more ranks than layers.
 pub(super) fn best(
-    model: &ModelFacts,
+    model: &PlacementModel,
     kind: SplitKind,
     caps: &[u64],
     context_tokens: u32,
@@ -42,7 +42,7 @@ pub(super) fn best(
 
 /// Returns the stages with which the fullest machine has the most memory left, relative to what it
 /// may use.
-fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<Attempt> {
+fn best_stages(model: &PlacementModel, caps: &[u64], context_tokens: u32) -> Option<Attempt> {
     let (num_ranks, num_layers) = (caps.len(), model.num_layers());
     if num_layers < num_ranks || num_ranks == 0 {
         return None;
@@ -86,7 +86,7 @@ fn best_stages(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Option<
 /// best of all small ones. Parts are cut at whole heads and groups, so that small shares may fit
 /// where a finer division does not after rounding. If none fit, returns the attempt that lacks the
 /// least.
-fn best_shares(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Attempt {
+fn best_shares(model: &PlacementModel, caps: &[u64], context_tokens: u32) -> Attempt {
     let attempt = |shares: Vec<u32>| -> Attempt {
         let split = Split::Tensor(shares);
         let needs = needs(model, &split, context_tokens);
@@ -132,7 +132,7 @@ fn missing_bytes(needs: &[RankNeed], caps: &[u64]) -> u64 {
 
 /// Returns the memory of each machine less the fixed need of a rank, which it has even if it holds
 /// next to nothing of the parts that are cut.
-fn rooms(model: &ModelFacts, caps: &[u64], context_tokens: u32) -> Vec<u64> {
+fn rooms(model: &PlacementModel, caps: &[u64], context_tokens: u32) -> Vec<u64> {
     let alone = needs(model, &Split::Tensor(vec![1]), context_tokens)[0];
     let cut = alone.weights_bytes - model.replicated_bytes() + alone.kv_bytes / 4 * 5;
     let fixed = alone.total().saturating_sub(cut);

@@ -8,7 +8,7 @@ use jackalope_protocol::split::Split;
 
 use super::NodeOffer;
 use super::dealing::shards;
-use super::model::ModelFacts;
+use super::model::PlacementModel;
 
 /// Fraction of the memory bandwidth that decoding reaches (BENCHMARKS.md: 61 to 71 %).
 const DECODE_EFFICIENCY: f64 = 0.65;
@@ -54,7 +54,7 @@ pub enum LinkSource {
 
 /// The speed of the connection between two machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct LinkSpeed {
     /// Kind of the connection.
     pub kind: LinkKind,
     /// Time of a small exchange, in microseconds.
@@ -65,18 +65,18 @@ pub struct Link {
     pub source: LinkSource,
 }
 
-impl Link {
+impl LinkSpeed {
     /// Returns the usual values of a kind. Loopback: BENCHMARKS.md. RDMA: mlx-jaccl-cluster's
     /// measurement of two M4 Pro. TCP over Thunderbolt: 10 to 20 Gbit/s in practice, and a latency
     /// of 300 µs, which is attributed to Apple's TN3205. Ethernet: one Gbit/s.
-    pub fn usual(kind: LinkKind) -> Link {
+    pub fn usual(kind: LinkKind) -> LinkSpeed {
         let (latency_us, bytes_per_s) = match kind {
             LinkKind::Loopback => (12.5, 1.78e9),
             LinkKind::Rdma => (25.5, 8.05e9),
             LinkKind::Thunderbolt => (300.0, 1.9e9),
             LinkKind::Ethernet => (300.0, 0.117e9),
         };
-        Link { kind, latency_us, bytes_per_s, source: LinkSource::Usual }
+        LinkSpeed { kind, latency_us, bytes_per_s, source: LinkSource::Usual }
     }
 }
 
@@ -84,7 +84,7 @@ impl Link {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Links {
     /// `rows[a][b]` is the link from a to b; as many rows and columns as machines.
-    rows: Vec<Vec<Link>>,
+    rows: Vec<Vec<LinkSpeed>>,
 }
 
 impl Speed {
@@ -98,7 +98,7 @@ impl Speed {
 impl Links {
     /// Creates links of one kind with their usual values, and loopback within each machine.
     pub fn usual(num_machines: usize, kind: LinkKind) -> Links {
-        let link = |a, b| Link::usual(if a == b { LinkKind::Loopback } else { kind });
+        let link = |a, b| LinkSpeed::usual(if a == b { LinkKind::Loopback } else { kind });
         let row = |a| (0..num_machines).map(|b| link(a, b)).collect();
         Links { rows: (0..num_machines).map(row).collect() }
     }
@@ -107,7 +107,7 @@ impl Links {
     ///
     /// # Panics
     /// If there is no machine of that index.
-    pub fn set(&mut self, a: usize, b: usize, link: Link) {
+    pub fn set(&mut self, a: usize, b: usize, link: LinkSpeed) {
         self.rows[a][b] = link;
         self.rows[b][a] = link;
     }
@@ -116,7 +116,7 @@ impl Links {
     ///
     /// # Panics
     /// If there is no machine of that index.
-    pub fn between(&self, a: usize, b: usize) -> Link {
+    pub fn between(&self, a: usize, b: usize) -> LinkSpeed {
         self.rows[a][b]
     }
 
@@ -154,7 +154,7 @@ pub struct Speed {
 
 /// Predicts the speed; `None` if the memory bandwidth of a machine is unknown.
 pub(super) fn predict(
-    model: &ModelFacts,
+    model: &PlacementModel,
     split: &Split,
     nodes: &[&NodeOffer],
     links: &Links,
@@ -202,7 +202,7 @@ struct Computing {
 }
 
 /// Ranks compute at the same time and wait for each other at every all-reduce.
-fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
+fn tensor(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
     let slowest = |time: fn(&Computing) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
     let computing = Computing {
         decode_us: slowest(|it| it.decode_us),
@@ -222,12 +222,12 @@ fn tensor(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing,
 
 /// Ranks compute a decoded token one after the other, but chunks of a prompt at the same time, so
 /// that the slowest rank determines the speed.
-fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
+fn pipeline(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
     let row_bytes = model.hidden_size as f64 * model.element_bytes() as f64;
     let last = ranks.len() - 1;
     let hops = (0..last).map(|rank| links.between(rank, rank + 1));
     let hop_us =
-        |link: Link, rows: f64| link.latency_us + rows * row_bytes / link.bytes_per_s * 1e6;
+        |link: LinkSpeed, rows: f64| link.latency_us + rows * row_bytes / link.bytes_per_s * 1e6;
     let token_us = if last == 0 { 0.0 } else { hop_us(links.between(0, last), 0.0) };
     let slowest = ranks.iter().map(|it| it.prefill_us).fold(0.0, f64::max);
     let computing =
@@ -241,12 +241,12 @@ fn pipeline(model: &ModelFacts, ranks: &[Computing], links: &Links) -> (Computin
 
 /// Counts the collectives of a step: the embedding's all-reduce, two for each layer, the gathering
 /// of logits, and the one that shares the sampled token.
-fn num_collectives(model: &ModelFacts) -> f64 {
+fn num_collectives(model: &PlacementModel) -> f64 {
     (2 * model.num_layers() + 3) as f64
 }
 
 /// Returns the bits per weight, including its share of scales and biases.
-fn bits_per_weight(model: &ModelFacts) -> f64 {
+fn bits_per_weight(model: &PlacementModel) -> f64 {
     match model.quantization {
         Some(format) => f64::from(format.bits) + 32.0 / f64::from(format.group_size.max(1)),
         None => 8.0 * model.element_bytes() as f64,

@@ -19,7 +19,7 @@ fn dense(
     (hidden, inner, layers): (usize, usize, usize),
     (heads, kv_heads, head_dim): (usize, usize, usize),
     bits: u32,
-) -> ModelFacts {
+) -> PlacementModel {
     let vocab = 32_000;
     let group = if bits < 16 { 64 } else { 1 };
     // Including a scale and a bias of two bytes each for 64 weights.
@@ -51,7 +51,7 @@ fn dense(
         part(TensorRole::Norm, Division::Whole, 2 * hidden as u64),
     ];
     let layers = vec![layer; layers];
-    ModelFacts {
+    PlacementModel {
         architecture: "llama".to_owned(),
         is_computed: true,
         hidden_size: hidden,
@@ -64,11 +64,11 @@ fn dense(
     }
 }
 
-fn heads(model: &ModelFacts) -> HeadCounts {
+fn heads(model: &PlacementModel) -> HeadCounts {
     model.layout.layers[0].heads
 }
 
-fn llama_70b() -> ModelFacts {
+fn llama_70b() -> PlacementModel {
     dense((8192, 28_672, 80), (64, 8, 128), 4)
 }
 
@@ -77,7 +77,11 @@ fn offers(free_bytes: &[u64]) -> Vec<NodeOffer> {
     free_bytes.iter().enumerate().map(offer).collect()
 }
 
-fn place_on(model: &ModelFacts, free_bytes: &[u64], wishes: Wishes) -> Result<Placement, Refusal> {
+fn place_on(
+    model: &PlacementModel,
+    free_bytes: &[u64],
+    wishes: Wishes,
+) -> Result<Placement, PlacementRefusal> {
     let links = Links::usual(free_bytes.len(), LinkKind::Ethernet);
     place(model, &offers(free_bytes), &links, wishes)
 }
@@ -270,9 +274,9 @@ fn speed_is_not_guessed_for_memory_that_is_not_known() {
     assert_eq!(placement.speed, None);
 }
 
-fn shipped() -> ModelFacts {
+fn shipped() -> PlacementModel {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini");
-    ModelFacts::read(&dir).unwrap()
+    PlacementModel::read(&dir).unwrap()
 }
 
 #[test]
@@ -303,7 +307,7 @@ fn two_ranks_of_the_shipped_checkpoint_hold_halves() {
     }
 }
 
-fn models() -> impl Strategy<Value = ModelFacts> {
+fn models() -> impl Strategy<Value = PlacementModel> {
     let sizes = (1_usize..20, 1_usize..40, 1_usize..9);
     let heads = (1_usize..9, 1_usize..5, prop::sample::select(vec![32_usize, 64, 128]));
     (sizes, heads, prop::sample::select(vec![4_u32, 8, 16])).prop_map(
@@ -316,7 +320,7 @@ fn models() -> impl Strategy<Value = ModelFacts> {
 
 /// Returns how many bytes a part may deviate because cuts are made at whole units, plus what every
 /// rank needs anyway.
-fn largest_units(model: &ModelFacts, tokens: u32) -> u64 {
+fn largest_units(model: &PlacementModel, tokens: u32) -> u64 {
     let kv = u64::from(tokens.next_multiple_of(256)) * model.kv_bytes_per_token() / 4 * 5;
     let heads = heads(model);
     let head_units =

@@ -38,7 +38,7 @@ pub(crate) struct RemoteFiles {
 }
 
 /// A request: the pieces, and the buffer for their bytes.
-type Request<'a> = (exchange::Pieces, &'a mut [u8]);
+type Request<'a> = (exchange::FilePieces, &'a mut [u8]);
 
 impl RemoteFiles {
     /// Asks the machine for the files of the model in the directory `model`.
@@ -153,7 +153,7 @@ fn cut(pieces: Pieces, target: &mut [u8]) -> io::Result<Vec<Request<'_>>> {
             let mut offset = offset + at as u64 * stride_bytes;
             for part in piece.chunks_mut(REQUEST_BYTES) {
                 let num_bytes = u32::try_from(part.len()).expect("a request is short");
-                requests.push((exchange::Pieces::run(offset, num_bytes), part));
+                requests.push((exchange::FilePieces::run(offset, num_bytes), part));
                 offset += u64::from(num_bytes);
             }
         }
@@ -163,7 +163,8 @@ fn cut(pieces: Pieces, target: &mut [u8]) -> io::Result<Vec<Request<'_>>> {
     for part in target.chunks_mut(in_request * piece_bytes) {
         let num_pieces = u32::try_from(part.len() / piece_bytes).expect("a request is short");
         let piece_bytes = u32::try_from(piece_bytes).expect("a request is short");
-        requests.push((exchange::Pieces { offset, piece_bytes, stride_bytes, num_pieces }, part));
+        requests
+            .push((exchange::FilePieces { offset, piece_bytes, stride_bytes, num_pieces }, part));
         offset += u64::from(num_pieces) * stride_bytes;
     }
     Ok(requests)

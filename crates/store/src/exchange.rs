@@ -25,6 +25,6 @@ mod tests;
 pub use client::{ExchangeError, LibraryClient};
 pub use library::Library;
 pub use messages::{
-    FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, Source, ToLibrary,
+    FetchOrder, Fetched, FilePieces, FoundFiles, FromLibrary, READ_BYTES_MAX, Source, ToLibrary,
 };
 pub use spread::{Copied, CopyPair, CopyPeer, Spread, SpreadOrder, spread};

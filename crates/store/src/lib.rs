@@ -29,6 +29,7 @@ pub mod progress;
 pub mod pull;
 pub mod remove;
 pub mod store;
+pub mod synth;
 pub mod verify;
 
 pub use blob::{BlobHasher, BlobId};
@@ -37,6 +38,6 @@ pub use hashes::{HashCache, Hashing};
 pub use hub::{HubCache, HubRepo};
 pub use manifest::{Difference, FileEntry, Manifest, ManifestError, Record};
 pub use name::{ModelRef, NameError, RepoId, Revision};
-pub use remove::{Removal, RemoveError};
+pub use remove::{Removal, StoreRemoveError};
 pub use store::{FoundModel, Place, PlaceKind, ResolveError, Stores};
 pub use verify::{Expectation, VerifyError};

@@ -29,7 +29,7 @@ pub struct Removal {
 
 /// Reason why nothing is removed.
 #[derive(Debug, Error)]
-pub enum RemoveError {
+pub enum StoreRemoveError {
     /// There is no such model.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -56,8 +56,8 @@ impl Removal {
     /// unless one is named.
     ///
     /// # Errors
-    /// [`RemoveError`] if there is no such model.
-    pub fn of_name(stores: &Stores, wanted: &ModelRef) -> Result<Removal, RemoveError> {
+    /// [`StoreRemoveError`] if there is no such model.
+    pub fn of_name(stores: &Stores, wanted: &ModelRef) -> Result<Removal, StoreRemoveError> {
         for place in stores.places().iter().filter(|it| it.kind == PlaceKind::HubCache) {
             let repo = HubCache::new(place.root.clone()).repo(&wanted.repo);
             if wanted.revision.is_none() && repo.dir().is_dir() {
@@ -72,8 +72,8 @@ impl Removal {
     /// revision.
     ///
     /// # Errors
-    /// [`RemoveError`] if the directory does not exist or is not a model's.
-    pub fn of_dir(stores: &Stores, dir: &Path) -> Result<Removal, RemoveError> {
+    /// [`StoreRemoveError`] if the directory does not exist or is not a model's.
+    pub fn of_dir(stores: &Stores, dir: &Path) -> Result<Removal, StoreRemoveError> {
         let dir = fs::canonicalize(dir).map_err(failed(dir))?;
         let owner = stores.owner(&dir);
         if let Some(found) = owner.as_ref().filter(|it| it.place.kind == PlaceKind::HubCache) {
@@ -91,9 +91,9 @@ impl Removal {
     /// Deletes the files.
     ///
     /// # Errors
-    /// [`RemoveError::Io`]. Files that were deleted before it stay deleted; calling this again
+    /// [`StoreRemoveError::Io`]. Files that were deleted before it stay deleted; calling this again
     /// continues.
-    pub fn carry_out(&self) -> Result<(), RemoveError> {
+    pub fn carry_out(&self) -> Result<(), StoreRemoveError> {
         for path in &self.paths {
             let removed = match fs::symlink_metadata(path) {
                 Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -109,12 +109,12 @@ impl Removal {
     }
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> RemoveError {
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> StoreRemoveError {
     let path = path.to_owned();
-    move |source| RemoveError::Io { path, source }
+    move |source| StoreRemoveError::Io { path, source }
 }
 
-fn of_repo(repo: &HubRepo) -> Result<Removal, RemoveError> {
+fn of_repo(repo: &HubRepo) -> Result<Removal, StoreRemoveError> {
     let dir = repo.dir();
     Ok(Removal {
         name: repo.id.as_str().to_owned(),
@@ -126,7 +126,7 @@ fn of_repo(repo: &HubRepo) -> Result<Removal, RemoveError> {
 }
 
 /// Plans the removal of a revision, with the blobs that no other revision uses.
-fn of_snapshot(repo: &HubRepo, snapshot: &Snapshot) -> Result<Removal, RemoveError> {
+fn of_snapshot(repo: &HubRepo, snapshot: &Snapshot) -> Result<Removal, StoreRemoveError> {
     let dir = repo.dir();
     let mut shared = BTreeSet::new();
     let snapshots = repo.snapshots().map_err(failed(&dir))?;
@@ -157,7 +157,7 @@ fn of_snapshot(repo: &HubRepo, snapshot: &Snapshot) -> Result<Removal, RemoveErr
 }
 
 /// Collects the blobs to which the links in `dir` lead.
-fn blobs_of(dir: &Path, blobs: &mut BTreeSet<PathBuf>) -> Result<(), RemoveError> {
+fn blobs_of(dir: &Path, blobs: &mut BTreeSet<PathBuf>) -> Result<(), StoreRemoveError> {
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
         let entry = entry.map_err(failed(dir))?;
         let path = entry.path();
@@ -174,8 +174,8 @@ fn blobs_of(dir: &Path, blobs: &mut BTreeSet<PathBuf>) -> Result<(), RemoveError
 }
 
 /// Checks that a directory holds a model and that no store lies in it, so that it may be removed.
-fn check_is_model(stores: &Stores, dir: &Path) -> Result<(), RemoveError> {
-    let refuse = |reason| Err(RemoveError::NoModel { dir: dir.to_owned(), reason });
+fn check_is_model(stores: &Stores, dir: &Path) -> Result<(), StoreRemoveError> {
+    let refuse = |reason| Err(StoreRemoveError::NoModel { dir: dir.to_owned(), reason });
     let entries = fs::read_dir(dir).map_err(failed(dir))?;
     let names: Vec<String> =
         entries.flatten().filter_map(|it| it.file_name().into_string().ok()).collect();
@@ -196,7 +196,7 @@ fn check_is_model(stores: &Stores, dir: &Path) -> Result<(), RemoveError> {
 }
 
 /// Returns the size of the files below `dir` in bytes. Does not follow links.
-fn disk_bytes(dir: &Path) -> Result<u64, RemoveError> {
+fn disk_bytes(dir: &Path) -> Result<u64, StoreRemoveError> {
     let mut bytes = 0;
     for entry in fs::read_dir(dir).map_err(failed(dir))? {
         let path = entry.map_err(failed(dir))?.path();
@@ -265,7 +265,7 @@ mod tests {
         removal.carry_out().unwrap();
         assert!(!dir.path().join("hub/models--o--n").exists());
         let again = Removal::of_name(&stores, &"o/n".parse().unwrap());
-        assert!(matches!(again, Err(RemoveError::Resolve(_))));
+        assert!(matches!(again, Err(StoreRemoveError::Resolve(_))));
     }
 
     #[test]
@@ -273,7 +273,7 @@ mod tests {
         let (dir, stores) = hub();
         let no_model = |path: &str| {
             let result = Removal::of_dir(&stores, &dir.path().join(path));
-            assert!(matches!(result, Err(RemoveError::NoModel { .. })), "{path}: {result:?}");
+            assert!(matches!(result, Err(StoreRemoveError::NoModel { .. })), "{path}: {result:?}");
         };
         no_model("hub");
         no_model("hub/models--o--n");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
-use jackalope_fleet::hostfile::Shape;
+use jackalope_fleet::hostfile::HostfileShape;
 
 use super::BackendArg;
 
@@ -113,13 +113,13 @@ pub(crate) enum ShapeArg {
     Matrix,
 }
 
-impl From<ShapeArg> for Shape {
-    fn from(shape: ShapeArg) -> Shape {
+impl From<ShapeArg> for HostfileShape {
+    fn from(shape: ShapeArg) -> HostfileShape {
         match shape {
-            ShapeArg::Array => Shape::Array,
-            ShapeArg::Object => Shape::Object,
-            ShapeArg::Ring => Shape::Ring,
-            ShapeArg::Matrix => Shape::Matrix,
+            ShapeArg::Array => HostfileShape::Array,
+            ShapeArg::Object => HostfileShape::Object,
+            ShapeArg::Ring => HostfileShape::Ring,
+            ShapeArg::Matrix => HostfileShape::Matrix,
         }
     }
 }

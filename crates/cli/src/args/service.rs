@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
-
-use crate::service::ServiceKind;
+use jackalope_fleet::service::ServiceKind;
 
 /// Run the server or the agent as a system service.
 #[derive(Debug, clap::Args)]
@@ -21,7 +20,7 @@ pub(crate) enum ServiceCommand {
     Remove {
         /// Service to remove.
         #[arg(value_enum)]
-        service: ServiceKind,
+        service: ServiceArg,
         /// Remove the system's service instead of this user's.
         #[arg(long)]
         system: bool,
@@ -38,7 +37,7 @@ pub(crate) enum ServiceCommand {
 pub(crate) struct ServiceInstallArgs {
     /// Program to run as a service.
     #[arg(value_enum)]
-    pub(crate) service: ServiceKind,
+    pub(crate) service: ServiceArg,
     /// Working directory, whose `.env` file a server reads. Default: the current directory for a server,
     /// the user's home for an agent.
     #[arg(long, value_name = "DIR")]
@@ -58,6 +57,24 @@ pub(crate) struct ServiceInstallArgs {
     /// Arguments of `serve` or `agent`. Keys are refused here: pass files that contain them.
     #[arg(last = true, value_name = "ARGUMENTS")]
     pub(crate) args: Vec<String>,
+}
+
+/// Program that can run as a service.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum ServiceArg {
+    /// The server: `jackalope serve`.
+    Server,
+    /// The agent of this machine: `jackalope agent`.
+    Agent,
+}
+
+impl From<ServiceArg> for ServiceKind {
+    fn from(arg: ServiceArg) -> ServiceKind {
+        match arg {
+            ServiceArg::Server => ServiceKind::Server,
+            ServiceArg::Agent => ServiceKind::Agent,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

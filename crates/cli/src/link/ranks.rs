@@ -15,9 +15,9 @@ use jackalope_fleet::process::{Child, describe};
 use jackalope_fleet::routes::{self, routes};
 use jackalope_fleet::shell::Shell;
 use jackalope_fleet::stock::{self, RankSettings};
-use jackalope_inspect::autoconfig::{Cabling, Member};
+use jackalope_inspect::autoconfig::{Cabling, ReportedMachine};
 use jackalope_inspect::probe;
-use jackalope_inspect::report::Generation;
+use jackalope_inspect::report::ThunderboltGeneration;
 use jackalope_protocol::{Backend, Secret};
 use serde_json::Value;
 use tokio::sync::mpsc::Sender;
@@ -57,7 +57,7 @@ pub(super) trait Ranks {
     fn trouble(&self, rank: usize) -> Option<String>;
 
     /// Returns the slowest generation of the cables between the machines, if there are any.
-    fn cables(&self) -> Option<Generation> {
+    fn cables(&self) -> Option<ThunderboltGeneration> {
         None
     }
 }
@@ -137,7 +137,7 @@ pub(super) struct AgentRanks {
     hosts: Vec<Host>,
     /// `routes[i][j]` is the address by which rank i reaches rank j.
     routes: Vec<Vec<IpAddr>>,
-    cables: Option<Generation>,
+    cables: Option<ThunderboltGeneration>,
     /// Keeps the programs alive.
     _nodes: Nodes,
 }
@@ -161,7 +161,7 @@ impl AgentRanks {
                 .await?;
         let node = |(rank, host): (usize, _)| {
             let facts = Some(&nodes.nodes[nodes.of_rank[rank]].facts);
-            routes::Node { host, facts }
+            routes::RouteNode { host, facts }
         };
         let routes = routes(&hosts.iter().enumerate().map(node).collect::<Vec<_>>())?;
         let listen = |to: usize| {
@@ -211,15 +211,15 @@ impl AgentRanks {
 
 /// Returns the slowest generation of the cables between the machines. Machines that do not answer
 /// count as having no cables.
-fn slowest_cable(shell: &dyn Shell, hosts: &[String]) -> Option<Generation> {
+fn slowest_cable(shell: &dyn Shell, hosts: &[String]) -> Option<ThunderboltGeneration> {
     let reports = probe::reports(shell, hosts, REPORT_TIMEOUT);
-    let members: Vec<Member<'_>> = hosts
+    let members: Vec<ReportedMachine<'_>> = hosts
         .iter()
         .zip(&reports)
-        .filter_map(|(name, report)| Some(Member { name, report: report.as_ref().ok()? }))
+        .filter_map(|(name, report)| Some(ReportedMachine { name, report: report.as_ref().ok()? }))
         .collect();
     let cables = Cabling::of(&members).cables;
-    cables.iter().filter_map(|it| it.bits_per_s).map(Generation::of_speed).min()
+    cables.iter().filter_map(|it| it.bits_per_s).map(ThunderboltGeneration::of_speed).min()
 }
 
 impl Ranks for AgentRanks {
@@ -258,7 +258,7 @@ impl Ranks for AgentRanks {
         Some(format!("cannot be reached: {trouble}"))
     }
 
-    fn cables(&self) -> Option<Generation> {
+    fn cables(&self) -> Option<ThunderboltGeneration> {
         self.cables
     }
 }

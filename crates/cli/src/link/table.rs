@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jackalope_inspect::report::Generation;
+use jackalope_inspect::report::ThunderboltGeneration;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
@@ -122,7 +122,11 @@ impl Verdicts {
 
     /// Returns one row per backend, with the throughput that cables of this generation usually
     /// reach between `num_ranks` ranks.
-    pub(super) fn rows(&self, cables: Option<Generation>, num_ranks: usize) -> Vec<Value> {
+    pub(super) fn rows(
+        &self,
+        cables: Option<ThunderboltGeneration>,
+        num_ranks: usize,
+    ) -> Vec<Value> {
         let row = |(backend, (peak, latency_us)): (&String, &(f64, Option<f64>))| {
             let peak = peak / 1e9;
             let bandwidth = BANDWIDTHS.iter().find(|(least, _)| *least < peak);
@@ -228,13 +232,13 @@ mod tests {
             let rows = verdicts.rows(Some(cables), 2);
             (rows[0]["expected"]["far_below"].clone(), verdict(&rows[0]))
         };
-        let (far_below, text) = told("tcp", 1.5e9, Generation::Five);
+        let (far_below, text) = told("tcp", 1.5e9, ThunderboltGeneration::Five);
         assert_eq!(far_below, false);
         assert!(text.ends_with("12.0 Gbit/s; Thunderbolt 5 usually carries 10 to 20 so"), "{text}");
-        let (far_below, text) = told("jaccl", 1.5e9, Generation::Five);
+        let (far_below, text) = told("jaccl", 1.5e9, ThunderboltGeneration::Five);
         assert_eq!(far_below, true);
         assert!(text.contains("50 to 80 so, which is FAR MORE\n  hint: "), "{text}");
-        assert_eq!(told("jaccl", 1.5e9, Generation::Four).0, Value::Null);
+        assert_eq!(told("jaccl", 1.5e9, ThunderboltGeneration::Four).0, Value::Null);
     }
 
     #[test]

@@ -10,7 +10,8 @@ use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::process::Spawn;
-use jackalope_fleet::record::{KILL_GRACE, Request, is_alive};
+use jackalope_fleet::record::{EndRequest, KILL_GRACE, is_alive};
+use jackalope_fleet::service::{ServiceKind, restart_command};
 use jackalope_inspect::rdma_release;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
@@ -20,7 +21,6 @@ use crate::client::{Server, off_runtime};
 use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::output;
-use crate::service::{self, ServiceKind};
 
 /// Interval of polling a server that is to become ready.
 const READY_POLL: Duration = Duration::from_millis(50);
@@ -83,7 +83,7 @@ pub(crate) async fn start(
 /// Fails if the running server is a service: its manager would not know a server that replaces it.
 fn refuse_service(running: &ServeRecord) -> anyhow::Result<()> {
     let pid = running.process.pid;
-    if let Some(command) = service::restart_command(ServiceKind::Server, pid) {
+    if let Some(command) = restart_command(ServiceKind::Server, pid) {
         bail!(
             "the server of {}, pid {pid}, is a service\n\
              hint: `{command}` restarts it; `jackalope service install server -- ARGUMENTS` \
@@ -111,7 +111,7 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
             refuse_service(running)?;
         }
         start.set(&set_now);
-        let request = if args.fresh { Request::End } else { Request::HandOver };
+        let request = if args.fresh { EndRequest::End } else { EndRequest::HandOver };
         if let Some(running) = running
             && !running.process.ask(request, END_GRACE)
         {
@@ -154,8 +154,8 @@ pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<
     let health = Server::recorded(&running).ask("/health", None, LAST_WORD_TIMEOUT);
     let ranks = health.map(|it| it.body["ranks"].clone()).unwrap_or_default();
     let pid = running.process.pid;
-    let is_killed = !running.process.ask(Request::End, grace);
-    if is_killed && !running.process.ask(Request::Kill, KILL_GRACE) {
+    let is_killed = !running.process.ask(EndRequest::End, grace);
+    if is_killed && !running.process.ask(EndRequest::Kill, KILL_GRACE) {
         bail!("the server, pid {pid}, does not end, not even when killed");
     }
     running.forget(home);

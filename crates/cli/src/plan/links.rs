@@ -1,6 +1,6 @@
 //! The connections between the ranks of a plan, and which of them are encrypted.
 
-use jackalope_fleet::routes::{self, Encryption, Node};
+use jackalope_fleet::routes::{self, Encryption, RouteNode};
 use jackalope_protocol::Backend;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ pub(super) struct PlannedLink {
 /// Returns the connection of each pair of ranks. A machine that has not reported its addresses
 /// counts as one without cables, as it does where ranks are started.
 pub(super) fn of_ranks(
-    machines: &[Node<'_>],
+    machines: &[RouteNode<'_>],
     backend: Backend,
     encryption: Encryption,
 ) -> Vec<PlannedLink> {
@@ -89,8 +89,8 @@ mod tests {
         let one = facts(&[("10.0.0.1", 24), ("192.168.7.1", 30)]);
         let other = facts(&[("10.0.0.2", 24), ("192.168.7.2", 30)]);
         let facts = [Some(&one), Some(&other), None, None];
-        let machines: Vec<Node<'_>> =
-            hosts.iter().zip(facts).map(|(host, facts)| Node { host, facts }).collect();
+        let machines: Vec<RouteNode<'_>> =
+            hosts.iter().zip(facts).map(|(host, facts)| RouteNode { host, facts }).collect();
         let encrypted = |backend, encryption| -> Vec<bool> {
             let links = of_ranks(&machines, backend, encryption);
             links.iter().map(|link| link.is_encrypted).collect()

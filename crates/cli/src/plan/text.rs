@@ -1,7 +1,8 @@
 //! Formats a placement, or its refusal, for people and machines.
 
 use jackalope_placement::{
-    ModelFacts, NodeOffer, Placement, PlacementOption, Refusal, Speed, SplitKind, TensorRole,
+    NodeOffer, Placement, PlacementModel, PlacementOption, PlacementRefusal, Speed, SplitKind,
+    TensorRole,
 };
 use jackalope_protocol::counted;
 use jackalope_protocol::split::Split;
@@ -10,7 +11,11 @@ use serde_json::{Value, json};
 use crate::split::bytes;
 
 /// Formats a placement: a table of ranks, the reason, and a table of options.
-pub(crate) fn placement(model: &ModelFacts, offers: &[NodeOffer], placement: &Placement) -> String {
+pub(crate) fn placement(
+    model: &PlacementModel,
+    offers: &[NodeOffer],
+    placement: &Placement,
+) -> String {
     let mut text = format!("{}\n", describe(model));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
     let context = counted(context_tokens, "token");
@@ -51,7 +56,7 @@ fn cells<const N: usize>(words: [&str; N]) -> Vec<String> {
     words.map(str::to_owned).to_vec()
 }
 
-fn describe(model: &ModelFacts) -> String {
+fn describe(model: &PlacementModel) -> String {
     let format = match model.quantization {
         Some(format) => {
             format!("{} in groups of {}", counted(format.bits, "bit"), format.group_size)
@@ -109,7 +114,7 @@ fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-fn model_json(model: &ModelFacts) -> Value {
+fn model_json(model: &PlacementModel) -> Value {
     json!({
         "architecture": model.architecture, "is_computed": model.is_computed,
         "bits": model.quantization.map(|it| it.bits),
@@ -146,7 +151,7 @@ fn numbers(split: &Split) -> (&'static str, &[u32]) {
 
 /// Returns the placement as JSON.
 pub(crate) fn placement_json(
-    model: &ModelFacts,
+    model: &PlacementModel,
     offers: &[NodeOffer],
     placement: &Placement,
 ) -> Value {
@@ -180,7 +185,7 @@ pub(crate) fn placement_json(
 }
 
 /// Returns the refusal as JSON.
-pub(crate) fn refusal_json(model: &ModelFacts, refusal: &Refusal) -> Value {
+pub(crate) fn refusal_json(model: &PlacementModel, refusal: &PlacementRefusal) -> Value {
     let nodes = refusal.nodes.iter().map(|node| {
         json!({
             "name": node.name, "needed_bytes": node.needed_bytes,

@@ -13,7 +13,7 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{Node, Nodes};
 use jackalope_fleet::routes::{self, Encryption, routes};
 use jackalope_fleet::stock;
-use jackalope_placement::reach::{Group, Member, groups};
+use jackalope_placement::reach::{Candidate, ReachableGroup, groups};
 use jackalope_protocol::{ExpectedContent, Setup};
 use tracing::{info, warn};
 
@@ -66,7 +66,10 @@ impl Places {
     fn route(&self, from: usize, to: usize) -> Option<IpAddr> {
         let node = |node: usize| {
             let at = self.nodes.of_rank.iter().position(|it| *it == node)?;
-            Some(routes::Node { host: &self.hosts[at], facts: Some(&self.nodes.nodes[node].facts) })
+            Some(routes::RouteNode {
+                host: &self.hosts[at],
+                facts: Some(&self.nodes.nodes[node].facts),
+            })
         };
         Some(routes(&[node(from)?, node(to)?]).ok()?[0][1])
     }
@@ -269,13 +272,13 @@ impl AgentLauncher {
             let beside = candidates.iter().filter(|&&it| of_rank[it] == of_rank[position]).count();
             let total_bytes = self.places.node(position).facts.total_bytes;
             let usable_bytes = total_bytes / u64::try_from(beside).unwrap_or(1).max(1);
-            Member { position, usable_bytes, computes: self.seated.contains(&position) }
+            Candidate { position, usable_bytes, computes: self.seated.contains(&position) }
         };
-        let members: Vec<Member> = candidates.iter().map(member).collect();
+        let members: Vec<Candidate> = candidates.iter().map(member).collect();
         let groups = groups(&members, |a, b| !cut.contains(&(a.min(b), a.max(b))));
         let mut refusal = None;
         for equals in groups.chunk_by(|a, b| a.usable_bytes == b.usable_bytes) {
-            let mut best: Option<(f64, &Group)> = None;
+            let mut best: Option<(f64, &ReachableGroup)> = None;
             for group in equals {
                 match (self.cut)(&group.positions) {
                     Ok(plan) => {
@@ -338,10 +341,10 @@ impl AgentLauncher {
     }
 
     /// Returns the machines at these hostfile positions as route endpoints.
-    fn route_nodes(&self, positions: &[usize]) -> Vec<routes::Node<'_>> {
+    fn route_nodes(&self, positions: &[usize]) -> Vec<routes::RouteNode<'_>> {
         let node = |&at: &usize| {
             let facts = Some(&self.places.node(at).facts);
-            routes::Node { host: &self.places.hosts[at], facts }
+            routes::RouteNode { host: &self.places.hosts[at], facts }
         };
         positions.iter().map(node).collect()
     }
@@ -468,8 +471,8 @@ impl Launcher for AgentLauncher {
 /// Returns the addresses on which each rank listens, which are those by which the others reach it.
 /// If its machine lacks one of them (another device translates it), the rank listens on all
 /// addresses of its machine.
-fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::Node<'_>]) -> Vec<Vec<IpAddr>> {
-    let of_rank = |(rank, node): (usize, &routes::Node<'_>)| {
+fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::RouteNode<'_>]) -> Vec<Vec<IpAddr>> {
+    let of_rank = |(rank, node): (usize, &routes::RouteNode<'_>)| {
         let others = routes.iter().enumerate().filter(|(from, _)| *from != rank);
         let mut ips: BTreeSet<IpAddr> = others.map(|(_, row)| row[rank]).collect();
         let interfaces = node.facts.into_iter().flat_map(|facts| &facts.interfaces);
@@ -554,7 +557,7 @@ mod tests {
         ]
         .map(Vec::from);
         let host = Host::default();
-        let node = |facts| routes::Node { host: &host, facts: Some(facts) };
+        let node = |facts| routes::RouteNode { host: &host, facts: Some(facts) };
         let nodes: Vec<_> = facts.iter().map(node).collect();
         let wanted = [
             vec![ip("10.0.0.1"), ip("10.9.0.1")],

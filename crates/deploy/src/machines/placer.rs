@@ -9,7 +9,8 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::Nodes;
 use jackalope_fleet::routes;
 use jackalope_placement::{
-    Link, LinkKind, Links, ModelFacts, NodeOffer, Placement, Refusal, Wishes, place,
+    LinkKind, LinkSpeed, Links, NodeOffer, Placement, PlacementModel, PlacementRefusal, Wishes,
+    place,
 };
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
@@ -40,7 +41,7 @@ impl CutPlan {
 
 /// Places a model on several machines.
 pub(crate) struct Placer {
-    model: ModelFacts,
+    model: PlacementModel,
     hosts: Vec<Host>,
     nodes: Arc<Nodes>,
     wishes: Wishes,
@@ -76,7 +77,7 @@ impl Placer {
         nodes: &Arc<Nodes>,
         wishes: Wishes,
     ) -> anyhow::Result<Placer> {
-        let model = ModelFacts::read(model_dir)?;
+        let model = PlacementModel::read(model_dir)?;
         let links = links(hosts, nodes, backend);
         let (hosts, nodes) = (hosts.to_vec(), Arc::clone(nodes));
         Ok(Placer { model, hosts, nodes, wishes, links })
@@ -109,7 +110,7 @@ impl Placer {
         self.nodes.nodes.iter().any(|node| node.agent.status(STATUS_TIMEOUT).is_ok_and(runs))
     }
 
-    fn place(&self, positions: &[usize], memory: Memory) -> Result<Placement, Refusal> {
+    fn place(&self, positions: &[usize], memory: Memory) -> Result<Placement, PlacementRefusal> {
         let of_rank = &self.nodes.of_rank;
         let offer = |&at: &usize| {
             let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
@@ -145,11 +146,11 @@ pub(crate) struct RankMachine {
 
 /// Returns the split of a model over all of these machines if nothing else runs there.
 pub(crate) fn idle_split(
-    model: &ModelFacts,
+    model: &PlacementModel,
     machines: &[RankMachine],
     links: &Links,
     wishes: Wishes,
-) -> Result<Split, Refusal> {
+) -> Result<Split, PlacementRefusal> {
     let offer = |it: &RankMachine| {
         let facts = NodeFacts { free_bytes: IDLE(&it.facts), ..it.facts.clone() };
         NodeOffer::from_facts(it.host.clone(), &facts, it.num_ranks)
@@ -159,11 +160,11 @@ pub(crate) fn idle_split(
 }
 
 fn place_on_all(
-    model: &ModelFacts,
+    model: &PlacementModel,
     offers: &[NodeOffer],
     links: &Links,
     wishes: Wishes,
-) -> Result<Placement, Refusal> {
+) -> Result<Placement, PlacementRefusal> {
     place(model, offers, links, Wishes { num_machines: Some(offers.len()), ..wishes })
 }
 
@@ -171,8 +172,8 @@ fn place_on_all(
 /// coordinator that comes back must find the split that its ranks have loaded.
 pub(crate) fn links(hosts: &[Host], nodes: &Nodes, backend: Backend) -> Links {
     let facts = |at: usize| &nodes.nodes[nodes.of_rank[at]].facts;
-    let node = |at: usize| routes::Node { host: &hosts[at], facts: Some(facts(at)) };
-    let all: Vec<routes::Node<'_>> = (0..hosts.len()).map(node).collect();
+    let node = |at: usize| routes::RouteNode { host: &hosts[at], facts: Some(facts(at)) };
+    let all: Vec<routes::RouteNode<'_>> = (0..hosts.len()).map(node).collect();
     let ways = routes::routes(&all).unwrap_or_default();
     let mut links = Links::usual(hosts.len(), LinkKind::Ethernet);
     for a in 0..hosts.len() {
@@ -183,7 +184,7 @@ pub(crate) fn links(hosts: &[Host], nodes: &Nodes, backend: Backend) -> Links {
                 () if routes::is_cable(facts(a), ways[a][b]) => LinkKind::Thunderbolt,
                 () => LinkKind::Ethernet,
             };
-            links.set(a, b, Link::usual(kind));
+            links.set(a, b, LinkSpeed::usual(kind));
         }
     }
     links

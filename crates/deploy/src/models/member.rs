@@ -119,7 +119,7 @@ impl Member {
         addrs
     }
 
-    fn node(&self) -> routes::Node<'_> {
-        routes::Node { host: &self.host, facts: Some(&self.facts) }
+    fn node(&self) -> routes::RouteNode<'_> {
+        routes::RouteNode { host: &self.host, facts: Some(&self.facts) }
     }
 }

@@ -14,7 +14,7 @@ use jackalope_protocol::secure::{Coordinator as _, Introduction};
 use jackalope_protocol::{FrameError, MemoryPressure, PublicKey, frame, secure};
 use tracing::{debug, info, warn};
 
-use super::refusal::Refusal;
+use super::refusal::AgentRefusal;
 use super::session::{BEAT, SILENCE};
 use super::trust::REREAD_INTERVAL;
 use crate::trust::Credentials;
@@ -100,7 +100,7 @@ struct Shared {
 struct Inner {
     state: AgentState,
     /// Why the last attempt to connect was refused; `None` if it was not.
-    refusal: Option<Refusal>,
+    refusal: Option<AgentRefusal>,
     /// Key of the agent that was reached last.
     key: Option<PublicKey>,
     our_ip: Option<IpAddr>,
@@ -169,7 +169,7 @@ impl Shared {
     fn distrust(&self) -> Option<FrameError> {
         let key = self.lock().key?;
         let err = self.ours.check(&self.host, &key).err()?;
-        Refusal::of(&err).is_some().then_some(err)
+        AgentRefusal::of(&err).is_some().then_some(err)
     }
 
     /// Counts a failed attempt to connect. Returns true if the agent counts as hung.
@@ -314,14 +314,14 @@ impl Agent {
     }
 
     /// Returns why either side refused the last attempt to connect; `None` if it was not refused.
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<AgentRefusal> {
         self.shared.lock().refusal
     }
 
     /// Returns true if the machine is no longer trusted: its key was revoked here, or it proved
     /// another one.
     pub fn is_distrusted(&self) -> bool {
-        self.refusal().is_some_and(Refusal::is_distrust)
+        self.refusal().is_some_and(AgentRefusal::is_distrust)
     }
 
     /// Returns the key that the agent has proved; `None` until it was first reached.
@@ -531,7 +531,9 @@ impl Program {
     pub fn distrust(&self) -> Option<String> {
         let inner = self.shared.lock();
         match &inner.state {
-            AgentState::Down { reason, .. } if inner.refusal.is_some_and(Refusal::is_distrust) => {
+            AgentState::Down { reason, .. }
+                if inner.refusal.is_some_and(AgentRefusal::is_distrust) =>
+            {
                 Some(reason.clone())
             }
             _ => None,
@@ -573,7 +575,7 @@ fn connect_again_and_again(shared: &Arc<Shared>) {
                 match talk(shared, sender, receiver) {
                     Ok(()) => return,
                     Err(err) => {
-                        shared.lock().refusal = Refusal::of(&err);
+                        shared.lock().refusal = AgentRefusal::of(&err);
                         err.to_string()
                     }
                 }
@@ -622,7 +624,7 @@ struct Undialled {
     is_gone: bool,
     /// The machine accepts connections, but nothing answers the handshake.
     is_silent: bool,
-    refusal: Option<Refusal>,
+    refusal: Option<AgentRefusal>,
 }
 
 fn dial(shared: &Shared) -> Result<(secure::Sender, secure::Receiver), Undialled> {
@@ -646,7 +648,7 @@ fn dial(shared: &Shared) -> Result<(secure::Sender, secure::Receiver), Undialled
                 };
                 is_silent |=
                     has_timed_out(&err) && TcpStream::connect_timeout(addr, ANSWER_TIMEOUT).is_ok();
-                refusal = refusal.or(Refusal::of(&err));
+                refusal = refusal.or(AgentRefusal::of(&err));
                 reasons.push(match refusal {
                     Some(_) => err.to_string(),
                     None => format!("no agent at {addr}: {err}"),

@@ -4,7 +4,7 @@ use jackalope_protocol::FrameError;
 
 /// Reason why a reachable machine cannot be used; retrying does not help.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Refusal {
+pub enum AgentRefusal {
     /// The agent does not accept orders from this machine.
     Untrusted,
     /// No key is known for the machine.
@@ -13,18 +13,18 @@ pub enum Refusal {
     ChangedKey,
 }
 
-impl Refusal {
+impl AgentRefusal {
     /// Returns true if this machine does not trust the other one.
     pub(super) fn is_distrust(self) -> bool {
-        matches!(self, Refusal::UnknownKey | Refusal::ChangedKey)
+        matches!(self, AgentRefusal::UnknownKey | AgentRefusal::ChangedKey)
     }
 
     /// Returns the refusal that a handshake's error stands for; `None` for other errors.
-    pub(super) fn of(err: &FrameError) -> Option<Refusal> {
+    pub(super) fn of(err: &FrameError) -> Option<AgentRefusal> {
         match err {
-            FrameError::Untrusted { .. } => Some(Refusal::Untrusted),
-            FrameError::UnknownKey { .. } => Some(Refusal::UnknownKey),
-            FrameError::ChangedKey { .. } => Some(Refusal::ChangedKey),
+            FrameError::Untrusted { .. } => Some(AgentRefusal::Untrusted),
+            FrameError::UnknownKey { .. } => Some(AgentRefusal::UnknownKey),
+            FrameError::ChangedKey { .. } => Some(AgentRefusal::ChangedKey),
             _ => None,
         }
     }

@@ -12,12 +12,12 @@ pub struct Section {
     /// Its standard output and standard error.
     pub text: String,
     /// How the tool ended.
-    pub ending: Ending,
+    pub ending: ToolEnding,
 }
 
 /// How a tool ended.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub enum Ending {
+pub enum ToolEnding {
     /// The tool ended with this status.
     Status(i32),
     /// The tool was killed because it took too long.
@@ -48,7 +48,7 @@ impl Sections {
 
     /// Returns the output of a tool that ended with status 0, and an empty text otherwise.
     pub fn text(&self, name: &str) -> &str {
-        let section = self.get(name).filter(|it| it.ending == Ending::Status(0));
+        let section = self.get(name).filter(|it| it.ending == ToolEnding::Status(0));
         section.map_or("", |it| &it.text)
     }
 
@@ -59,7 +59,7 @@ impl Sections {
 
     /// Returns true if the tool is not installed.
     pub fn is_missing(&self, name: &str) -> bool {
-        self.get(name).is_none_or(|it| matches!(it.ending, Ending::Missing(_)))
+        self.get(name).is_none_or(|it| matches!(it.ending, ToolEnding::Missing(_)))
     }
 
     /// Returns the sections with their names.
@@ -74,18 +74,18 @@ impl Section {
         let rest = rest.trim_end();
         let start = rest.rfind("@@status ").or_else(|| rest.rfind("@@missing "));
         let Some(start) = start else {
-            return Section { text: rest.to_owned(), ending: Ending::CutOff };
+            return Section { text: rest.to_owned(), ending: ToolEnding::CutOff };
         };
         let (text, marker) = rest.split_at(start);
         let ending = match marker.split_once(' ') {
             Some(("@@status", status)) => match status.trim().parse() {
                 // 128 plus SIGKILL, which only the time limit sends.
-                Ok(137) => Ending::Stuck,
-                Ok(status) => Ending::Status(status),
-                Err(_) => Ending::CutOff,
+                Ok(137) => ToolEnding::Stuck,
+                Ok(status) => ToolEnding::Status(status),
+                Err(_) => ToolEnding::CutOff,
             },
-            Some((_, tool)) => Ending::Missing(tool.trim().to_owned()),
-            None => Ending::CutOff,
+            Some((_, tool)) => ToolEnding::Missing(tool.trim().to_owned()),
+            None => ToolEnding::CutOff,
         };
         Section { text: text.trim_end_matches('\n').to_owned(), ending }
     }
@@ -109,9 +109,9 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(15));
         let sections = Sections::parse(&text);
         assert_eq!(sections.text("good"), "@@status 9");
-        assert_eq!(sections.get("bad").unwrap().ending, Ending::Status(3));
+        assert_eq!(sections.get("bad").unwrap().ending, ToolEnding::Status(3));
         assert_eq!((sections.text("bad"), sections.any_text("bad")), ("", "oops"));
-        assert_eq!(sections.get("stuck").unwrap().ending, Ending::Stuck);
+        assert_eq!(sections.get("stuck").unwrap().ending, ToolEnding::Stuck);
         assert!(sections.is_missing("gone") && sections.is_missing("never asked"));
     }
 
@@ -122,6 +122,6 @@ mod tests {
         );
         assert_eq!(sections.text("uname"), "Linux 6");
         assert_eq!(sections.text("ip_addr"), "");
-        assert_eq!(sections.get("ip_addr").unwrap().ending, Ending::CutOff);
+        assert_eq!(sections.get("ip_addr").unwrap().ending, ToolEnding::CutOff);
     }
 }

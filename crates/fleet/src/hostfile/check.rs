@@ -6,7 +6,7 @@ use jackalope_protocol::Backend;
 
 use super::error::{DevicesNeededBy, Fault};
 use super::read::{Found, RawFile, RawHost, Row};
-use super::{Host, Hostfile, Shape};
+use super::{Host, Hostfile, HostfileShape};
 use crate::shell::is_here;
 
 /// Collects the faults, and combines the parts into a hostfile.
@@ -106,7 +106,7 @@ fn connections(hosts: &[RawHost], found: &mut Vec<Found>) {
 
 /// Checks that the other machines can reach rank 0.
 fn rank_zero(file: &RawFile, found: &mut Vec<Found>) {
-    if !matches!(file.shape, Shape::Array | Shape::Object) {
+    if !matches!(file.shape, HostfileShape::Array | HostfileShape::Object) {
         return;
     }
     let Some((first, others)) = file.hosts.split_first() else { return };

@@ -14,7 +14,7 @@ pub(super) const ETHERNET_SIDE_DEVICE: &str = "rdma_en2";
 
 /// A setting that is legal but probably unintended.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Finding {
+pub enum HostfileWarning {
     /// A cable is missing in JACCL's mesh.
     MissingLink {
         /// Number and name of a rank.
@@ -96,86 +96,94 @@ pub enum Finding {
     },
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for HostfileWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Finding::MissingLink { a, b } => {
+            HostfileWarning::MissingLink { a, b } => {
                 write!(f, "no cable between rank {} ({}) and rank {} ({})", a.0, a.1, b.0, b.1)
             }
-            Finding::RingPossible { order } => {
+            HostfileWarning::RingPossible { order } => {
                 write!(f, "the mesh is incomplete; the cables make a ring: {}", arrows(order))
             }
-            Finding::ChainPossible { order } => {
+            HostfileWarning::ChainPossible { order } => {
                 write!(f, "the mesh is incomplete; the cables make a chain: {}", arrows(order))
             }
-            Finding::Unconnected { ranks } => {
+            HostfileWarning::Unconnected { ranks } => {
                 write!(f, "no cables lead from rank 0 to {}", ranks_text(ranks))
             }
-            Finding::PortsExceeded { needed } => write!(
+            HostfileWarning::PortsExceeded { needed } => write!(
                 f,
                 "a mesh of {} needs {} on each, a Thunderbolt 5 Mac has {RDMA_PORTS}",
                 counted(needed + 1, "machine"),
                 counted(needed, "RDMA port")
             ),
-            Finding::EthernetSidePort { rank, to } => write!(
+            HostfileWarning::EthernetSidePort { rank, to } => write!(
                 f,
                 "rank {rank} uses {ETHERNET_SIDE_DEVICE} towards rank {to}: on a Mac Studio the \
                  port next to Ethernet does no RDMA"
             ),
-            Finding::HomeSubnet { a, b } => write!(
+            HostfileWarning::HomeSubnet { a, b } => write!(
                 f,
                 "{} (rank {}) and {} (rank {}) look like the ends of a cable, in a subnet that \
                  home networks use",
                 a.1, a.0, b.1, b.0
             ),
-            Finding::SameMachine { name, ranks } => {
+            HostfileWarning::SameMachine { name, ranks } => {
                 write!(f, "{} run on one machine, {name}", ranks_text(ranks))
             }
-            Finding::SharedIp { ip, ranks } => {
+            HostfileWarning::SharedIp { ip, ranks } => {
                 write!(f, "{} have different names and one address, {ip}", ranks_text(ranks))
             }
-            Finding::MixedFamilies { ranks: (a, b) } => {
+            HostfileWarning::MixedFamilies { ranks: (a, b) } => {
                 write!(f, "ranks {a} and {b} have no address of the same family")
             }
-            Finding::Loopback { rank, ip } => {
+            HostfileWarning::Loopback { rank, ip } => {
                 write!(f, "rank {rank} names {ip}, which other machines cannot reach")
             }
-            Finding::NoIpv4 { rank, backend } => {
+            HostfileWarning::NoIpv4 { rank, backend } => {
                 write!(f, "rank {rank} has no IPv4 address, and {} knows no other", backend.name())
             }
-            Finding::RingWithoutIp { rank } => write!(f, "rank {rank} has no address for the ring"),
+            HostfileWarning::RingWithoutIp { rank } => {
+                write!(f, "rank {rank} has no address for the ring")
+            }
         }
     }
 }
 
-impl Finding {
+impl HostfileWarning {
     /// Returns what to do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            Finding::MissingLink { .. } => "add the cable and name its devices on both sides",
-            Finding::RingPossible { .. } => {
+            HostfileWarning::MissingLink { .. } => {
+                "add the cable and name its devices on both sides"
+            }
+            HostfileWarning::RingPossible { .. } => {
                 "list the hosts in this order and use \"jaccl-ring\", or \"tcp\" over any network"
             }
-            Finding::ChainPossible { .. } => {
+            HostfileWarning::ChainPossible { .. } => {
                 "join the ends with a cable, or use \"tcp\" over any network"
             }
-            Finding::Unconnected { .. } => "add cables, or use \"tcp\" over any network",
-            Finding::PortsExceeded { .. } => {
+            HostfileWarning::Unconnected { .. } => "add cables, or use \"tcp\" over any network",
+            HostfileWarning::PortsExceeded { .. } => {
                 "use at most four machines, or \"tcp\" over any network"
             }
-            Finding::EthernetSidePort { .. } => "move the cable to another port",
-            Finding::HomeSubnet { .. } => {
+            HostfileWarning::EthernetSidePort { .. } => "move the cable to another port",
+            HostfileWarning::HomeSubnet { .. } => {
                 "give cables addresses of their own: 10.254.0.1 and 10.254.0.2 with mask \
                  255.255.255.252, 10.254.0.5 and 10.254.0.6 for the next one"
             }
-            Finding::SameMachine { .. } => "fine for a test; such ranks share memory and speed",
-            Finding::SharedIp { .. } => {
+            HostfileWarning::SameMachine { .. } => {
+                "fine for a test; such ranks share memory and speed"
+            }
+            HostfileWarning::SharedIp { .. } => {
                 "write the same name if it is one machine, else its address"
             }
-            Finding::MixedFamilies { .. } => "give both an IPv4 address, or both an IPv6 address",
-            Finding::Loopback { .. } => "name the address that other machines see",
-            Finding::NoIpv4 { .. } => "add an IPv4 address, or use \"tcp\"",
-            Finding::RingWithoutIp { .. } => "add its address to \"ips\"",
+            HostfileWarning::MixedFamilies { .. } => {
+                "give both an IPv4 address, or both an IPv6 address"
+            }
+            HostfileWarning::Loopback { .. } => "name the address that other machines see",
+            HostfileWarning::NoIpv4 { .. } => "add an IPv4 address, or use \"tcp\"",
+            HostfileWarning::RingWithoutIp { .. } => "add its address to \"ips\"",
         }
     }
 }

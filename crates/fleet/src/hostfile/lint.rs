@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use jackalope_protocol::Backend;
 
-use super::finding::{ETHERNET_SIDE_DEVICE, Finding, RDMA_PORTS};
+use super::finding::{ETHERNET_SIDE_DEVICE, HostfileWarning, RDMA_PORTS};
 use super::{Host, Hostfile};
 use crate::shell::is_here;
 
@@ -13,7 +13,7 @@ use crate::shell::is_here;
 const SEARCHED_HOSTS_MAX: usize = 10;
 
 /// Returns the findings for a valid hostfile.
-pub fn lint(hostfile: &Hostfile) -> Vec<Finding> {
+pub fn lint(hostfile: &Hostfile) -> Vec<HostfileWarning> {
     let mut findings = Vec::new();
     if hostfile.backend == Some(Backend::Jaccl) || has_devices(hostfile) {
         mesh(hostfile, &mut findings);
@@ -23,7 +23,7 @@ pub fn lint(hostfile: &Hostfile) -> Vec<Finding> {
         findings.extend(
             devices
                 .filter(|(_, devices)| devices.iter().any(|it| it == ETHERNET_SIDE_DEVICE))
-                .map(|(to, _)| Finding::EthernetSidePort { rank, to }),
+                .map(|(to, _)| HostfileWarning::EthernetSidePort { rank, to }),
         );
     }
     machines(hostfile, &mut findings);
@@ -42,7 +42,7 @@ fn pairs(num_hosts: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Checks the cables between the machines.
-fn mesh(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
+fn mesh(hostfile: &Hostfile, findings: &mut Vec<HostfileWarning>) {
     let hosts = &hostfile.hosts;
     let num_hosts = hosts.len();
     let is_linked =
@@ -52,10 +52,10 @@ fn mesh(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
     let wants_mesh = !hostfile.envs.iter().any(|(name, _)| name.ends_with("JACCL_RING"));
     if wants_mesh {
         findings.extend(
-            missing.iter().map(|&(a, b)| Finding::MissingLink { a: named(a), b: named(b) }),
+            missing.iter().map(|&(a, b)| HostfileWarning::MissingLink { a: named(a), b: named(b) }),
         );
         if RDMA_PORTS + 1 < num_hosts {
-            findings.push(Finding::PortsExceeded { needed: num_hosts - 1 });
+            findings.push(HostfileWarning::PortsExceeded { needed: num_hosts - 1 });
         }
     }
     if missing.is_empty() {
@@ -63,13 +63,13 @@ fn mesh(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
     }
     let unconnected = unconnected(num_hosts, is_linked);
     if !unconnected.is_empty() {
-        findings.push(Finding::Unconnected { ranks: unconnected });
+        findings.push(HostfileWarning::Unconnected { ranks: unconnected });
     } else if num_hosts <= SEARCHED_HOSTS_MAX {
         let ring = through_all(num_hosts, is_linked, true);
         let chain = || through_all(num_hosts, is_linked, false);
         match ring {
-            Some(order) => findings.push(Finding::RingPossible { order }),
-            None => findings.extend(chain().map(|order| Finding::ChainPossible { order })),
+            Some(order) => findings.push(HostfileWarning::RingPossible { order }),
+            None => findings.extend(chain().map(|order| HostfileWarning::ChainPossible { order })),
         }
     }
 }
@@ -126,7 +126,7 @@ fn extend(
     false
 }
 
-fn machines(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
+fn machines(hostfile: &Hostfile, findings: &mut Vec<HostfileWarning>) {
     let hosts = &hostfile.hosts;
     let first_of = |host: &Host| hosts.iter().position(|other| other.is_same_machine(host));
     let mut by_machine: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -134,7 +134,7 @@ fn machines(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
         by_machine.entry(first_of(host).unwrap_or(rank)).or_default().push(rank);
     }
     for (first, ranks) in by_machine.into_iter().filter(|(_, ranks)| 1 < ranks.len()) {
-        findings.push(Finding::SameMachine { name: hosts[first].name(), ranks });
+        findings.push(HostfileWarning::SameMachine { name: hosts[first].name(), ranks });
     }
     let mut by_ip: BTreeMap<IpAddr, Vec<usize>> = BTreeMap::new();
     for (rank, host) in hosts.iter().enumerate().filter(|(_, host)| !host.ssh.is_empty()) {
@@ -144,27 +144,27 @@ fn machines(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
     }
     for (ip, ranks) in by_ip {
         if ranks.iter().any(|&rank| !hosts[rank].is_same_machine(&hosts[ranks[0]])) {
-            findings.push(Finding::SharedIp { ip, ranks });
+            findings.push(HostfileWarning::SharedIp { ip, ranks });
         }
     }
 }
 
-fn addresses(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
+fn addresses(hostfile: &Hostfile, findings: &mut Vec<HostfileWarning>) {
     let hosts = &hostfile.hosts;
     let is_spread = hosts.iter().any(|host| !host.is_same_machine(&hosts[0]));
     for (rank, host) in hosts.iter().enumerate() {
         let loopback = host.ips.iter().find(|ip| ip.is_loopback());
         if let Some(&ip) = loopback.filter(|_| is_spread && !host.ssh.is_empty()) {
-            findings.push(Finding::Loopback { rank, ip });
+            findings.push(HostfileWarning::Loopback { rank, ip });
         }
         if hostfile.backend == Some(Backend::Ring) && host.ips.is_empty() && !is_here(&host.ssh) {
-            findings.push(Finding::RingWithoutIp { rank });
+            findings.push(HostfileWarning::RingWithoutIp { rank });
         }
     }
     for (a, b) in pairs(hosts.len()) {
         let ends = hosts[a].ips.iter().flat_map(|&x| hosts[b].ips.iter().map(move |&y| (x, y)));
         for (x, y) in ends.filter(|&(x, y)| are_home_cable(x, y)) {
-            findings.push(Finding::HomeSubnet { a: (a, x), b: (b, y) });
+            findings.push(HostfileWarning::HomeSubnet { a: (a, x), b: (b, y) });
         }
     }
 }
@@ -178,18 +178,19 @@ fn are_home_cable(a: IpAddr, b: IpAddr) -> bool {
     is_home(a) && is_end(a) && is_end(b) && a != b && a.to_bits() >> 2 == b.to_bits() >> 2
 }
 
-fn families(hostfile: &Hostfile, findings: &mut Vec<Finding>) {
+fn families(hostfile: &Hostfile, findings: &mut Vec<HostfileWarning>) {
     let hosts = &hostfile.hosts;
     let has = |rank: usize, is_v4: bool| hosts[rank].ips.iter().any(|ip| ip.is_ipv4() == is_v4);
     for (a, b) in pairs(hosts.len()) {
         let are_named = !hosts[a].ips.is_empty() && !hosts[b].ips.is_empty();
         let is_common = [true, false].iter().any(|&is_v4| has(a, is_v4) && has(b, is_v4));
         if are_named && !is_common {
-            findings.push(Finding::MixedFamilies { ranks: (a, b) });
+            findings.push(HostfileWarning::MixedFamilies { ranks: (a, b) });
         }
     }
     let Some(backend) = hostfile.backend.filter(|backend| backend.is_stock()) else { return };
     let is_without = |rank: &usize| !hosts[*rank].ips.is_empty() && !has(*rank, true);
-    findings
-        .extend((0..hosts.len()).filter(is_without).map(|rank| Finding::NoIpv4 { rank, backend }));
+    findings.extend(
+        (0..hosts.len()).filter(is_without).map(|rank| HostfileWarning::NoIpv4 { rank, backend }),
+    );
 }

@@ -9,7 +9,7 @@ use jackalope_protocol::Backend;
 use super::error::Fault;
 use super::json::{self, Key, Node, Value};
 use super::words::{is_variable, listen_addr, nearest, ssh_name};
-use super::{HOSTS_MAX, ListenAddr, Shape};
+use super::{HOSTS_MAX, HostfileShape, ListenAddr};
 
 /// `jaccl-ring` is read as JACCL with this variable, as MLX does.
 const JACCL_RING: &str = "jaccl-ring";
@@ -36,7 +36,7 @@ pub(super) struct Placed<T> {
 /// The content of a file whose parts are legal each by themselves.
 #[derive(Debug, Default)]
 pub(super) struct RawFile {
-    pub(super) shape: Shape,
+    pub(super) shape: HostfileShape,
     pub(super) backend: Option<Backend>,
     pub(super) envs: Vec<(String, String)>,
     pub(super) hosts: Vec<RawHost>,
@@ -93,7 +93,7 @@ impl Reader<'_> {
     }
 
     fn object(&mut self, at: usize, entries: Vec<(Key, Node)>) -> RawFile {
-        let mut file = RawFile { shape: Shape::Object, ..RawFile::default() };
+        let mut file = RawFile { shape: HostfileShape::Object, ..RawFile::default() };
         self.keys(&entries, "", FILE_KEYS);
         let mut has_hosts = false;
         for (key, node) in entries {
@@ -117,9 +117,11 @@ impl Reader<'_> {
     fn list(&mut self, at: usize, nodes: Vec<Node>) -> RawFile {
         let shape = shape_of(&nodes);
         let hosts = match shape {
-            Shape::Array | Shape::Object => self.hosts(Node { at, value: Value::Array(nodes) }, ""),
-            Shape::Ring => self.indexed(at, nodes, "", Self::ring_host),
-            Shape::Matrix => self.indexed(at, nodes, "", Self::matrix_host),
+            HostfileShape::Array | HostfileShape::Object => {
+                self.hosts(Node { at, value: Value::Array(nodes) }, "")
+            }
+            HostfileShape::Ring => self.indexed(at, nodes, "", Self::ring_host),
+            HostfileShape::Matrix => self.indexed(at, nodes, "", Self::matrix_host),
         };
         RawFile { shape, hosts, ..RawFile::default() }
     }
@@ -343,21 +345,21 @@ impl Reader<'_> {
 }
 
 /// Determines the shape of a list.
-fn shape_of(nodes: &[Node]) -> Shape {
+fn shape_of(nodes: &[Node]) -> HostfileShape {
     let is_address = |node: &Node| matches!(&node.value, Value::String(it) if it.contains(':'));
     let mut lists = nodes.iter().filter_map(|node| match &node.value {
         Value::Array(cells) => Some(cells),
         _ => None,
     });
     if nodes.iter().any(|node| matches!(node.value, Value::Object(_))) {
-        return Shape::Array;
+        return HostfileShape::Array;
     }
     if nodes.iter().any(|node| matches!(node.value, Value::String(_))) {
-        return Shape::Ring;
+        return HostfileShape::Ring;
     }
     match lists.clone().count() {
-        0 => Shape::Array,
-        _ if lists.any(|cells| cells.iter().any(is_address)) => Shape::Ring,
-        _ => Shape::Matrix,
+        0 => HostfileShape::Array,
+        _ if lists.any(|cells| cells.iter().any(is_address)) => HostfileShape::Ring,
+        _ => HostfileShape::Matrix,
     }
 }

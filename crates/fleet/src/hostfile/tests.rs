@@ -14,19 +14,19 @@ fn told(text: &str) -> String {
 }
 
 fn found(text: &str) -> Vec<String> {
-    lint(&parse(text).unwrap()).iter().map(Finding::to_string).collect()
+    lint(&parse(text).unwrap()).iter().map(HostfileWarning::to_string).collect()
 }
 
 #[test]
 fn the_four_shapes_are_told_apart() {
     let cases = [
-        (Shape::Array, r#"[{"ssh": "mac1", "ips": ["10.0.0.1"], "rdma": [null]}]"#),
-        (Shape::Object, r#"{"hosts": [{"ssh": "mac1"}]}"#),
-        (Shape::Ring, r#"["10.0.0.1:5555", "mac2:5555"]"#),
-        (Shape::Ring, r#"[["10.0.0.1:5555", "10.0.1.1:5556"]]"#),
-        (Shape::Ring, r#"[["[fd00::1]:5555"], ["mac2.local:5555"]]"#),
-        (Shape::Matrix, r#"[[null, "rdma_en5"], [["rdma_en5"], null]]"#),
-        (Shape::Matrix, "[[null]]"),
+        (HostfileShape::Array, r#"[{"ssh": "mac1", "ips": ["10.0.0.1"], "rdma": [null]}]"#),
+        (HostfileShape::Object, r#"{"hosts": [{"ssh": "mac1"}]}"#),
+        (HostfileShape::Ring, r#"["10.0.0.1:5555", "mac2:5555"]"#),
+        (HostfileShape::Ring, r#"[["10.0.0.1:5555", "10.0.1.1:5556"]]"#),
+        (HostfileShape::Ring, r#"[["[fd00::1]:5555"], ["mac2.local:5555"]]"#),
+        (HostfileShape::Matrix, r#"[[null, "rdma_en5"], [["rdma_en5"], null]]"#),
+        (HostfileShape::Matrix, "[[null]]"),
     ];
     for (shape, text) in cases {
         let found = Hostfile::parse_shape(text, Path::new("x")).unwrap().1;
@@ -214,8 +214,9 @@ fn jaccl(num_hosts: usize, linked: &[(usize, usize)]) -> Hostfile {
 
 #[test]
 fn a_mesh_with_gaps_is_told_with_the_ring_or_chain_that_is_there() {
-    let texts =
-        |file: &Hostfile| -> Vec<String> { lint(file).iter().map(Finding::to_string).collect() };
+    let texts = |file: &Hostfile| -> Vec<String> {
+        lint(file).iter().map(HostfileWarning::to_string).collect()
+    };
     assert!(texts(&jaccl(3, &[(0, 1), (0, 2), (1, 2)])).is_empty());
     let ring = texts(&jaccl(4, &[(0, 2), (2, 1), (1, 3), (3, 0)]));
     assert_eq!(ring[0], "no cable between rank 0 (mac0) and rank 1 (mac1)");
@@ -286,7 +287,7 @@ fn what_will_disappoint_is_found() {
 fn a_ring_is_numbered_as_mlx_numbers_it() {
     let text = r#"[{"ssh": "a", "ips": ["10.0.0.1", "10.0.0.5"]}, {"ssh": "b", "ips": ["10.0.0.2", "10.0.0.6"]}]"#;
     let ports = RingPorts { first: 40_000, connections: 2 };
-    let ring = convert(&parse(text).unwrap(), Shape::Ring, Some(ports)).unwrap();
+    let ring = convert(&parse(text).unwrap(), HostfileShape::Ring, Some(ports)).unwrap();
     let wanted = r#"[
   ["10.0.0.1:40000", "10.0.0.1:40001", "10.0.0.5:40002", "10.0.0.5:40003"],
   ["10.0.0.2:40004", "10.0.0.2:40005", "10.0.0.6:40006", "10.0.0.6:40007"]
@@ -295,7 +296,7 @@ fn a_ring_is_numbered_as_mlx_numbers_it() {
     assert_eq!(ring.text, wanted);
     assert_eq!(ring.lost, [Loss::Names]);
     let here = parse(r#"[{"ssh": "127.0.0.1"}, {"ssh": "127.0.0.1"}]"#).unwrap();
-    let ring = convert(&here, Shape::Ring, None).unwrap();
+    let ring = convert(&here, HostfileShape::Ring, None).unwrap();
     assert_eq!(ring.text, "[\n  [\"127.0.0.1:32323\"],\n  [\"127.0.0.1:32324\"]\n]\n");
 }
 
@@ -304,19 +305,22 @@ fn what_a_shape_needs_and_the_file_lacks_is_an_error() {
     let convert = |text: &str, shape, ports| convert(&parse(text).unwrap(), shape, ports);
     let told = |text: &str, shape, ports| convert(text, shape, ports).unwrap_err().to_string();
     let matrix = r#"[[null, "a"], ["b", null]]"#;
-    assert_eq!(told(matrix, Shape::Array, None), "rank 0 has neither a name nor an address");
-    assert_eq!(told(matrix, Shape::Ring, None), "rank 0 (?) has no address");
+    assert_eq!(
+        told(matrix, HostfileShape::Array, None),
+        "rank 0 has neither a name nor an address"
+    );
+    assert_eq!(told(matrix, HostfileShape::Ring, None), "rank 0 (?) has no address");
     let hosts =
         r#"[{"ssh": "a", "ips": ["10.0.0.1", "10.1.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]"#;
-    assert_eq!(told(hosts, Shape::Ring, None), "rank 1 (b) has 1 address, rank 0 has 2");
-    assert_eq!(told(hosts, Shape::Matrix, None), "rank 0 (a) has no RDMA devices");
+    assert_eq!(told(hosts, HostfileShape::Ring, None), "rank 1 (b) has 1 address, rank 0 has 2");
+    assert_eq!(told(hosts, HostfileShape::Matrix, None), "rank 0 (a) has no RDMA devices");
     let one = r#"[{"ssh": "a", "ips": ["10.0.0.1"]}]"#;
     let ports = |first, connections| Some(RingPorts { first, connections });
     let wanted = "2 ports from 65535 on would exceed 65535";
-    assert_eq!(told(one, Shape::Ring, ports(65_535, 2)), wanted);
-    assert!(convert(one, Shape::Ring, ports(65_535, 1)).is_ok());
+    assert_eq!(told(one, HostfileShape::Ring, ports(65_535, 2)), wanted);
+    assert!(convert(one, HostfileShape::Ring, ports(65_535, 1)).is_ok());
     let names = r#"["mac1:5555", "mac2:5555"]"#;
-    let illegal = told(names, Shape::Array, None);
+    let illegal = told(names, HostfileShape::Array, None);
     assert!(
         illegal.contains("rank 0 has no address that the other machines can reach"),
         "{illegal}"
@@ -380,17 +384,17 @@ fn is_reachable(file: &Hostfile) -> bool {
 proptest! {
     #[test]
     fn an_object_is_read_as_it_was_written(file in full().prop_filter("reachable", is_reachable)) {
-        let written = convert(&file, Shape::Object, None).unwrap();
+        let written = convert(&file, HostfileShape::Object, None).unwrap();
         prop_assert_eq!(&written.lost, &[]);
         prop_assert_eq!(parse(&written.text).unwrap(), file);
     }
 
     #[test]
     fn other_shapes_lose_what_they_say_they_lose(
-        file in full().prop_filter("reachable", is_reachable), shape in prop::sample::select(Shape::ALL.to_vec()),
+        file in full().prop_filter("reachable", is_reachable), shape in prop::sample::select(HostfileShape::ALL.to_vec()),
     ) {
         let Ok(written) = convert(&file, shape, None) else {
-            prop_assert_eq!(shape, Shape::Ring, "only a ring needs more than an object says");
+            prop_assert_eq!(shape, HostfileShape::Ring, "only a ring needs more than an object says");
             return Ok(());
         };
         let (read, found) = Hostfile::parse_shape(&written.text, Path::new("x")).unwrap();

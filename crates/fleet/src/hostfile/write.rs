@@ -8,7 +8,7 @@ use jackalope_protocol::counted;
 use serde_json::json;
 use thiserror::Error;
 
-use super::{Host, Hostfile, HostfileErrors, ListenAddr, Shape};
+use super::{Host, Hostfile, HostfileErrors, HostfileShape, ListenAddr};
 
 /// Port numbers of a ring, assigned as by `mlx.launch`: ascending over ranks, their addresses, and
 /// the connections of each address.
@@ -146,21 +146,21 @@ impl ConvertError {
 /// [`ConvertError`] if the shape needs something that the hostfile does not contain.
 pub fn convert(
     hostfile: &Hostfile,
-    shape: Shape,
+    shape: HostfileShape,
     ports: Option<RingPorts>,
 ) -> Result<Converted, ConvertError> {
     let text = match shape {
-        Shape::Array => format!("{}\n", hosts_text(hostfile, "")?),
-        Shape::Object => object_text(hostfile)?,
-        Shape::Ring => ring_text(hostfile, ports)?,
-        Shape::Matrix => matrix_text(hostfile)?,
+        HostfileShape::Array => format!("{}\n", hosts_text(hostfile, "")?),
+        HostfileShape::Object => object_text(hostfile)?,
+        HostfileShape::Ring => ring_text(hostfile, ports)?,
+        HostfileShape::Matrix => matrix_text(hostfile)?,
     };
     Hostfile::parse(&text, Path::new("result")).map_err(ConvertError::Illegal)?;
     Ok(Converted { text, lost: lost(hostfile, shape) })
 }
 
 /// Returns the parts of a hostfile that `shape` cannot represent.
-fn lost(hostfile: &Hostfile, shape: Shape) -> Vec<Loss> {
+fn lost(hostfile: &Hostfile, shape: HostfileShape) -> Vec<Loss> {
     let any = |is_there: fn(&Host) -> bool| hostfile.hosts.iter().any(is_there);
     let said = [
         (Loss::Names, any(|host| !host.ssh.is_empty())),
@@ -171,10 +171,12 @@ fn lost(hostfile: &Hostfile, shape: Shape) -> Vec<Loss> {
         (Loss::Ports, any(|host| !host.listen.is_empty())),
     ];
     let has_place: &[Loss] = match shape {
-        Shape::Array => &[Loss::Names, Loss::Addresses, Loss::Devices],
-        Shape::Object => &[Loss::Names, Loss::Addresses, Loss::Devices, Loss::Backend, Loss::Envs],
-        Shape::Ring => &[Loss::Addresses, Loss::Ports],
-        Shape::Matrix => &[Loss::Devices],
+        HostfileShape::Array => &[Loss::Names, Loss::Addresses, Loss::Devices],
+        HostfileShape::Object => {
+            &[Loss::Names, Loss::Addresses, Loss::Devices, Loss::Backend, Loss::Envs]
+        }
+        HostfileShape::Ring => &[Loss::Addresses, Loss::Ports],
+        HostfileShape::Matrix => &[Loss::Devices],
     };
     let lost = said.into_iter().filter(|(loss, is_said)| *is_said && !has_place.contains(loss));
     lost.map(|(loss, _)| loss).collect()

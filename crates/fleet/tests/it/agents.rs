@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jackalope_fleet::agent::{
-    Agent, AgentConfig, AgentState, EnvFile, OnLine, Order, OrderedProgram, Program, Refusal,
+    Agent, AgentConfig, AgentRefusal, AgentState, EnvFile, OnLine, Order, OrderedProgram, Program,
     Revive, Stream, Trust, no_library, serve,
 };
 use jackalope_fleet::home::Home;
@@ -499,7 +499,7 @@ fn the_secret_alone_commands_nothing_and_a_person_may_change_that() {
     assert!(err.contains("does not trust this machine"), "{err}");
     let key = theirs.identity.public();
     assert!(err.contains(&format!("hint: on that machine run `jackalope trust accept {key}`")));
-    assert_eq!(nobody.refusal(), Some(Refusal::Untrusted));
+    assert_eq!(nobody.refusal(), Some(AgentRefusal::Untrusted));
     assert!(nobody.facts(Duration::ZERO).is_err() && nobody.status(Duration::ZERO).is_err());
     assert!(nobody.memory(Duration::ZERO).is_err());
     let status = agent.status(LONG).unwrap();
@@ -529,7 +529,7 @@ fn a_revoked_coordinator_loses_its_session_and_its_programs() {
     let began = Instant::now();
     fixture.store.update(|list| list.revoke("second")).unwrap();
     wait(|| (!runs(theirs)).then_some(()));
-    wait(|| (revoked.refusal() == Some(Refusal::Untrusted)).then_some(()));
+    wait(|| (revoked.refusal() == Some(AgentRefusal::Untrusted)).then_some(()));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert!(runs(ours) && matches!(agent.state(), AgentState::Up));
     drop((agent, revoked));
@@ -563,7 +563,7 @@ fn an_agent_that_is_another_machine_than_before_is_given_nothing() {
     let err = agent.knock(LONG).unwrap_err();
     assert!(err.contains("the key of here has changed from"), "{err}");
     assert!(err.contains("`jackalope trust accept here`"), "{err}");
-    assert_eq!((agent.refusal(), program.pid()), (Some(Refusal::ChangedKey), None));
+    assert_eq!((agent.refusal(), program.pid()), (Some(AgentRefusal::ChangedKey), None));
     // The client did not reveal its identity to the agent.
     assert_eq!(fixture.store.load().unwrap().pending, []);
     known.update(|list| list.accept("here")).unwrap();

@@ -7,7 +7,7 @@ use jackalope_fleet::shell::{Shell, ShellError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Check, Step};
+use super::{PingCheck, Step};
 use crate::probe::{self, Echo};
 
 /// Time for one command; none of them waits for anything.
@@ -102,8 +102,8 @@ pub fn apply(
 }
 
 /// Pings along each cable; several times, because ports take a moment to come up.
-pub fn verify(shell: &dyn Shell, checks: &[Check]) -> Vec<(Check, Echo)> {
-    let echo = |check: &Check| {
+pub fn verify(shell: &dyn Shell, checks: &[PingCheck]) -> Vec<(PingCheck, Echo)> {
+    let echo = |check: &PingCheck| {
         let mut last = Echo::Untried;
         for _ in 0..CHECK_TRIES {
             let found = probe::echoes(shell, &check.host, &[check.ip], STEP_TIMEOUT);

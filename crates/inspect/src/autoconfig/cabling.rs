@@ -1,8 +1,8 @@
 //! Determines which Thunderbolt port of which Mac is connected to which other. Each port of a Mac
 //! has a domain UUID and reports that of the port at the other end.
 
-use super::Member;
-use crate::report::{Generation, ThunderboltPort};
+use super::ReportedMachine;
+use crate::report::{ThunderboltGeneration, ThunderboltPort};
 
 /// Machines and the cables between them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,7 +25,7 @@ pub struct CabledHost {
     /// Interfaces that do not support RDMA.
     pub without_rdma: Vec<String>,
     /// Newest Thunderbolt generation of its ports, if known.
-    pub generation: Option<Generation>,
+    pub generation: Option<ThunderboltGeneration>,
 }
 
 /// A cable between two machines.
@@ -48,7 +48,7 @@ pub struct End {
 
 impl Cabling {
     /// Finds the cables from the machines' reports.
-    pub fn of(members: &[Member<'_>]) -> Cabling {
+    pub fn of(members: &[ReportedMachine<'_>]) -> Cabling {
         let hosts: Vec<CabledHost> = members.iter().map(CabledHost::of).collect();
         let ends: Vec<End> = (0..hosts.len())
             .flat_map(|host_idx| {
@@ -122,7 +122,7 @@ impl Cabling {
 }
 
 impl CabledHost {
-    fn of(member: &Member<'_>) -> CabledHost {
+    fn of(member: &ReportedMachine<'_>) -> CabledHost {
         let facts = &member.report.facts;
         let Some(mac) = &member.report.mac else {
             let about = format!("{}, {}", facts.chip, facts.os);
@@ -135,7 +135,7 @@ impl CabledHost {
             about: format!("{product}, {}, {}", facts.chip, facts.os),
             ports: mac.thunderbolt.clone(),
             without_rdma: interfaces.filter(|it| mac.is_unusable_for_rdma(it)).collect(),
-            generation: mac.generation().or_else(|| Generation::of_chip(&facts.chip)),
+            generation: mac.generation().or_else(|| ThunderboltGeneration::of_chip(&facts.chip)),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use jackalope_protocol::Backend;
 
-use super::{Cabling, Member, Shape};
-use crate::report::{Generation, RdmaSwitch};
+use super::{Cabling, CablingShape, ReportedMachine};
+use crate::report::{RdmaSwitch, ThunderboltGeneration};
 
 /// First version of macOS that supports RDMA.
 const RDMA_SINCE: (u32, u32) = (26, 2);
@@ -11,8 +11,8 @@ const RDMA_SINCE: (u32, u32) = (26, 2);
 /// The chosen transport, and the reasons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// Shape that the cables form.
-    pub shape: Shape,
+    /// CablingShape that the cables form.
+    pub shape: CablingShape,
     /// The transport.
     pub backend: Backend,
     /// Positions of the machines, in the order of ranks.
@@ -28,21 +28,21 @@ pub struct Choice {
 impl Choice {
     /// Chooses the best transport that the cables allow.
     pub(super) fn new(
-        members: &[Member<'_>],
+        members: &[ReportedMachine<'_>],
         cabling: &Cabling,
         wanted: Option<Backend>,
     ) -> Choice {
-        let shape = Shape::of(cabling);
+        let shape = CablingShape::of(cabling);
         let obstacles = rdma_obstacles(members, cabling);
         let best = match &shape {
-            Shape::Mesh if obstacles.is_empty() => Backend::Jaccl,
-            Shape::Ring(_) => Backend::Ring,
+            CablingShape::Mesh if obstacles.is_empty() => Backend::Jaccl,
+            CablingShape::Ring(_) => Backend::Ring,
             _ => Backend::Tcp,
         };
         let is_possible = |backend| match backend {
             Backend::Tcp => true,
-            Backend::Ring => matches!(shape, Shape::Mesh | Shape::Ring(_)),
-            Backend::Jaccl => matches!(shape, Shape::Mesh) && obstacles.is_empty(),
+            Backend::Ring => matches!(shape, CablingShape::Mesh | CablingShape::Ring(_)),
+            Backend::Jaccl => matches!(shape, CablingShape::Mesh) && obstacles.is_empty(),
             Backend::Nccl => false,
         };
         let is_as_wanted = wanted.is_none_or(is_possible);
@@ -52,14 +52,14 @@ impl Choice {
         if backend != Backend::Jaccl
             && wanted.is_none_or(|it| it == Backend::Jaccl || !is_as_wanted)
         {
-            if shape != Shape::Mesh {
+            if shape != CablingShape::Mesh {
                 because.push(format!("RDMA needs a full mesh, the cables form {}", shape.name()));
                 missing = missing_cables(cabling);
             }
             because.extend(obstacles);
         }
         let order = match &shape {
-            Shape::Ring(order) | Shape::Chain(order) => order.clone(),
+            CablingShape::Ring(order) | CablingShape::Chain(order) => order.clone(),
             _ => (0..cabling.hosts.len()).collect(),
         };
         Choice { shape, backend, order, because, missing, is_as_wanted }
@@ -74,7 +74,7 @@ impl Choice {
             false => vec!["RDMA and NCCL do not go over Ethernet here".to_owned()],
         };
         Choice {
-            shape: if num_hosts <= 1 { Shape::Alone } else { Shape::Mesh },
+            shape: if num_hosts <= 1 { CablingShape::Alone } else { CablingShape::Mesh },
             backend: backend.unwrap_or(Backend::Tcp),
             order: (0..num_hosts).collect(),
             because,
@@ -101,7 +101,7 @@ fn missing_cables(cabling: &Cabling) -> Vec<String> {
 }
 
 /// Returns what prevents RDMA on the machines, whatever shape the cables form.
-fn rdma_obstacles(members: &[Member<'_>], cabling: &Cabling) -> Vec<String> {
+fn rdma_obstacles(members: &[ReportedMachine<'_>], cabling: &Cabling) -> Vec<String> {
     let mut all = Vec::new();
     for (host_idx, member) in members.iter().enumerate() {
         let name = member.name;
@@ -113,7 +113,7 @@ fn rdma_obstacles(members: &[Member<'_>], cabling: &Cabling) -> Vec<String> {
         if mac.version.is_none_or(|it| !it.is_at_least(major, minor)) {
             all.push(format!("{name} runs {}, RDMA needs 26.2", member.report.facts.os));
         }
-        if cabling.hosts[host_idx].generation == Some(Generation::Four) {
+        if cabling.hosts[host_idx].generation == Some(ThunderboltGeneration::Four) {
             all.push(format!("{name} has Thunderbolt 4, RDMA needs Thunderbolt 5"));
             continue;
         }

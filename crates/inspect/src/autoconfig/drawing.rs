@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use jackalope_protocol::counted;
 
-use super::{Cabling, Choice, End, Shape};
+use super::{Cabling, CablingShape, Choice, End};
 use crate::report::ThunderboltPort;
 
 /// Renders every machine with its ports and the machines to which they lead.
@@ -17,12 +17,12 @@ pub fn terminal(cabling: &Cabling, choice: &Choice) -> String {
         order.iter().map(|&idx| cabling.hosts[idx].name.as_str()).collect()
     };
     let line = match &choice.shape {
-        Shape::Ring(order) => {
+        CablingShape::Ring(order) => {
             let names = names(order);
             format!("a ring: {} ── {}", names.join(" ── "), names[0])
         }
-        Shape::Chain(order) => format!("a chain: {}", names(order).join(" ── ")),
-        Shape::Apart(groups) => {
+        CablingShape::Chain(order) => format!("a chain: {}", names(order).join(" ── ")),
+        CablingShape::Apart(groups) => {
             let groups: Vec<String> = groups.iter().map(|it| names(it).join(" ── ")).collect();
             format!("{}: {}", counted(groups.len(), "piece"), groups.join(" | "))
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jackalope_fleet::shell::{Output, Shell, ShellError};
 use serde_json::{Value, json};
 
-use super::Member;
+use super::ReportedMachine;
 use crate::probe;
 use crate::report::NodeReport;
 
@@ -86,8 +86,8 @@ impl Lab {
 }
 
 /// Converts reports to the form that a plan expects.
-pub(crate) fn members(reports: &[(String, NodeReport)]) -> Vec<Member<'_>> {
-    reports.iter().map(|(name, report)| Member { name, report }).collect()
+pub(crate) fn members(reports: &[(String, NodeReport)]) -> Vec<ReportedMachine<'_>> {
+    reports.iter().map(|(name, report)| ReportedMachine { name, report }).collect()
 }
 
 impl Shell for Lab {

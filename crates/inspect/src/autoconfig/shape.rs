@@ -8,7 +8,7 @@ const ORDERED_MAX: usize = 8;
 
 /// The shape that the cables form.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Shape {
+pub enum CablingShape {
     /// One machine.
     Alone,
     /// Every machine is connected to every other.
@@ -23,41 +23,41 @@ pub enum Shape {
     Apart(Vec<Vec<usize>>),
 }
 
-impl Shape {
+impl CablingShape {
     /// Determines the shape.
-    pub fn of(cabling: &Cabling) -> Shape {
+    pub fn of(cabling: &Cabling) -> CablingShape {
         let num_hosts = cabling.hosts.len();
         if num_hosts <= 1 {
-            return Shape::Alone;
+            return CablingShape::Alone;
         }
         if cabling.missing_pairs().is_empty() {
-            return Shape::Mesh;
+            return CablingShape::Mesh;
         }
         let groups = groups(cabling);
         if 1 < groups.len() {
-            return Shape::Apart(groups);
+            return CablingShape::Apart(groups);
         }
         if num_hosts <= ORDERED_MAX {
             if let Some(order) = path(cabling, &mut vec![0], true) {
-                return Shape::Ring(order);
+                return CablingShape::Ring(order);
             }
             let chain = (0..num_hosts).find_map(|first| path(cabling, &mut vec![first], false));
             if let Some(order) = chain {
-                return Shape::Chain(order);
+                return CablingShape::Chain(order);
             }
         }
-        Shape::Tree
+        CablingShape::Tree
     }
 
     /// Returns the name of the shape.
     pub fn name(&self) -> &'static str {
         match self {
-            Shape::Alone => "one machine",
-            Shape::Mesh => "a full mesh",
-            Shape::Ring(_) => "a ring",
-            Shape::Chain(_) => "a chain",
-            Shape::Tree => "a tree",
-            Shape::Apart(_) => "several pieces",
+            CablingShape::Alone => "one machine",
+            CablingShape::Mesh => "a full mesh",
+            CablingShape::Ring(_) => "a ring",
+            CablingShape::Chain(_) => "a chain",
+            CablingShape::Tree => "a tree",
+            CablingShape::Apart(_) => "several pieces",
         }
     }
 }

@@ -7,7 +7,7 @@ use jackalope_protocol::machine::InterfaceAddr;
 use serde::{Deserialize, Serialize};
 
 use super::subnets::{PREFIX_LEN, Subnets};
-use super::{Cabling, End, Member, PlanError};
+use super::{Cabling, End, PlanError, ReportedMachine};
 use crate::report::{Network, NodeReport};
 
 /// A command to run on one machine.
@@ -25,7 +25,7 @@ pub struct Step {
 
 /// A ping that must be answered after all steps.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Check {
+pub struct PingCheck {
     /// Machine that sends the ping.
     pub host: String,
     /// Machine that answers.
@@ -77,7 +77,7 @@ impl Link {
 /// Returns every cable with its addresses: the present ones if they are usable, else the ones it
 /// had `before`, else new ones.
 pub(super) fn links(
-    members: &[Member<'_>],
+    members: &[ReportedMachine<'_>],
     cabling: &Cabling,
     before: &[Given],
 ) -> Result<Vec<Link>, PlanError> {
@@ -115,7 +115,7 @@ pub(super) fn links(
 }
 
 /// Returns the addresses of all ends.
-pub(super) fn given(members: &[Member<'_>], links: &[Link]) -> Vec<Given> {
+pub(super) fn given(members: &[ReportedMachine<'_>], links: &[Link]) -> Vec<Given> {
     let given = |end: &LinkEnd| Given {
         host: members[end.host_idx].name.to_owned(),
         interface: end.interface.clone(),
@@ -125,7 +125,7 @@ pub(super) fn given(members: &[Member<'_>], links: &[Link]) -> Vec<Given> {
 }
 
 /// Returns all networks in which any machine has an address or to which it has a route.
-fn taken(members: &[Member<'_>]) -> Vec<Network> {
+fn taken(members: &[ReportedMachine<'_>]) -> Vec<Network> {
     let of = |report: &NodeReport| -> Vec<Network> {
         let own = report.addrs().map(|(_, addr)| Network::of(addr));
         let routed = report.routes.iter().map(|route| route.to).filter(|it| 0 < it.prefix_len);
@@ -163,7 +163,7 @@ fn is_alone(report: &NodeReport, interface: &str, network: Network) -> bool {
 }
 
 /// Returns the commands, machine by machine.
-pub(super) fn steps(members: &[Member<'_>], links: &[Link]) -> Vec<Step> {
+pub(super) fn steps(members: &[ReportedMachine<'_>], links: &[Link]) -> Vec<Step> {
     let mut steps = Vec::new();
     for (host_idx, member) in members.iter().enumerate() {
         for link in links {
@@ -222,8 +222,8 @@ fn netmask(prefix_len: u8) -> std::net::Ipv4Addr {
 }
 
 /// Returns warnings for machines that are reached over an interface that the commands change.
-pub(super) fn risks(members: &[Member<'_>], steps: &[Step]) -> Vec<String> {
-    let risk = |member: &Member<'_>| {
+pub(super) fn risks(members: &[ReportedMachine<'_>], steps: &[Step]) -> Vec<String> {
+    let risk = |member: &ReportedMachine<'_>| {
         let host = member.name.rsplit('@').next()?;
         let interface = member.report.interface_of(host.parse().ok()?)?;
         let mut own = steps.iter().filter(|step| step.host == member.name);
@@ -240,12 +240,12 @@ pub(super) fn risks(members: &[Member<'_>], steps: &[Step]) -> Vec<String> {
 }
 
 /// Returns one ping for each direction of each cable.
-pub(super) fn checks(members: &[Member<'_>], links: &[Link]) -> Vec<Check> {
+pub(super) fn checks(members: &[ReportedMachine<'_>], links: &[Link]) -> Vec<PingCheck> {
     let both = links.iter().flat_map(|link| {
         let [a, b] = &link.ends;
         [(a, b), (b, a)]
     });
-    let check = |(end, peer): (&LinkEnd, &LinkEnd)| Check {
+    let check = |(end, peer): (&LinkEnd, &LinkEnd)| PingCheck {
         host: members[end.host_idx].name.to_owned(),
         peer: members[peer.host_idx].name.to_owned(),
         ip: peer.ip,

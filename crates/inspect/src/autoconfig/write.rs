@@ -6,11 +6,11 @@ use jackalope_fleet::hostfile::{Host, Hostfile, object_text};
 use jackalope_protocol::Backend;
 
 use super::steps::Link;
-use super::{Choice, Member, PlanError, lan_ip};
+use super::{Choice, PlanError, ReportedMachine, lan_ip};
 
 /// Creates the hostfile for ranks over the existing network.
 pub(super) fn over_ethernet(
-    members: &[Member<'_>],
+    members: &[ReportedMachine<'_>],
     choice: &Choice,
 ) -> Result<Hostfile, PlanError> {
     let hosts = members.iter().map(|member| {
@@ -23,7 +23,7 @@ pub(super) fn over_ethernet(
 
 /// Creates the hostfile for ranks over cables, and over the network where there is no cable.
 pub(super) fn over_cables(
-    members: &[Member<'_>],
+    members: &[ReportedMachine<'_>],
     choice: &Choice,
     links: &[Link],
 ) -> Result<Hostfile, PlanError> {
@@ -58,7 +58,7 @@ pub(super) fn over_cables(
     Ok(Hostfile { backend: Some(choice.backend), envs: Vec::new(), hosts })
 }
 
-fn no_address(member: &Member<'_>) -> PlanError {
+fn no_address(member: &ReportedMachine<'_>) -> PlanError {
     PlanError::NoAddress { host: member.name.to_owned() }
 }
 

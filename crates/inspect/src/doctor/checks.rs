@@ -14,14 +14,14 @@ use std::net::IpAddr;
 use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_protocol::Backend;
 
-use super::{Examination, Finding, Node, Ping};
-use crate::autoconfig::{Cabling, Member};
+use super::{Examination, ExaminedNode, Finding, Ping};
+use crate::autoconfig::{Cabling, ReportedMachine};
 use crate::report::NodeReport;
 
 /// Everything that a check of one machine may use.
 struct Scene<'a> {
     hostfile: Option<&'a Hostfile>,
-    nodes: &'a [Node],
+    nodes: &'a [ExaminedNode],
     model: Option<&'a str>,
     /// Pings sent from this machine.
     here: &'a [Ping],
@@ -61,8 +61,8 @@ impl<'a> Scene<'a> {
             wants_rdma,
             cabling: Cabling::default(),
         };
-        let members: Vec<Member<'_>> =
-            scene.told().map(|it| Member { name: it.name, report: it.report }).collect();
+        let members: Vec<ReportedMachine<'_>> =
+            scene.told().map(|it| ReportedMachine { name: it.name, report: it.report }).collect();
         scene.cabling = Cabling::of(&members);
         scene
     }

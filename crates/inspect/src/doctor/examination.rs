@@ -10,7 +10,7 @@ use crate::report::NodeReport;
 
 /// A machine and all data that was collected about it.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct ExaminedNode {
     /// Name of the machine, as given to `ssh`.
     pub name: String,
     /// The machine's report, or why there is none.
@@ -39,7 +39,7 @@ pub struct Examination<'a> {
     /// The machines as the hostfile describes them.
     pub hostfile: Option<&'a Hostfile>,
     /// The machines as they report themselves, each of them once.
-    pub nodes: &'a [Node],
+    pub nodes: &'a [ExaminedNode],
     /// Folder of the model to run, if any.
     pub model: Option<&'a str>,
     /// Pings from this machine to machines that could not report.

@@ -8,7 +8,7 @@ use jackalope_fleet::facts::at_once;
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_fleet::shell::{Shell, ShellError, ShellErrorKind};
 
-use super::{Node, Ping};
+use super::{ExaminedNode, Ping};
 use crate::probe::{self, ModelFile};
 use crate::report::NodeReport;
 
@@ -49,7 +49,7 @@ pub fn names(hostfile: &Hostfile) -> Vec<String> {
 
 impl Ask<'_> {
     /// Probes all machines, and sends pings from here to those that could not be probed.
-    pub fn look(&self, names: &[String]) -> (Vec<Node>, Vec<Ping>) {
+    pub fn look(&self, names: &[String]) -> (Vec<ExaminedNode>, Vec<Ping>) {
         let reports = probe::reports(self.shell, names, REPORT_TIMEOUT);
         let looked: Vec<(&String, &Result<NodeReport, ShellError>)> =
             names.iter().zip(&reports).collect();
@@ -59,7 +59,7 @@ impl Ask<'_> {
         });
         let here = self.pings_from_here(&looked);
         let nodes = names.iter().zip(reports).zip(more);
-        let node = |((name, report), (model, echoes)): ((&String, _), _)| Node {
+        let node = |((name, report), (model, echoes)): ((&String, _), _)| ExaminedNode {
             name: name.clone(),
             report,
             model,

@@ -1,6 +1,6 @@
 //! Parsers for output that is the same on both systems.
 
-use crate::report::{Listener, Process};
+use crate::report::{ListeningPort, Process};
 
 /// Parses `ps -axo pid=,ppid=,rss=,command=`.
 pub(super) fn engines(text: &str) -> Vec<Process> {
@@ -48,18 +48,18 @@ pub(super) fn mlx_version(text: &str) -> Option<String> {
 
 /// Parses `lsof -nP -iTCP -sTCP:LISTEN`, which without privileges lists only the user's own
 /// programs.
-pub(super) fn lsof(text: &str) -> Vec<Listener> {
+pub(super) fn lsof(text: &str) -> Vec<ListeningPort> {
     let lines = text.lines().skip(1).filter_map(|line| {
         let mut words = line.split_whitespace();
         let (program, pid) = (words.next()?, words.next()?.parse().ok()?);
         let port = words.find_map(|word| word.rsplit_once(':')?.1.parse().ok())?;
-        Some(Listener { port, pid: Some(pid), program: Some(program.to_owned()) })
+        Some(ListeningPort { port, pid: Some(pid), program: Some(program.to_owned()) })
     });
     lines.collect()
 }
 
 /// Keeps one entry for each port, preferably one with a program.
-pub(super) fn merged(mut all: Vec<Listener>) -> Vec<Listener> {
+pub(super) fn merged(mut all: Vec<ListeningPort>) -> Vec<ListeningPort> {
     all.sort_by_key(|it| (it.port, it.pid.is_none()));
     all.dedup_by_key(|it| it.port);
     all
@@ -97,7 +97,7 @@ mod tests {
         let text = "COMMAND   PID USER   FD   TYPE             DEVICE SIZE/OFF NODE NAME\n\
                     python3.1 812   me   12u  IPv4 0x1234567890abcdef      0t0  TCP *:8080 (LISTEN)\n\
                     rapportd  598   me    8u  IPv6 0x1234567890abcdee      0t0  TCP [::1]:49152 (LISTEN)\n";
-        let mut all = vec![Listener { port: 8080, ..Listener::default() }];
+        let mut all = vec![ListeningPort { port: 8080, ..ListeningPort::default() }];
         all.extend(lsof(text));
         let found = merged(all);
         assert_eq!(found.len(), 2);

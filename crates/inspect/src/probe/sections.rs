@@ -1,6 +1,6 @@
 //! Parses the output of the scripts.
 
-use jackalope_fleet::facts::{Ending, Section};
+use jackalope_fleet::facts::{Section, ToolEnding};
 
 use super::{Echo, ModelFile};
 
@@ -19,7 +19,7 @@ pub(super) fn model_files(text: &str) -> Option<Vec<ModelFile>> {
 /// Parses the output of `ping` on macOS and on Linux.
 pub(super) fn echo(section: Option<&Section>) -> Echo {
     let Some(section) = section else { return Echo::Untried };
-    if matches!(section.ending, Ending::Missing(_)) {
+    if matches!(section.ending, ToolEnding::Missing(_)) {
         return Echo::Untried;
     }
     // `round-trip min/avg/max/stddev = 0.4/0.5/0.6/0.1 ms`, on Linux `rtt min/avg/max/mdev = …`.
@@ -51,16 +51,16 @@ mod tests {
         check(
             "3 packets transmitted, 3 packets received, 0.0% packet loss\n\
              round-trip min/avg/max/stddev = 0.312/0.498/0.611/0.131 ms",
-            Ending::Status(0),
+            ToolEnding::Status(0),
             Echo::Answers { mean_us: 498.0 },
         );
         check(
             "rtt min/avg/max/mdev = 0.020/0.025/0.030/0.004 ms",
-            Ending::Status(0),
+            ToolEnding::Status(0),
             Echo::Answers { mean_us: 25.0 },
         );
-        check("ping: sendto: No route to host", Ending::Status(2), Echo::NoRoute);
-        check("3 packets transmitted, 0 packets received", Ending::Stuck, Echo::Silent);
-        check("", Ending::Missing("ping".to_owned()), Echo::Untried);
+        check("ping: sendto: No route to host", ToolEnding::Status(2), Echo::NoRoute);
+        check("3 packets transmitted, 0 packets received", ToolEnding::Stuck, Echo::Silent);
+        check("", ToolEnding::Missing("ping".to_owned()), Echo::Untried);
     }
 }

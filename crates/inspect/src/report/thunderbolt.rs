@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The generation of a Thunderbolt port. RDMA needs Thunderbolt 5.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Generation {
+pub enum ThunderboltGeneration {
     /// Thunderbolt 3, 4 or USB4: 40 Gbit/s.
     Four,
     /// Thunderbolt 5: 80 Gbit/s, or 120 one way.
@@ -46,8 +46,8 @@ pub struct ThunderboltPort {
     pub attached: Option<String>,
     /// Speed of the link in bits per second, if something is plugged in.
     pub link_bits_per_s: Option<u64>,
-    /// Generation of the port, if known: a connected port reports only the speed of its link.
-    pub generation: Option<Generation>,
+    /// ThunderboltGeneration of the port, if known: a connected port reports only the speed of its link.
+    pub generation: Option<ThunderboltGeneration>,
 }
 
 /// A network port, as `networksetup` names it.
@@ -70,16 +70,20 @@ pub struct RdmaDevice {
     pub gids: Vec<Ipv6Addr>,
 }
 
-impl Generation {
+impl ThunderboltGeneration {
     /// Returns the generation of a port with this speed.
-    pub fn of_speed(bits_per_s: u64) -> Generation {
+    pub fn of_speed(bits_per_s: u64) -> ThunderboltGeneration {
         // Thunderbolt 4 and USB4 reach at most 40 Gbit/s.
-        if bits_per_s > 40_000_000_000 { Generation::Five } else { Generation::Four }
+        if bits_per_s > 40_000_000_000 {
+            ThunderboltGeneration::Five
+        } else {
+            ThunderboltGeneration::Four
+        }
     }
 
     /// Returns the generation of a chip's own ports, from Apple's specifications of the Macs that
     /// have it.
-    pub fn of_chip(chip: &str) -> Option<Generation> {
+    pub fn of_chip(chip: &str) -> Option<ThunderboltGeneration> {
         const FIVE: [&str; 6] = ["M3 Ultra", "M4 Pro", "M4 Max", "M5 Pro", "M5 Max", "M5 Ultra"];
         const FOUR: [&str; 13] = [
             "M1", "M1 Pro", "M1 Max", "M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra", "M3",
@@ -87,8 +91,8 @@ impl Generation {
         ];
         let name = chip.strip_prefix("Apple ")?;
         match (FIVE.contains(&name), FOUR.contains(&name)) {
-            (true, _) => Some(Generation::Five),
-            (_, true) => Some(Generation::Four),
+            (true, _) => Some(ThunderboltGeneration::Five),
+            (_, true) => Some(ThunderboltGeneration::Four),
             _ => None,
         }
     }
@@ -103,16 +107,16 @@ impl Generation {
         match (self, over_rdma) {
             // TCP over Thunderbolt is limited by the operating system, not by the cable.
             (_, false) => Some(usual(10.0, 20.0)),
-            (Generation::Five, true) => Some(usual(50.0, 80.0)),
-            (Generation::Four, true) => None,
+            (ThunderboltGeneration::Five, true) => Some(usual(50.0, 80.0)),
+            (ThunderboltGeneration::Four, true) => None,
         }
     }
 
     /// Returns the name of the generation.
     pub fn name(self) -> &'static str {
         match self {
-            Generation::Four => "Thunderbolt 4",
-            Generation::Five => "Thunderbolt 5",
+            ThunderboltGeneration::Four => "Thunderbolt 4",
+            ThunderboltGeneration::Five => "Thunderbolt 5",
         }
     }
 }
@@ -140,14 +144,14 @@ mod tests {
 
     #[test]
     fn a_cable_is_held_against_what_its_generation_usually_carries() {
-        let judge = |generation: Generation, over_rdma, gbit: f64| {
+        let judge = |generation: ThunderboltGeneration, over_rdma, gbit: f64| {
             generation.expected(over_rdma).map(|it| it.is_missed_by(gbit * 1e9))
         };
-        assert_eq!(judge(Generation::Four, false, 12.0), Some(false));
-        assert_eq!(judge(Generation::Four, false, 4.9), Some(true));
-        assert_eq!(judge(Generation::Five, false, 5.1), Some(false));
-        assert_eq!(judge(Generation::Five, true, 60.0), Some(false));
-        assert_eq!(judge(Generation::Five, true, 20.0), Some(true));
-        assert_eq!(judge(Generation::Four, true, 40.0), None, "there is no RDMA");
+        assert_eq!(judge(ThunderboltGeneration::Four, false, 12.0), Some(false));
+        assert_eq!(judge(ThunderboltGeneration::Four, false, 4.9), Some(true));
+        assert_eq!(judge(ThunderboltGeneration::Five, false, 5.1), Some(false));
+        assert_eq!(judge(ThunderboltGeneration::Five, true, 60.0), Some(false));
+        assert_eq!(judge(ThunderboltGeneration::Five, true, 20.0), Some(true));
+        assert_eq!(judge(ThunderboltGeneration::Four, true, 40.0), None, "there is no RDMA");
     }
 }

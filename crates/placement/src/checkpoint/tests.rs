@@ -34,8 +34,8 @@ impl Dir {
         self
     }
 
-    fn facts(&self) -> ModelFacts {
-        ModelFacts::read(&self.0).unwrap()
+    fn facts(&self) -> PlacementModel {
+        PlacementModel::read(&self.0).unwrap()
     }
 }
 
@@ -83,7 +83,7 @@ fn a_checkpoint_is_counted_by_its_description() {
     assert_eq!(model.replicated_bytes(), 3 * 64 * 2, "three norms");
     assert_eq!(model.kv_bytes_per_token(), 2 * 2 * 16 * 2);
     let without = Dir::new("incomplete").write(&config, &tensors[1..]);
-    let err = ModelFacts::read(&without.0).unwrap_err().to_string();
+    let err = PlacementModel::read(&without.0).unwrap_err().to_string();
     assert!(err.contains("lm_head.weight [96, 64] is missing"), "{err}");
 }
 
@@ -92,7 +92,7 @@ fn damaged_files_are_named() {
     let dir = Dir::new("damaged").write(&json!({"model_type": "llama"}), &[("a", &[64], "F32")]);
     let weights = dir.0.join("model.safetensors");
     let whole = std::fs::read(&weights).unwrap();
-    let told = || ModelFacts::read(&dir.0).unwrap_err().to_string();
+    let told = || PlacementModel::read(&dir.0).unwrap_err().to_string();
     for len in [whole.len() - 1, 20, 4, 0] {
         std::fs::write(&weights, &whole[..len]).unwrap();
         assert!(told().contains("model.safetensors: "), "{}", told());

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 #[cfg(doc)]
 use super::messages::READ_BYTES_MAX;
-use super::messages::{FetchOrder, Fetched, FoundFiles, FromLibrary, Pieces, ToLibrary};
+use super::messages::{FetchOrder, Fetched, FilePieces, FoundFiles, FromLibrary, ToLibrary};
 use crate::Manifest;
 
 /// Time for one attempt to connect to one address.
@@ -192,7 +192,7 @@ impl LibraryClient {
         &mut self,
         model: &str,
         path: &FilePath,
-        pieces: Pieces,
+        pieces: FilePieces,
         target: &mut [u8],
     ) -> Result<(), ExchangeError> {
         assert_eq!(pieces.num_bytes(), target.len() as u64, "pieces fill the target");

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::client::{ExchangeError, LibraryClient};
 use super::library::{Busy, Library};
-use super::messages::{FetchOrder, Fetched, Pieces, Source};
+use super::messages::{FetchOrder, Fetched, FilePieces, Source};
 use super::ranges::Part;
 use crate::content;
 use crate::{Difference, FileEntry, HashCache, Manifest, ModelRef, Record, RepoId};
@@ -239,7 +239,7 @@ impl Reader<'_> {
             )?),
         };
         let num_bytes = u32::try_from(target.len()).expect("a range is short");
-        client.read(&source.model, path, Pieces::run(offset, num_bytes), target)
+        client.read(&source.model, path, FilePieces::run(offset, num_bytes), target)
     }
 }
 

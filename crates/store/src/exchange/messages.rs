@@ -28,7 +28,7 @@ pub enum ToLibrary {
         /// Path below the model's directory.
         path: FilePath,
         /// The bytes to send; at most [`READ_BYTES_MAX`] in all.
-        pieces: Pieces,
+        pieces: FilePieces,
     },
     /// Copy a model from other machines.
     Fetch(FetchOrder),
@@ -51,7 +51,7 @@ pub const READ_BYTES_MAX: u32 = 16 << 20;
 /// Equal pieces of a file at equal distances: columns of a matrix, or one run of bytes. They are
 /// sent one after another.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Pieces {
+pub struct FilePieces {
     /// Position of the first piece in the file.
     pub offset: u64,
     /// Length of each piece in bytes.
@@ -62,11 +62,11 @@ pub struct Pieces {
     pub num_pieces: u32,
 }
 
-impl Pieces {
+impl FilePieces {
     /// Creates a single run of bytes.
-    pub fn run(offset: u64, num_bytes: u32) -> Pieces {
+    pub fn run(offset: u64, num_bytes: u32) -> FilePieces {
         let stride_bytes = num_bytes.into();
-        Pieces { offset, piece_bytes: num_bytes, stride_bytes, num_pieces: 1 }
+        FilePieces { offset, piece_bytes: num_bytes, stride_bytes, num_pieces: 1 }
     }
 
     /// Returns the total length of the pieces in bytes.

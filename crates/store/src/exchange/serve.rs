@@ -16,7 +16,7 @@ use tracing::debug;
 
 use super::fetch::{Fetch, fetch};
 use super::library::{Library, ListedModel};
-use super::messages::{FoundFiles, FromLibrary, Pieces, READ_BYTES_MAX, ToLibrary};
+use super::messages::{FilePieces, FoundFiles, FromLibrary, READ_BYTES_MAX, ToLibrary};
 use crate::content;
 
 /// How long a client may send no request, or not read its answer, before the connection is closed.
@@ -168,7 +168,7 @@ impl Session<'_> {
         })
     }
 
-    fn read(&mut self, model: &str, path: &str, pieces: Pieces) -> Result<(), FrameError> {
+    fn read(&mut self, model: &str, path: &str, pieces: FilePieces) -> Result<(), FrameError> {
         let (file, found_bytes) = match self.open(model, path) {
             Ok(opened) => opened,
             Err(reason) => return self.tell(Err(reason)),
@@ -209,7 +209,7 @@ impl Session<'_> {
 }
 
 /// Fills `target` with the bytes of the pieces, beginning with byte `at` of all pieces together.
-fn fill(file: &File, pieces: Pieces, mut at: u64, target: &mut [u8]) -> io::Result<()> {
+fn fill(file: &File, pieces: FilePieces, mut at: u64, target: &mut [u8]) -> io::Result<()> {
     let mut rest = target;
     while !rest.is_empty() {
         let (offset, in_piece) = pieces.place(at);

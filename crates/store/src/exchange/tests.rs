@@ -121,7 +121,7 @@ fn a_library_tells_of_models_and_of_nothing_else() {
         assert!(err.starts_with("machine: "), "{err}");
     }
     let mut bytes = [0; 6];
-    let six = |offset| Pieces::run(offset, 6);
+    let six = |offset| FilePieces::run(offset, 6);
     let hidden = ".hidden".parse().unwrap();
     let err = client.read("org/big", &hidden, six(0), &mut bytes).unwrap_err().to_string();
     assert!(err.contains("has no file .hidden"), "{err}");
@@ -141,7 +141,7 @@ fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
     machine.model();
     let path = "model-1.safetensors".parse().unwrap();
     let mut client = machine.client();
-    let mut read = |pieces: Pieces| {
+    let mut read = |pieces: FilePieces| {
         let mut bytes = vec![255; usize::try_from(pieces.num_bytes()).unwrap()];
         client.read("org/big", &path, pieces, &mut bytes).map(|()| bytes)
     };
@@ -149,7 +149,7 @@ fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
     // Longer than what is sent at once, and in pieces whose length does not divide that.
     for (piece_bytes, stride_bytes, num_pieces) in [(7, 9, 300_000), (1, 1, 5), (300, 1000, 20_000)]
     {
-        let pieces = Pieces { offset: 11, piece_bytes, stride_bytes, num_pieces };
+        let pieces = FilePieces { offset: 11, piece_bytes, stride_bytes, num_pieces };
         let wanted: Vec<u8> = (0..u64::from(num_pieces))
             .flat_map(|piece| {
                 (0..u64::from(piece_bytes)).map(move |at| 11 + piece * stride_bytes + at)
@@ -158,15 +158,15 @@ fn pieces_of_a_file_come_one_after_another_and_none_from_beyond_its_end() {
             .collect();
         assert!(read(pieces).unwrap() == wanted, "{pieces:?}");
     }
-    let last = Pieces { offset: 1, piece_bytes: 1000, stride_bytes: 20_000, num_pieces: 1000 };
+    let last = FilePieces { offset: 1, piece_bytes: 1000, stride_bytes: 20_000, num_pieces: 1000 };
     assert!(read(last).is_ok());
-    assert!(read(Pieces { num_pieces: 0, ..last }).unwrap().is_empty());
-    assert!(read(Pieces { piece_bytes: 0, ..last }).unwrap().is_empty());
+    assert!(read(FilePieces { num_pieces: 0, ..last }).unwrap().is_empty());
+    assert!(read(FilePieces { piece_bytes: 0, ..last }).unwrap().is_empty());
     for beyond in [
-        Pieces { num_pieces: 1002, ..last },
-        Pieces { offset: u64::MAX, ..last },
-        Pieces { stride_bytes: u64::MAX / 2, ..last },
-        Pieces { stride_bytes: 0, num_pieces: READ_BYTES_MAX, ..last },
+        FilePieces { num_pieces: 1002, ..last },
+        FilePieces { offset: u64::MAX, ..last },
+        FilePieces { stride_bytes: u64::MAX / 2, ..last },
+        FilePieces { stride_bytes: 0, num_pieces: READ_BYTES_MAX, ..last },
     ] {
         let mut client = machine.client();
         let mut target = vec![0; usize::try_from(beyond.num_bytes()).unwrap_or(0)];
@@ -306,14 +306,14 @@ fn a_grant_reads_one_model_and_ends_with_the_trust_in_who_made_it() {
     let manifest = client.manifest("org/big", &|_| ()).unwrap();
     let mut bytes = [0; 4];
     let weights = "model-1.safetensors".parse().unwrap();
-    client.read("org/big", &weights, Pieces::run(0, 4), &mut bytes).unwrap();
+    client.read("org/big", &weights, FilePieces::run(0, 4), &mut bytes).unwrap();
     let refused = |err: ExchangeError| {
         let text = err.to_string();
         assert!(text.contains("may read one model and nothing else"), "{text}");
     };
     refused(client.find("org/other").unwrap_err());
     refused(client.manifest("org/other", &|_| ()).unwrap_err());
-    refused(client.read("org/other", &weights, Pieces::run(0, 4), &mut bytes).unwrap_err());
+    refused(client.read("org/other", &weights, FilePieces::run(0, 4), &mut bytes).unwrap_err());
     let fetch = FetchOrder { name: "org/new".to_owned(), ..order(manifest, Vec::new()) };
     refused(client.fetch(fetch, &|_| ()).unwrap_err());
     assert!(!machine.scratch.path().join("models/org/new").exists());

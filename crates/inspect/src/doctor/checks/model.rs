@@ -3,10 +3,10 @@
 use jackalope_protocol::counted;
 
 use super::{Scene, gib};
-use crate::doctor::{Finding, Node, catalogue};
+use crate::doctor::{ExaminedNode, Finding, catalogue};
 use crate::probe::ModelFile;
 
-pub(super) fn check(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>) {
+pub(super) fn check(scene: &Scene<'_>, node: &ExaminedNode, findings: &mut Vec<Finding>) {
     let (Some(folder), Some(files)) = (scene.model, &node.model) else { return };
     let blanks = [("model", folder)];
     let on = |entry, found: String| Finding::on(entry, &node.name, found, &blanks);

@@ -3,7 +3,7 @@
 
 use super::{Scene, Told};
 use crate::doctor::{Entry, Finding, Severity, catalogue};
-use crate::report::{Generation, MacReport, RdmaDevice, RdmaSwitch};
+use crate::report::{MacReport, RdmaDevice, RdmaSwitch, ThunderboltGeneration};
 
 pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Finding>) {
     // Without a hostfile that asks for RDMA, all this is merely worth knowing.
@@ -48,8 +48,8 @@ pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Findin
 fn obstacle(told: Told<'_>, mac: &MacReport) -> Option<(&'static Entry, String)> {
     let os = &told.report.facts.os;
     let chip = &told.report.facts.chip;
-    let generation = mac.generation().or_else(|| Generation::of_chip(chip));
-    if generation == Some(Generation::Four) {
+    let generation = mac.generation().or_else(|| ThunderboltGeneration::of_chip(chip));
+    if generation == Some(ThunderboltGeneration::Four) {
         return Some((&catalogue::THUNDERBOLT_4, format!("{chip} has Thunderbolt 4")));
     }
     if mac.version.is_some_and(|it| !it.is_at_least(26, 2)) {
@@ -73,10 +73,11 @@ fn obstacle(told: Told<'_>, mac: &MacReport) -> Option<(&'static Entry, String)>
 
 /// Returns a finding for each cable that is slower than both of its ends.
 fn slow_links(scene: &Scene<'_>, told: Told<'_>, mac: &MacReport) -> Vec<Finding> {
-    let is_five =
-        |host_idx: usize| scene.cabling.hosts[host_idx].generation == Some(Generation::Five);
+    let is_five = |host_idx: usize| {
+        scene.cabling.hosts[host_idx].generation == Some(ThunderboltGeneration::Five)
+    };
     let cables = scene.cabling.cables.iter().filter(|cable| {
-        cable.bits_per_s.map(Generation::of_speed) == Some(Generation::Four)
+        cable.bits_per_s.map(ThunderboltGeneration::of_speed) == Some(ThunderboltGeneration::Four)
             && cable.ends.iter().all(|end| is_five(end.host_idx))
     });
     let ends = cables.filter_map(|cable| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jackalope_fleet::shell::{ShellError, ShellErrorKind, is_here};
 
 use super::{Scene, Told};
-use crate::doctor::{Entry, Finding, Node, Severity, catalogue};
+use crate::doctor::{Entry, ExaminedNode, Finding, Severity, catalogue};
 use crate::probe::Echo;
 
 /// Round-trip time above which a link is slow; cables and Ethernet stay well below it.
@@ -37,7 +37,12 @@ fn is_pinged_from_here(scene: &Scene<'_>, name: &str) -> bool {
 
 /// Returns the findings about a machine that reported: its missing tools, and the machines that it
 /// reaches.
-pub(super) fn answers(scene: &Scene<'_>, node: &Node, told: Told<'_>, findings: &mut Vec<Finding>) {
+pub(super) fn answers(
+    scene: &Scene<'_>,
+    node: &ExaminedNode,
+    told: Told<'_>,
+    findings: &mut Vec<Finding>,
+) {
     let name = told.name;
     if !is_here(name) {
         findings.push(Finding::ok(name, "ssh", "answers without a password"));
@@ -56,7 +61,7 @@ pub(super) fn answers(scene: &Scene<'_>, node: &Node, told: Told<'_>, findings: 
     pings(scene, node, findings);
 }
 
-fn pings(scene: &Scene<'_>, node: &Node, findings: &mut Vec<Finding>) {
+fn pings(scene: &Scene<'_>, node: &ExaminedNode, findings: &mut Vec<Finding>) {
     let name = &node.name;
     let mut means = Vec::new();
     for ping in &node.echoes {

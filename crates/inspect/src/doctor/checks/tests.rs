@@ -7,15 +7,15 @@ use jackalope_fleet::shell::{ShellError, ShellErrorKind};
 
 use crate::autoconfig::lab::{Lab, Plug, members};
 use crate::autoconfig::{Over, Plan};
-use crate::doctor::{Examination, Finding, Node, Ping, Severity, examine};
+use crate::doctor::{Examination, ExaminedNode, Finding, Ping, Severity, examine};
 use crate::probe::{Echo, ModelFile};
-use crate::report::{HttpAnswer, Listener, OwnProgram, Process, ProgramKind};
+use crate::report::{HttpAnswer, ListeningPort, OwnProgram, Process, ProgramKind};
 
 /// A cluster, its hostfile, and the reports of its machines.
 struct Case {
     lab: Lab,
     hostfile: Hostfile,
-    nodes: Vec<Node>,
+    nodes: Vec<ExaminedNode>,
     model: Option<&'static str>,
     here: Vec<Ping>,
     broken_links: Vec<String>,
@@ -49,8 +49,12 @@ impl Case {
 
     /// Probes the machines again.
     fn look(&mut self) {
-        let node =
-            |(name, report)| Node { name, report: Ok(report), model: None, echoes: Vec::new() };
+        let node = |(name, report)| ExaminedNode {
+            name,
+            report: Ok(report),
+            model: None,
+            echoes: Vec::new(),
+        };
         self.nodes = self.lab.reports().into_iter().map(node).collect();
     }
 
@@ -294,7 +298,11 @@ fn memory_processes_ports_clock_and_power_are_looked_at() {
             &["mac1 stale-process"],
         ),
         (
-            |case| report(case).listeners.push(Listener { port: 8080, ..Listener::default() }),
+            |case| {
+                report(case)
+                    .listeners
+                    .push(ListeningPort { port: 8080, ..ListeningPort::default() })
+            },
             &["mac1 port-taken"],
         ),
         (
@@ -355,7 +363,7 @@ fn our_own_programs_are_judged_by_what_they_answer() {
                 };
                 let all = [server(Some(200), Some(200)), agent, rank, waiting];
                 report(case).programs.extend(all);
-                let listener = |(port, pid)| Listener { port, pid: Some(pid), program: None };
+                let listener = |(port, pid)| ListeningPort { port, pid: Some(pid), program: None };
                 let listeners = [(8080, 19), (18080, 19), (18081, 62)].map(listener);
                 report(case).listeners.extend(listeners);
             },
@@ -396,7 +404,7 @@ fn our_own_programs_are_judged_by_what_they_answer() {
                 let command = "mlx_lm.server --port 8000".to_owned();
                 let process = Process { pid: 7, parent_pid: 1, command, ..Process::default() };
                 report(case).engines.push(process);
-                let listener = Listener { port: 9000, pid: Some(7), program: None };
+                let listener = ListeningPort { port: 9000, pid: Some(7), program: None };
                 report(case).listeners.push(listener);
             },
             &[],

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use jackalope_fleet::platform::linux::network::address;
 
-use crate::report::{Listener, Network, Route};
+use crate::report::{ListeningPort, Network, Route};
 
 /// Parses `ip -4 route show`.
 pub(super) fn ip_route(text: &str) -> Vec<Route> {
@@ -26,7 +26,7 @@ pub(super) fn ip_route(text: &str) -> Vec<Route> {
 }
 
 /// Parses `ss -Hltnp`.
-pub(super) fn ss(text: &str) -> Vec<Listener> {
+pub(super) fn ss(text: &str) -> Vec<ListeningPort> {
     let lines = text.lines().filter_map(|line| {
         let local = line.split_whitespace().nth(3)?;
         let port = local.rsplit_once(':')?.1.parse().ok()?;
@@ -34,18 +34,18 @@ pub(super) fn ss(text: &str) -> Vec<Listener> {
         let program = line.split_once("((\"").and_then(|(_, rest)| rest.split_once('"'));
         let pid = line.split_once("pid=").map(|(_, rest)| rest);
         let pid = pid.and_then(|rest| rest.split(',').next()?.parse().ok());
-        Some(Listener { port, pid, program: program.map(|(name, _)| name.to_owned()) })
+        Some(ListeningPort { port, pid, program: program.map(|(name, _)| name.to_owned()) })
     });
     lines.collect()
 }
 
 /// Parses `/proc/net/tcp` and `/proc/net/tcp6`; state 0A means listening.
-pub(super) fn net_tcp(text: &str) -> Vec<Listener> {
+pub(super) fn net_tcp(text: &str) -> Vec<ListeningPort> {
     let lines = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, local, _, "0A", ..] = words[..] else { return None };
         let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
-        Some(Listener { port, ..Listener::default() })
+        Some(ListeningPort { port, ..ListeningPort::default() })
     });
     lines.collect()
 }

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use jackalope_fleet::platform::macos::network::blocks;
 
-use crate::report::{Bridge, HardwarePort, Listener, Network, Route};
+use crate::report::{Bridge, HardwarePort, ListeningPort, Network, Route};
 
 /// Parses the members of bridges from `ifconfig -a`.
 pub(super) fn bridges(text: &str) -> Vec<Bridge> {
@@ -72,11 +72,11 @@ fn destination(text: &str, is_host: bool) -> Option<Network> {
 }
 
 /// Parses `netstat -an -p tcp`, in which an address ends with a dot and the port.
-pub(super) fn listeners(text: &str) -> Vec<Listener> {
+pub(super) fn listeners(text: &str) -> Vec<ListeningPort> {
     let lines = text.lines().filter(|line| line.contains("LISTEN"));
     let ports = lines.filter_map(|line| line.split_whitespace().nth(3)?.rsplit_once('.'));
     let ports = ports.filter_map(|(_, port)| port.parse().ok());
-    ports.map(|port| Listener { port, ..Listener::default() }).collect()
+    ports.map(|port| ListeningPort { port, ..ListeningPort::default() }).collect()
 }
 
 #[cfg(test)]

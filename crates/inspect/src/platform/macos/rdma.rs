@@ -1,6 +1,6 @@
 //! Parses `rdma_ctl`, `ibv_devices` and `ibv_devinfo` of macOS 26.2 and later.
 
-use jackalope_fleet::facts::{Ending, Section};
+use jackalope_fleet::facts::{Section, ToolEnding};
 
 use crate::report::{RdmaDevice, RdmaSwitch};
 
@@ -9,11 +9,11 @@ pub(super) fn switch(section: Option<&Section>) -> RdmaSwitch {
     let Some(section) = section else { return RdmaSwitch::Unknown };
     let text = section.text.to_lowercase();
     match &section.ending {
-        Ending::Missing(_) => RdmaSwitch::Missing,
-        Ending::Status(0) if text.contains("disabled") || text.contains("not enabled") => {
+        ToolEnding::Missing(_) => RdmaSwitch::Missing,
+        ToolEnding::Status(0) if text.contains("disabled") || text.contains("not enabled") => {
             RdmaSwitch::Disabled
         }
-        Ending::Status(0) if text.contains("enabled") => RdmaSwitch::Enabled,
+        ToolEnding::Status(0) if text.contains("enabled") => RdmaSwitch::Enabled,
         _ => RdmaSwitch::Unknown,
     }
 }
@@ -84,10 +84,10 @@ mod tests {
     fn the_switch_is_on_off_or_missing() {
         let section = |text: &str, ending| Section { text: text.to_owned(), ending };
         let check = |text, ending, wanted| assert_eq!(switch(Some(&section(text, ending))), wanted);
-        check("enabled", Ending::Status(0), RdmaSwitch::Enabled);
-        check("disabled", Ending::Status(0), RdmaSwitch::Disabled);
-        check("RDMA is enabled", Ending::Status(0), RdmaSwitch::Enabled);
-        check("", Ending::Missing("rdma_ctl".to_owned()), RdmaSwitch::Missing);
-        check("", Ending::Stuck, RdmaSwitch::Unknown);
+        check("enabled", ToolEnding::Status(0), RdmaSwitch::Enabled);
+        check("disabled", ToolEnding::Status(0), RdmaSwitch::Disabled);
+        check("RDMA is enabled", ToolEnding::Status(0), RdmaSwitch::Enabled);
+        check("", ToolEnding::Missing("rdma_ctl".to_owned()), RdmaSwitch::Missing);
+        check("", ToolEnding::Stuck, RdmaSwitch::Unknown);
     }
 }

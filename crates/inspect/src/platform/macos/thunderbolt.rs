@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::report::{Generation, HardwarePort, ThunderboltPort};
+use crate::report::{HardwarePort, ThunderboltGeneration, ThunderboltPort};
 
 /// Returns the product name (`Mac Studio`) and the Mac's own ports in the order of receptacles. A
 /// port's interface is the one that `networksetup` calls `Thunderbolt <receptacle>`.
@@ -44,8 +44,8 @@ fn port(bus: &Value) -> Option<ThunderboltPort> {
         // A connected port reports its link: a fast link proves Thunderbolt 5, a slow one proves
         // nothing.
         generation: speed
-            .map(Generation::of_speed)
-            .filter(|it| !is_connected || *it == Generation::Five),
+            .map(ThunderboltGeneration::of_speed)
+            .filter(|it| !is_connected || *it == ThunderboltGeneration::Five),
     })
 }
 
@@ -81,7 +81,7 @@ mod tests {
             (&found[3].peer_uuid, found[3].attached.as_deref()),
             (&None, Some("Envoy Ultra"))
         );
-        assert!(found.iter().all(|it| it.generation == Some(Generation::Five)));
+        assert!(found.iter().all(|it| it.generation == Some(ThunderboltGeneration::Five)));
         assert_eq!(found[0].link_bits_per_s, None);
     }
 
@@ -94,7 +94,7 @@ mod tests {
         let idle = BOOK.replace("Up to 120", "Up to 40");
         let (_, found) = ports(&idle, &[]);
         let idle = found.iter().find(|it| it.link_bits_per_s.is_none()).unwrap();
-        assert_eq!(idle.generation, Some(Generation::Four));
+        assert_eq!(idle.generation, Some(ThunderboltGeneration::Four));
     }
 
     #[test]

@@ -2,18 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
-
 /// Time in seconds between the request to stop a server and its kill. It is longer than a server
 /// needs to end its streams and its ranks.
-pub(super) const STOP_SECONDS: u64 = 30;
+pub const STOP_SECONDS: u64 = 30;
 
 /// Exit status for a command line that cannot be parsed: another start would fail in the same way.
 const USAGE_STATUS: u8 = 2;
 
 /// Program that can run as a service.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum ServiceKind {
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ServiceKind {
     /// The server: `jackalope serve`.
     Server,
     /// The agent of this machine: `jackalope agent`.
@@ -21,20 +19,24 @@ pub(crate) enum ServiceKind {
 }
 
 impl ServiceKind {
-    pub(super) const ALL: [ServiceKind; 2] = [ServiceKind::Server, ServiceKind::Agent];
+    /// All kinds.
+    pub const ALL: [ServiceKind; 2] = [ServiceKind::Server, ServiceKind::Agent];
 
-    pub(super) fn name(self) -> &'static str {
+    /// Returns the name for people.
+    pub fn name(self) -> &'static str {
         match self {
             ServiceKind::Server => "server",
             ServiceKind::Agent => "agent",
         }
     }
 
-    pub(super) fn label(self) -> String {
+    /// Returns the name of the service for its manager.
+    pub fn label(self) -> String {
         format!("jackalope.{}", self.name())
     }
 
-    pub(super) fn subcommand(self) -> &'static str {
+    /// Returns the subcommand of `jackalope` that runs it.
+    pub fn subcommand(self) -> &'static str {
         match self {
             ServiceKind::Server => "serve",
             ServiceKind::Agent => "agent",
@@ -65,15 +67,19 @@ impl ServiceKind {
 
 /// Service manager that runs it: the user's or the system's.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Scope {
+pub enum Scope {
+    /// The user's.
     User,
+    /// The system's.
     System,
 }
 
 impl Scope {
-    pub(super) const ALL: [Scope; 2] = [Scope::User, Scope::System];
+    /// All scopes.
+    pub const ALL: [Scope; 2] = [Scope::User, Scope::System];
 
-    pub(super) fn name(self) -> &'static str {
+    /// Returns the name for people.
+    pub fn name(self) -> &'static str {
         match self {
             Scope::User => "user",
             Scope::System => "system",
@@ -83,40 +89,46 @@ impl Scope {
 
 /// The service manager of a platform.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Manager {
+pub enum Manager {
+    /// Linux.
     Systemd,
+    /// macOS.
     Launchd,
 }
 
 impl Manager {
     /// Returns the service manager of this machine.
-    pub(super) fn here() -> Manager {
+    pub fn here() -> Manager {
         if cfg!(target_os = "macos") { Manager::Launchd } else { Manager::Systemd }
     }
 }
 
 /// A service of any manager and scope.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Service {
-    pub(super) manager: Manager,
-    pub(super) kind: ServiceKind,
-    pub(super) scope: Scope,
+pub struct Service {
+    /// Its service manager.
+    pub manager: Manager,
+    /// Its program.
+    pub kind: ServiceKind,
+    /// Whose service it is.
+    pub scope: Scope,
     /// User id of the user who installs it.
-    pub(super) uid: u32,
+    pub uid: u32,
 }
 
 /// Program that a service runs, with its arguments and environment.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Job {
-    pub(super) program: PathBuf,
+pub struct ServiceJob {
+    /// Path of the program.
+    pub program: PathBuf,
     /// Arguments after the subcommand.
-    pub(super) args: Vec<String>,
+    pub args: Vec<String>,
     /// Value of `JACKALOPE_HOME`.
-    pub(super) home: PathBuf,
+    pub home: PathBuf,
     /// Working directory; a server reads the `.env` there.
-    pub(super) dir: PathBuf,
+    pub dir: PathBuf,
     /// Account of a system service.
-    pub(super) account: Option<String>,
+    pub account: Option<String>,
 }
 
 fn words(text: &str) -> Vec<String> {
@@ -125,7 +137,7 @@ fn words(text: &str) -> Vec<String> {
 
 impl Service {
     /// Returns the path of its file, for a user with this home directory.
-    pub(super) fn path(self, user_home: &Path) -> PathBuf {
+    pub fn path(self, user_home: &Path) -> PathBuf {
         let label = self.kind.label();
         match (self.manager, self.scope) {
             (Manager::Systemd, Scope::User) => {
@@ -143,7 +155,8 @@ impl Service {
         }
     }
 
-    pub(super) fn text(self, job: &Job) -> String {
+    /// Returns the content of its file.
+    pub fn text(self, job: &ServiceJob) -> String {
         match self.manager {
             Manager::Systemd => self.systemd(job),
             Manager::Launchd => self.launchd(job),
@@ -166,7 +179,7 @@ impl Service {
     }
 
     /// Returns the commands that start it now and with the machine.
-    pub(super) fn enable(self, path: &Path) -> Vec<Vec<String>> {
+    pub fn enable(self, path: &Path) -> Vec<Vec<String>> {
         let (systemctl, label) = (self.systemctl(), self.kind.label());
         match self.manager {
             Manager::Systemd => vec![
@@ -182,7 +195,7 @@ impl Service {
     }
 
     /// Returns the commands that stop it permanently.
-    pub(super) fn disable(self) -> Vec<Vec<String>> {
+    pub fn disable(self) -> Vec<Vec<String>> {
         let label = self.kind.label();
         vec![match self.manager {
             Manager::Systemd => {
@@ -193,7 +206,7 @@ impl Service {
     }
 
     /// Returns the command that prints its state and process.
-    pub(super) fn show(self) -> Vec<String> {
+    pub fn show(self) -> Vec<String> {
         let label = self.kind.label();
         words(&match self.manager {
             Manager::Systemd => {
@@ -204,7 +217,7 @@ impl Service {
     }
 
     /// Returns the command for people that restarts it.
-    pub(super) fn restart(self) -> String {
+    pub fn restart(self) -> String {
         let label = self.kind.label();
         match self.manager {
             Manager::Systemd => format!("{} restart {label}.service", self.systemctl()),
@@ -213,7 +226,7 @@ impl Service {
     }
 
     /// Returns the command for people that shows its log, if that is not in a file.
-    pub(super) fn journal(self) -> Option<String> {
+    pub fn journal(self) -> Option<String> {
         let user = if self.scope == Scope::User { "--user " } else { "" };
         let is_systemd = self.manager == Manager::Systemd;
         is_systemd.then(|| format!("journalctl {user}--unit {}.service", self.kind.label()))
@@ -221,7 +234,7 @@ impl Service {
 
     /// Returns the systemd unit. With `KillMode=mixed` only the server is asked to end; it ends its
     /// ranks after its streams.
-    fn systemd(self, job: &Job) -> String {
+    fn systemd(self, job: &ServiceJob) -> String {
         let command: Vec<String> = job.args.iter().map(|arg| quoted_argument(arg)).collect();
         let (after, wanted_by) = match self.scope {
             Scope::User => ("", "default.target"),
@@ -254,7 +267,7 @@ impl Service {
 
     /// Returns the launchd property list. `ProcessType` prevents throttling, and `--detached` keeps
     /// the log file short.
-    fn launchd(self, job: &Job) -> String {
+    fn launchd(self, job: &ServiceJob) -> String {
         let subcommand = self.kind.subcommand();
         let program = job.program.to_string_lossy();
         let fixed = [&*program, subcommand, "--verbose", "--detached"];

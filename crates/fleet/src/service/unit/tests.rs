@@ -6,8 +6,8 @@ fn service(manager: Manager, kind: ServiceKind, scope: Scope) -> Service {
     Service { manager, kind, scope, uid: 501 }
 }
 
-fn job(args: &[&str]) -> Job {
-    Job {
+fn job(args: &[&str]) -> ServiceJob {
+    ServiceJob {
         program: "/x/<y> 100%/jackalope".into(),
         args: args.iter().map(|it| (*it).to_owned()).collect(),
         home: "/Users/a & b/.jackalope".into(),
@@ -51,7 +51,7 @@ fn a_property_list_says_what_was_asked_whatever_its_texts_hold() {
 #[test]
 fn a_daemon_runs_as_the_account_that_was_named() {
     let daemon = service(Manager::Launchd, ServiceKind::Server, Scope::System);
-    let job = Job { account: Some("llm".to_owned()), ..job(&[]) };
+    let job = ServiceJob { account: Some("llm".to_owned()), ..job(&[]) };
     let plist = plist::Value::from_reader_xml(daemon.text(&job).as_bytes()).unwrap();
     assert_eq!(key(&plist, "UserName").as_string(), Some("llm"));
     let path = daemon.path(Path::new("/Users/a"));
@@ -79,9 +79,4 @@ fn a_unit_quotes_what_systemd_would_read_otherwise() {
     assert!(text.contains("Restart=on-failure\n"), "{text}");
     let agent = service(Manager::Systemd, ServiceKind::Agent, Scope::User).text(&job(&[]));
     assert!(agent.contains("Restart=always\n") && agent.contains(" agent --verbose\n"), "{agent}");
-}
-
-#[test]
-fn a_server_is_stopped_no_sooner_than_it_can_end() {
-    assert!(jackalope_deploy::server::STOP_MAX.as_secs() < STOP_SECONDS);
 }
