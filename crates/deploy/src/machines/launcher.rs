@@ -31,7 +31,8 @@ const STOCK_PORTS: u16 = 2048;
 /// Distance between the first ports of two models of one server.
 const STOCK_PORTS_OF_SLOT: u16 = 256;
 
-/// Time by which an agent waits longer than its ranks, which end by themselves.
+/// Time by which an agent's lease on a rank exceeds the rank's own, after which the rank ends by
+/// itself.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
 
 /// The machines of a cluster, by hostfile position.
