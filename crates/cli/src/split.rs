@@ -2,6 +2,7 @@
 
 use jackalope_engine::{RankStatus, Status};
 use jackalope_protocol::UnitRange;
+use jackalope_store::progress::human_bytes;
 use serde_json::{Value, json};
 
 /// Formats one line for each rank.
@@ -58,17 +59,7 @@ fn range(range: UnitRange) -> String {
 
 /// Formats a size in the unit that is easiest to read.
 pub(crate) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while 1024.0 <= value && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", UNITS[unit])
+    human_bytes(bytes, 1)
 }
 
 #[cfg(test)]

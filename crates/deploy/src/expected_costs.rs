@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use jackalope_placement::ModelFacts;
+use jackalope_placement::PlacementModel;
 use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::Split;
 use tracing::warn;
@@ -11,14 +11,14 @@ use tracing::warn;
 #[derive(Clone, Debug)]
 pub(crate) struct ExpectedCosts {
     /// `None` if the coordinator has no weights to read.
-    model: Option<ModelFacts>,
+    model: Option<PlacementModel>,
 }
 
 impl ExpectedCosts {
     /// Reads the description of the checkpoint in `dir`.
     pub(crate) fn read(dir: &Path) -> ExpectedCosts {
         let warn = |reason| warn!(%reason, "the memory that ranks need for caches is not compared");
-        ExpectedCosts { model: ModelFacts::read(dir).map_err(warn).ok() }
+        ExpectedCosts { model: PlacementModel::read(dir).map_err(warn).ok() }
     }
 
     /// Returns what caches take on each rank of a split, by rank; empty if that is unknown.

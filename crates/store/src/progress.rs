@@ -37,3 +37,18 @@ impl ByteCount for Silent {
 
     fn take_back(&self, _num_bytes: u64) {}
 }
+
+/// Formats a size in the unit that is easiest to read, with this number of decimals.
+pub fn human_bytes(bytes: u64, decimals: usize) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while 1024.0 <= value && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.decimals$} {}", UNITS[unit])
+}

@@ -55,7 +55,7 @@ pub(crate) async fn start(
             return begin(&home, &start, wait, Outcome { event: "started", json });
         };
         if running.start().as_ref() == Some(&start) {
-            wait_until_ready(&home, running.process.pid, Instant::now() + wait, &no_log())?;
+            wait_until_ready(&home, running.process.pid, Instant::now() + wait, &Log::default())?;
             return report(&running, Outcome { event: "runs", json }, &home);
         }
         refuse_service(&running)?;
@@ -181,13 +181,10 @@ pub(super) fn words_of(ended: Option<&Value>) -> String {
 }
 
 /// The log of a server, and where the lines of this start begin.
+#[derive(Default)]
 struct Log {
     path: PathBuf,
     from: u64,
-}
-
-fn no_log() -> Log {
-    Log { path: PathBuf::new(), from: 0 }
 }
 
 /// Starts a server in the background and waits until it is ready.

@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use jackalope_protocol::ContentHash;
 
 use super::choice::{RemoteFile, is_weights};
+use crate::progress::human_bytes;
 
 /// Subdirectory for files that are being fetched.
 const PARTIAL_DIR: &str = ".jackalope";
@@ -133,8 +134,8 @@ impl Destination {
             missing == 0 || missing.saturating_add(ROOM_BYTES) <= free,
             "{} must be fetched, but {} are free at {}\nhint: free some (`jackalope models ls`), or \
              put it elsewhere with `--to DIR` or HF_HOME",
-            human_bytes(missing),
-            human_bytes(free),
+            human_bytes(missing, 2),
+            human_bytes(free, 2),
             existing.display()
         );
         Ok(())
@@ -192,19 +193,4 @@ fn entry(dir: &Path, file: &RemoteFile) -> anyhow::Result<FileEntry> {
             .with_context(|| format!("reading {path}"))?,
     };
     Ok(FileEntry { path, bytes: file.bytes, sha256 })
-}
-
-/// Formats a size in the unit that is easiest to read.
-fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while 1024.0 <= value && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.2} {}", UNITS[unit])
 }
