@@ -1,7 +1,7 @@
 //! `jackalope openapi`: prints the description of the HTTP API, and the page generated from it.
 
 use anyhow::{Context, ensure};
-use jackalope_server::openapi;
+use jackalope_server::{api_document, api_tables};
 
 use crate::args::OpenapiArgs;
 use crate::output;
@@ -14,7 +14,7 @@ const PAGE_BYTES_MAX: u64 = 4 << 20;
 
 pub(crate) fn run(args: &OpenapiArgs) -> anyhow::Result<()> {
     let Some(path) = &args.page else {
-        let document = serde_json::to_string_pretty(&openapi::document())?;
+        let document = serde_json::to_string_pretty(&api_document())?;
         return Ok(output::line(document)?);
     };
     let failed = || format!("reading {}", path.display());
@@ -24,5 +24,5 @@ pub(crate) fn run(args: &OpenapiArgs) -> anyhow::Result<()> {
     let (written, _) = page
         .split_once(MARK)
         .with_context(|| format!("{} has no line {MARK:?}", path.display()))?;
-    Ok(output::piece(format!("{written}{MARK}\n{}", openapi::tables()))?)
+    Ok(output::piece(format!("{written}{MARK}\n{}", api_tables()))?)
 }

@@ -30,7 +30,7 @@ pub(crate) struct ReplyFormat {
 impl ReplyFormat {
     pub(crate) fn new(job: &Job, serving: &Serving) -> ReplyFormat {
         ReplyFormat {
-            tokenizer: Arc::clone(&serving.text().tokenizer),
+            tokenizer: Arc::clone(&serving.text.tokenizer),
             has_logprobs: job.has_logprobs,
             scored: Vec::new(),
             num_calls: 0,

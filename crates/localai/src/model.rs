@@ -59,8 +59,8 @@ async fn load(state: &LocalAi, options: ModelOptions) -> Result<(), ApiError> {
             (open_ordered(state, &**opener, &order).await?, Some(order))
         }
     };
-    params.stop_at(eos_token.as_deref(), &serving.text().tokenizer)?;
-    let (identity, id) = (options.model, serving.id().to_owned());
+    params.stop_at(eos_token.as_deref(), &serving.text.tokenizer)?;
+    let (identity, id) = (options.model, serving.id.clone());
     state.loads().remember(Load { identity, id, params, order });
     Ok(())
 }

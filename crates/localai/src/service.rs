@@ -30,7 +30,7 @@ pub fn router(localai: LocalAi) -> Router {
     };
     let server = localai.server().clone();
     let calls = calls.into_iter().fold(Router::new(), add).with_state(localai);
-    jackalope_server::admitted(calls, server, frames::refusal)
+    jackalope_server::admitted(calls, server, Some(frames::refusal))
 }
 
 /// Serves gRPC on `listener`, without TLS because LocalAI does not use it for its backends, until

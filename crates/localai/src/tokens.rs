@@ -56,7 +56,7 @@ fn embedded(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>,
     let is_empty = options.embeddings.is_empty();
     let text = if is_empty { &options.prompt } else { &options.embeddings };
     serving.check_length(text, "embeddings")?;
-    let tokens = serving.text().tokenizer.encode_prompt(text);
+    let tokens = serving.text.tokenizer.encode_prompt(text);
     tokens.map_err(|err| ApiError::from_text(err, "embeddings"))
 }
 
@@ -96,7 +96,7 @@ fn tokenized(options: &PredictOptions, serving: &Serving) -> Result<Vec<TokenId>
     if options.prompt.is_empty() && options.use_tokenizer_template {
         return conversation(options, serving.state().limits())?.encode(serving);
     }
-    let tokens = serving.text().tokenizer.encode_prompt(&options.prompt);
+    let tokens = serving.text.tokenizer.encode_prompt(&options.prompt);
     tokens.map_err(|err| ApiError::from_text(err, "prompt"))
 }
 
@@ -109,7 +109,7 @@ pub(crate) async fn detokenize(
     let (serving, _) = state.open_named("").await?;
     let text = move |serving: &Serving| {
         let tokens = token_ids("tokens", &asked.tokens, serving)?;
-        Ok(serving.text().tokenizer.decode(&tokens, false))
+        Ok(serving.text.tokenizer.decode(&tokens, false))
     };
     Ok(answer(&DetokenizeResponse { content: serving.prepare(text).await? }))
 }
@@ -123,8 +123,8 @@ pub(crate) async fn metadata(
     let answered = async {
         let options: ModelOptions = read(request, state.limits()).await?;
         let (serving, _) = state.open_named(&options.model).await?;
-        let supports_thinking = serving.text().tokenizer.has_thinking();
-        let has_template = serving.text().template.is_some();
+        let supports_thinking = serving.text.tokenizer.has_thinking();
+        let has_template = serving.text.template.is_some();
         let rendered = move |serving: &Serving| {
             if has_template { rendered_greeting(serving) } else { Ok(String::new()) }
         };
@@ -140,5 +140,5 @@ fn rendered_greeting(serving: &Serving) -> Result<String, ApiError> {
         Message { role: "user".to_owned(), content: "Hello".to_owned(), ..Message::default() };
     let options = PredictOptions { messages: vec![greeting], ..PredictOptions::default() };
     let tokens = conversation(&options, serving.state().limits())?.encode(serving)?;
-    Ok(serving.text().tokenizer.decode(&tokens, false))
+    Ok(serving.text.tokenizer.decode(&tokens, false))
 }

@@ -13,34 +13,53 @@ use jackalope_serving::models::ModelStatus;
 use jackalope_serving::numbers::rounded;
 use serde_json::{Value, json};
 
-use crate::monitor::samples::memory_of;
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
 use crate::origin::AllowedOrigins;
+use crate::route::{Route, get};
 use crate::state::ServerState;
+use crate::wire::merged;
+use jackalope_serving::memory::memory_of;
 
-/// Says that the process answers.
-#[utoipa::path(get, path = "/health/live", tag = "state", responses((status = 200, description = "Yes.", body = LiveAnswer)))]
-pub(crate) async fn live() -> Json<Value> {
+/// The routes of this module.
+pub(crate) fn routes() -> Vec<Route> {
+    vec![
+        get(
+            "/health",
+            health,
+            "Returns the state of the server, of the default model in detail, and of every model. \
+             The status is 503 while requests that name no model are refused.",
+            |it| {
+                let it = it.status::<HealthAnswer>("200", "Requests are accepted.");
+                it.status::<HealthAnswer>("503", "Requests are refused; `reason` says why.")
+            },
+        ),
+        get("/health/live", live, "Reports that the process responds.", |it| {
+            it.answers::<LiveAnswer>()
+        }),
+        get(
+            "/health/ready",
+            ready,
+            "Reports whether any model would compute a request now.",
+            |it| {
+                let it = it.status::<ReadyAnswer>("200", "The server is ready.");
+                it.status::<ReadyAnswer>("503", "The server is not ready; `reason` says why.")
+            },
+        ),
+        get("/version", version, "Returns the program's version.", |it| {
+            it.answers::<VersionAnswer>()
+        }),
+    ]
+}
+
+async fn live() -> Json<Value> {
     Json(json!({"status": "alive"}))
 }
 
-/// Says which build this is.
-#[utoipa::path(get, path = "/version", tag = "state", responses((status = 200, description = "The build.", body = VersionAnswer)))]
-pub(crate) async fn version() -> Json<Value> {
+async fn version() -> Json<Value> {
     Json(json!({"name": "jackalope", "version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Says whether a request would be computed now, by some model at least.
-#[utoipa::path(
-    get,
-    path = "/health/ready",
-    tag = "state",
-    responses(
-        (status = 200, description = "Yes.", body = ReadyAnswer),
-        (status = 503, description = "No; `reason` says why.", body = ReadyAnswer)
-    )
-)]
-pub(crate) async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
+async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
     let models = state.models().list();
     let default = default_of(&models);
     let is_on_call = state.models().load_on_demand() && default.state == "unloaded";
@@ -75,18 +94,7 @@ async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
     is_overdue.then_some("no step has been completed in time")
 }
 
-/// Everything an operator or a program may want to know: of the default model, and of each model
-/// how it is. 503 while requests that name no model would be refused.
-#[utoipa::path(
-    get,
-    path = "/health",
-    tag = "state",
-    responses(
-        (status = 200, description = "Requests are taken.", body = HealthAnswer),
-        (status = 503, description = "Requests are refused; `reason` says why.", body = HealthAnswer)
-    )
-)]
-pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
+async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
     let models = state.models().list();
     let default = default_of(&models);
     let told = told_of(default, state.models().load_on_demand());
@@ -96,7 +104,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
     let ranks = status.iter().flat_map(|it| &it.ranks).enumerate();
     let ranks: Vec<Value> = ranks.map(|(rank, it)| rank_json(rank, it, now)).collect();
     let of = |number: fn(&Status) -> usize| status.as_ref().map_or(0, number);
-    let mut body = json!({
+    let body = json!({
         "status": told.name,
         "ok": told.code == StatusCode::OK,
         "reason": told.reason(Told::Everything),
@@ -122,11 +130,7 @@ pub(crate) async fn health(State(state): State<ServerState>) -> (StatusCode, Jso
         "broken_links": broken_links(&models, now),
         "models": models.iter().map(|it| model_json(it, now)).collect::<Vec<Value>>(),
     });
-    let more = as_elsewhere(&state, default, &models);
-    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
-        body.extend(more);
-    }
-    (told.code, Json(body))
+    (told.code, Json(merged(body, as_elsewhere(&state, default, &models))))
 }
 
 /// The broken links between machines that the models' engines report, each once.

@@ -20,22 +20,20 @@
 //! - Pages of other sites cannot read answers, unless their origins are explicitly allowed.
 
 mod anthropic;
-mod arguments;
 mod connections;
 mod dialect;
+mod extract;
 mod half_close;
 mod health;
-mod metrics;
 mod model_control;
 mod monitor;
 mod ollama;
 mod openai;
-pub mod openapi;
+mod openapi;
 mod origin;
 mod pace;
 mod requests;
 mod route;
-mod router;
 mod routes;
 mod serve;
 mod state;
@@ -57,7 +55,8 @@ pub use ollama::puller::{PullProgress, Puller, RemoveError, RemoveFuture};
 pub use openai::chat::chat_conversation;
 pub use openai::logprobs::ChatLogprobs;
 pub use origin::{AllowedHosts, AllowedOrigins};
-pub use router::{admitted, router};
+pub use requests::{RenderError, admitted};
+pub use routes::{api_document, api_tables, router};
 pub use serve::{serve, serve_http2};
 pub use state::{Reporting, ServerConfig, ServerState};
 pub use tls::{Tls, TlsError};

@@ -12,12 +12,14 @@ use axum::http::header::ORIGIN;
 use axum::http::{Request, StatusCode};
 use jackalope_serving::body::read_json_body;
 use jackalope_serving::error::ApiError;
+use jackalope_serving::memory::{MemoryUse, memory_of};
 use jackalope_serving::models::{Kept, ModelStatus};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::openapi::answers::{LoadedModel, UnloadedModel, UnloadedModels};
+use crate::route::{Route, post};
 use crate::state::ServerState;
 
 /// Default time to wait for requests that use a model to be unloaded.
@@ -26,21 +28,22 @@ const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes per gigabyte in the answers.
 const GIGABYTE: f64 = 1e9;
 
-/// What may be said of a model that is to come or go.
+/// The body of the requests that load and unload models.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ControlRequest {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
-    /// The same, as older servers call it.
+    /// Older name of `model`.
     model_id: Option<String>,
-    /// Clients do not choose directories.
+    /// Clients cannot choose directories.
     model_dir: Option<Value>,
-    /// Clients do not choose directories.
+    /// Clients cannot choose directories.
     model_path: Option<Value>,
-    /// `/model/load`: whether to answer only when it is loaded.
+    /// For `/model/load`: answer only when the model is loaded. Default: `true`.
     wait: Option<bool>,
-    /// `/model/unload`: how long requests that use it are waited for.
+    /// For `/model/unload`: maximum time to wait for requests that use the model, in seconds.
+    /// Default: 30.
     #[schema(minimum = 0)]
     timeout_seconds: Option<f64>,
 }
@@ -74,18 +77,30 @@ impl ControlRequest {
     }
 }
 
-/// Loads a model, the default one if none is named.
-#[utoipa::path(
-    post,
-    path = "/model/load",
-    tag = "models",
-    request_body = ControlRequest,
-    responses(
-        (status = 200, description = "It is loaded.", body = LoadedModel),
-        (status = 202, description = "It is being loaded.", body = LoadedModel)
-    ),
-)]
-pub(crate) async fn load(
+/// The routes of this module.
+pub(crate) fn routes() -> Vec<Route> {
+    vec![
+        post("/model/load", load, "Loads a model; without a name, the default model.", |it| {
+            let it = it.takes::<ControlRequest>();
+            let it = it.status::<LoadedModel>("200", "The model is loaded.");
+            it.status::<LoadedModel>("202", "The model is loading.")
+        }),
+        post(
+            "/model/unload",
+            unload,
+            "Unloads a model once no request uses it; without a name, the default model.",
+            |it| it.takes::<ControlRequest>().answers::<UnloadedModel>(),
+        ),
+        post(
+            "/model/gc",
+            unload_unused,
+            "Unloads all idle models except pinned ones and the default model.",
+            |it| it.takes::<ControlRequest>().answers::<UnloadedModels>(),
+        ),
+    ]
+}
+
+async fn load(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
@@ -107,20 +122,12 @@ pub(crate) async fn load(
         "model_id": status.id,
         "load_time_s": status.load_time.map(|it| it.as_secs_f64()),
         "slot": slot_json(&status),
-        "memory": memory_json(&Memory::of(&status)),
+        "memory": memory_json(memory(&status)),
     });
     Ok((code, Json(body)))
 }
 
-/// Unloads a model, the default one if none is named, once nobody uses it.
-#[utoipa::path(
-    post,
-    path = "/model/unload",
-    tag = "models",
-    request_body = ControlRequest,
-    responses((status = 200, description = "The answer.", body = UnloadedModel)),
-)]
-pub(crate) async fn unload(
+async fn unload(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
@@ -129,7 +136,7 @@ pub(crate) async fn unload(
     let unknown =
         || ApiError::UnknownModel { found: name.to_owned(), served: state.models().served() };
     let before = state.models().status(name).ok_or_else(unknown)?;
-    let memory = Memory::of(&before);
+    let before_use = memory(&before);
     let patience = said.timeout_seconds.map_or(Ok(UNLOAD_PATIENCE), |seconds| {
         let most = state.limits().load_wait.max(UNLOAD_PATIENCE).as_secs_f64();
         let is_fit = (0.0..=most).contains(&seconds);
@@ -142,7 +149,7 @@ pub(crate) async fn unload(
         Ok(()) => {}
         Err(Kept::NotLoaded) => {
             let message = format!("the model {model} is not loaded");
-            let memory = memory_json(&Memory::default());
+            let memory = memory_json(MemoryUse::default());
             return Ok(Json(json!({"status": "no_model", "message": message, "memory": memory})));
         }
         Err(Kept::InUse(num_open)) => return Err(ApiError::ModelInUse { model, num_open }),
@@ -151,91 +158,57 @@ pub(crate) async fn unload(
             return Err(ApiError::NoModelControl { hint: "this server's one model stays" });
         }
     }
-    let mut body = freed_json(&memory, &Memory::default());
+    let mut body = freed_json(before_use, MemoryUse::default());
     body["status"] = json!("unloaded");
     body["model"] = json!(model);
     body["model_id"] = json!(model);
-    body["memory_after"] = memory_json(&Memory::default());
+    body["memory_after"] = memory_json(MemoryUse::default());
     Ok(Json(body))
 }
 
-/// Unloads every model that nobody uses, but pinned ones and the default one.
-#[utoipa::path(
-    post,
-    path = "/model/gc",
-    tag = "models",
-    request_body = ControlRequest,
-    responses((status = 200, description = "The answer.", body = UnloadedModels)),
-)]
-pub(crate) async fn unload_unused(
+async fn unload_unused(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
     ControlRequest::read(&state, request).await?;
     let sum = |state: &ServerState| {
         let all = state.models().list();
-        all.iter().map(Memory::of).fold(Memory::default(), Memory::plus)
+        all.iter().map(memory).fold(MemoryUse::default(), MemoryUse::plus)
     };
     let before = sum(&state);
     let unloaded = state.models().unload_unused().await;
     let after = sum(&state);
-    let mut body = freed_json(&before, &after);
+    let mut body = freed_json(before, after);
     body["unloaded"] = json!(unloaded);
-    body["memory"] = memory_json(&after);
+    body["memory"] = memory_json(after);
     Ok(Json(body))
 }
 
-/// Memory that the ranks reported in their last heartbeat, summed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Memory {
-    active_bytes: u64,
-    cache_bytes: u64,
-    weights_bytes: u64,
-    kv_bytes: u64,
-}
-
-impl Memory {
-    fn of(status: &ModelStatus) -> Memory {
-        let engine = status.model.as_ref().map(|model| model.engine.status());
-        let ranks = engine.iter().flat_map(|it| &it.ranks).map(|rank| Memory {
-            active_bytes: rank.memory.active_bytes,
-            cache_bytes: rank.memory.cache_bytes,
-            weights_bytes: rank.facts.as_ref().map_or(0, |facts| facts.weights_bytes),
-            kv_bytes: rank.memory.kv_bytes,
-        });
-        ranks.fold(Memory::default(), Memory::plus)
-    }
-
-    fn plus(self, other: Memory) -> Memory {
-        Memory {
-            active_bytes: self.active_bytes + other.active_bytes,
-            cache_bytes: self.cache_bytes + other.cache_bytes,
-            weights_bytes: self.weights_bytes + other.weights_bytes,
-            kv_bytes: self.kv_bytes + other.kv_bytes,
-        }
-    }
+/// Memory of a model's ranks, as they reported it in their last heartbeat.
+fn memory(status: &ModelStatus) -> MemoryUse {
+    memory_of(&status.engine_status())
 }
 
 fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / GIGABYTE
 }
 
-fn memory_json(memory: &Memory) -> Value {
+fn memory_json(memory: MemoryUse) -> Value {
     json!({
-        "active_gb": gigabytes(memory.active_bytes),
-        "cache_gb": gigabytes(memory.cache_bytes),
-        "weights_gb": gigabytes(memory.weights_bytes),
-        "kv_gb": gigabytes(memory.kv_bytes),
+        "active_gb": gigabytes(memory.active),
+        "cache_gb": gigabytes(memory.cache),
+        "weights_gb": gigabytes(memory.weights),
+        "kv_gb": gigabytes(memory.kv),
     })
 }
 
-fn freed_json(before: &Memory, after: &Memory) -> Value {
-    let all = |it: &Memory| it.active_bytes + it.cache_bytes;
+fn freed_json(before: MemoryUse, after: MemoryUse) -> Value {
+    let all = |it: MemoryUse| it.active + it.cache;
     json!({
-        "before_active_gb": gigabytes(before.active_bytes),
-        "before_cache_gb": gigabytes(before.cache_bytes),
-        "after_active_gb": gigabytes(after.active_bytes),
-        "after_cache_gb": gigabytes(after.cache_bytes),
+        "before_active_gb": gigabytes(before.active),
+        "before_cache_gb": gigabytes(before.cache),
+        "after_active_gb": gigabytes(after.active),
+        "after_cache_gb": gigabytes(after.cache),
         "freed_gb": gigabytes(all(before).saturating_sub(all(after))),
     })
 }
@@ -250,7 +223,7 @@ fn slot_json(status: &ModelStatus) -> Value {
         "model_id": status.id,
         "strategy": "tensor_parallel",
         "load_time_s": status.load_time.map(|it| it.as_secs_f64()),
-        "size_gb": gigabytes(Memory::of(status).weights_bytes),
+        "size_gb": gigabytes(memory(status).weights),
         "loaded_at": status.created,
         "uptime_s": jackalope_serving::ids::unix_seconds().saturating_sub(status.created),
     })

@@ -35,22 +35,19 @@ const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Renders an error in the form of a protocol.
-pub(crate) type RenderError = fn(&ApiError) -> Response;
+pub type RenderError = fn(&ApiError) -> Response;
 
 /// The state of the middleware.
 #[derive(Clone, Debug)]
 struct Admission {
     state: ServerState,
-    /// Set for protocols other than those over HTTP/1, whose form of errors depends on the request.
     render_error: Option<RenderError>,
 }
 
-/// Wraps all routes of a router, and requests for unknown paths too.
-pub(crate) fn admitted(
-    routes: Router,
-    state: ServerState,
-    render_error: Option<RenderError>,
-) -> Router {
+/// Adds to routes what every request passes: its id and span, the host, the origin, the key and the
+/// counts. `render_error` is set for protocols other than those over HTTP/1.1, whose form of errors
+/// depends on the request.
+pub fn admitted(routes: Router, state: ServerState, render_error: Option<RenderError>) -> Router {
     let admission = Admission { state, render_error };
     routes.fallback(unknown_path).layer(from_fn_with_state(admission, admit))
 }

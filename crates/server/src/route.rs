@@ -1,51 +1,231 @@
-//! A path, its handler and the methods that it allows.
+//! A route: its method, path and handler, and its entry in the OpenAPI document.
+
+use std::collections::BTreeMap;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::routing::MethodRouter;
+use axum::handler::Handler;
+use axum::routing::{self, MethodRouter};
 use jackalope_serving::error::ApiError;
+use utoipa::openapi::path::{
+    HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn,
+};
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::{Content, KnownFormat, Ref, RefOr, Required, Response, Schema, SchemaFormat};
+use utoipa::{IntoParams, ToSchema};
 
+use crate::openapi::answers::ServerSentEvent;
 use crate::state::ServerState;
+use crate::wire::string;
 
-/// A path with its handler.
+/// Content type of JSON.
+const JSON: &str = "application/json";
+
+/// A method of a path, with its handler.
 pub(crate) struct Route {
-    pub(crate) path: &'static str,
-    /// The allowed methods, as in the `Allow` header.
-    pub(crate) allowed: &'static str,
+    pub(crate) method: HttpMethod,
+    /// The path as the router reads it: `{*name}` also matches slashes.
+    path: &'static str,
     handler: MethodRouter<ServerState>,
+    summary: &'static str,
+    /// Absent for a route that only explains why it does not exist.
+    describe: Option<Describe>,
 }
 
-type Handler = MethodRouter<ServerState>;
+/// Completes the entry of a route in the OpenAPI document.
+type Describe = fn(Entry) -> Entry;
 
-pub(crate) fn at(path: &'static str, allowed: &'static str, handler: Handler) -> Route {
-    Route { path, allowed, handler }
+/// A route for `GET` and `HEAD`.
+pub(crate) fn get<H: Handler<T, ServerState>, T: 'static>(
+    path: &'static str,
+    handler: H,
+    summary: &'static str,
+    describe: Describe,
+) -> Route {
+    let handler = routing::get(handler);
+    Route { method: HttpMethod::Get, path, handler, summary, describe: Some(describe) }
 }
 
-pub(crate) fn get_only(path: &'static str, handler: Handler) -> Route {
-    at(path, "GET, HEAD", handler)
+/// A route for `POST`.
+pub(crate) fn post<H: Handler<T, ServerState>, T: 'static>(
+    path: &'static str,
+    handler: H,
+    summary: &'static str,
+    describe: Describe,
+) -> Route {
+    let handler = routing::post(handler);
+    Route { method: HttpMethod::Post, path, handler, summary, describe: Some(describe) }
 }
 
-pub(crate) fn post_only(path: &'static str, handler: Handler) -> Route {
-    at(path, "POST", handler)
+/// A route for `DELETE`.
+pub(crate) fn delete<H: Handler<T, ServerState>, T: 'static>(
+    path: &'static str,
+    handler: H,
+    summary: &'static str,
+    describe: Describe,
+) -> Route {
+    let handler = routing::delete(handler);
+    Route { method: HttpMethod::Delete, path, handler, summary, describe: Some(describe) }
 }
 
-pub(crate) fn delete_only(path: &'static str, handler: Handler) -> Route {
-    at(path, "DELETE", handler)
+/// A handler for `POST` that refuses, and is not in the OpenAPI document.
+pub(crate) fn refused_post<H: Handler<T, ServerState>, T: 'static>(
+    path: &'static str,
+    handler: H,
+) -> Route {
+    let handler = routing::post(handler);
+    Route { method: HttpMethod::Post, path, handler, summary: "", describe: None }
 }
 
 impl Route {
-    /// Adds this route to a router. Other methods are answered with an error that names the allowed
-    /// ones.
-    pub(crate) fn add_to(self, router: Router<ServerState>) -> Router<ServerState> {
-        let Route { path, allowed, handler } = self;
-        router.route(path, handler.fallback(move |request| wrong_method(request, allowed)))
+    /// The path as the OpenAPI document has it.
+    pub(crate) fn documented_path(&self) -> String {
+        self.path.replace("{*", "{")
+    }
+
+    /// The route's entry in the OpenAPI document, unless it has none.
+    pub(crate) fn entry(&self) -> Option<Entry> {
+        let operation = OperationBuilder::new().summary(Some(self.summary)).build();
+        Some((self.describe?)(Entry { operation, schemas: Vec::new() }))
+    }
+
+    fn allowed(&self) -> &'static str {
+        match (&self.describe, &self.method) {
+            (None, _) => "",
+            (Some(_), HttpMethod::Post) => "POST",
+            (Some(_), HttpMethod::Delete) => "DELETE",
+            (Some(_), _) => "GET, HEAD",
+        }
     }
 }
 
-async fn wrong_method(request: Request, allowed: &'static str) -> ApiError {
+/// Builds the router of these routes. Other methods of their paths are answered with an error that
+/// names the allowed ones.
+pub(crate) fn router(routes: Vec<Route>) -> Router<ServerState> {
+    let mut paths: BTreeMap<&str, (MethodRouter<ServerState>, Vec<&str>)> = BTreeMap::new();
+    for route in routes {
+        let allowed = route.allowed();
+        let (methods, all) = paths.remove(route.path).unwrap_or_default();
+        let all = all.into_iter().chain(Some(allowed).filter(|it| !it.is_empty())).collect();
+        paths.insert(route.path, (methods.merge(route.handler), all));
+    }
+    paths.into_iter().fold(Router::new(), |router, (path, (methods, allowed))| {
+        let allowed = allowed.join(", ");
+        router.route(path, methods.fallback(|request| wrong_method(request, allowed)))
+    })
+}
+
+async fn wrong_method(request: Request, allowed: String) -> ApiError {
     ApiError::WrongMethod {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         allowed,
+    }
+}
+
+/// An entry of the OpenAPI document.
+pub(crate) struct Entry {
+    pub(crate) operation: Operation,
+    /// The schemas that it refers to, by name.
+    pub(crate) schemas: Vec<(String, RefOr<Schema>)>,
+}
+
+impl Entry {
+    /// Describes the request's body.
+    pub(crate) fn takes<T: ToSchema>(mut self) -> Entry {
+        let content = self.content::<T>();
+        let body = RequestBodyBuilder::new().content(JSON, content).required(Some(Required::True));
+        self.operation.request_body = Some(body.build().into());
+        self
+    }
+
+    /// Describes the parameters in the query string.
+    pub(crate) fn query<T: IntoParams>(self) -> Entry {
+        self.parameters(T::into_params(|| Some(ParameterIn::Query)))
+    }
+
+    /// Describes a parameter in the path.
+    pub(crate) fn path(self, name: &str, meaning: &str) -> Entry {
+        self.parameter(name, meaning, ParameterIn::Path)
+    }
+
+    /// Describes an optional header of the request.
+    pub(crate) fn header(self, name: &str, meaning: &str) -> Entry {
+        self.parameter(name, meaning, ParameterIn::Header)
+    }
+
+    /// Describes the answer.
+    pub(crate) fn answers<T: ToSchema>(self) -> Entry {
+        self.status::<T>("200", "The answer.")
+    }
+
+    /// Describes the answer with this status.
+    pub(crate) fn status<T: ToSchema>(mut self, status: &str, meaning: &str) -> Entry {
+        let content = self.content::<T>();
+        self.response(status, meaning).content.insert(JSON.to_owned(), content.into());
+        self
+    }
+
+    /// Describes a status without content.
+    pub(crate) fn empty(mut self, status: &str, meaning: &str) -> Entry {
+        self.response(status, meaning);
+        self
+    }
+
+    /// Adds server-sent events to the forms of the answer.
+    pub(crate) fn events(mut self) -> Entry {
+        let content = self.content::<ServerSentEvent>();
+        self.content_of_type("text/event-stream", content)
+    }
+
+    /// Adds text of this content type to the forms of the answer.
+    pub(crate) fn text(self, content_type: &str) -> Entry {
+        self.content_of_type(content_type, Content::new(Some(string())))
+    }
+
+    /// Adds data of this content type to the forms of the answer.
+    pub(crate) fn binary(self, content_type: &str) -> Entry {
+        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        self.content_of_type(content_type, Content::new(Some(string().format(Some(binary)))))
+    }
+
+    fn content_of_type(mut self, content_type: &str, content: Content) -> Entry {
+        let ok = self.response("200", "The answer.");
+        ok.content.insert(content_type.to_owned(), content.into());
+        self
+    }
+
+    fn parameter(self, name: &str, meaning: &str, place: ParameterIn) -> Entry {
+        let required = if place == ParameterIn::Path { Required::True } else { Required::False };
+        let parameter = ParameterBuilder::new().name(name).parameter_in(place).required(required);
+        let parameter = parameter.description(Some(meaning)).schema(Some(string()));
+        self.parameters(vec![parameter.build()])
+    }
+
+    fn parameters(mut self, parameters: Vec<Parameter>) -> Entry {
+        self.operation
+            .parameters
+            .get_or_insert_default()
+            .extend(parameters.into_iter().map(Into::into));
+        self
+    }
+
+    fn response(&mut self, status: &str, meaning: &str) -> &mut Response {
+        let responses = &mut self.operation.responses.responses;
+        let response = responses.entry(status.to_owned());
+        let response = response.or_insert_with(|| Response::new(meaning).into());
+        match response {
+            RefOr::T(response) => response,
+            RefOr::Ref(_) => unreachable!("responses are written in place"),
+        }
+    }
+
+    /// A reference to the schema of a type, which is added to the document.
+    fn content<T: ToSchema>(&mut self) -> Content {
+        let name = T::name().into_owned();
+        let reference = Ref::from_schema_name(&name);
+        self.schemas.push((name, T::schema()));
+        T::schemas(&mut self.schemas);
+        Content::new(Some(reference))
     }
 }

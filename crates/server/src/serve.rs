@@ -36,7 +36,7 @@ use tracing::debug;
 use crate::connections::{self, Connection, Connections, WrongHosts};
 use crate::half_close::{Awaited, HalfClosable, HalfClosableCalls, OpenCalls};
 use crate::monitor::memory::sample_until;
-use crate::router::router;
+use crate::routes::router;
 use crate::state::ServerState;
 use crate::tail::until_dropped;
 use crate::tls::Tls;

@@ -1,10 +1,12 @@
-//! Forms of fields that several protocols have: a string or a list, a seed.
+//! Forms of fields that several protocols have: a string or a list, a seed; and helpers for JSON and
+//! schemas.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde_json::Value;
 use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, RefOr, Schema, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
@@ -78,26 +80,25 @@ impl<'de> Deserialize<'de> for Seed {
     }
 }
 
+impl Listed for String {
+    const EXPECTED: &'static str = "a string or a list of strings";
+}
+
 impl<'de> Deserialize<'de> for Strings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Strings, D::Error> {
-        struct StringsVisitor;
-        impl<'de> Visitor<'de> for StringsVisitor {
-            type Value = Strings;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of strings")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Strings, E> {
-                Ok(Strings(vec![value.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Strings, A::Error> {
-                Vec::deserialize(de::value::SeqAccessDeserializer::new(seq)).map(Strings)
-            }
-        }
-        deserializer.deserialize_any(StringsVisitor)
+        Ok(Strings(match TextOr::deserialize(deserializer)? {
+            TextOr::Text(text) => vec![text],
+            TextOr::List(texts) => texts,
+        }))
     }
+}
+
+/// Adds the members of one JSON object to another.
+pub(crate) fn merged(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
 }
 
 /// The schema of a string.

@@ -3,8 +3,6 @@
 use std::fmt;
 
 use axum::body::{Body, Bytes};
-use axum::extract::Path;
-use axum::extract::rejection::PathRejection;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ORIGIN};
 use axum::http::{HeaderMap, HeaderName, Request};
 use futures_util::StreamExt;
@@ -133,11 +131,6 @@ async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Byte
 
 fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// The name in a path. A name that is not UTF-8 becomes one that matches nothing.
-pub fn name_in_path(name: Result<Path<String>, PathRejection>) -> String {
-    name.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(name)| name)
 }
 
 /// The JSON object that a request's body holds. The bytes are parsed once; every part of an

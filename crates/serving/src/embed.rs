@@ -57,10 +57,10 @@ pub async fn vectors(
         prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
         max_tokens: 0,
     };
-    let mut recorder = Recorder::begin(serving.state().journal(), serving.model(), opening);
+    let mut recorder = Recorder::begin(serving.state().journal(), serving, opening);
     let server_limits = serving.state().limits();
     let computing = stream::iter(requests)
-        .map(|request| vector(serving.engine(), request, wish))
+        .map(|request| vector(&serving.engine, request, wish))
         .buffered(server_limits.embeddings_at_once)
         .try_collect();
     let result = match server_limits.request_timeout {
@@ -80,7 +80,7 @@ pub async fn vectors(
 /// Rejects more dimensions than the model's states have.
 fn check_dimensions(serving: &Serving, wish: Embedding) -> Result<(), ApiError> {
     let Some(dimensions) = wish.dimensions else { return Ok(()) };
-    let ranks = serving.engine().status().ranks;
+    let ranks = serving.engine.status().ranks;
     let hidden_size = ranks.iter().find_map(|rank| rank.facts.as_ref().map(|it| it.hidden_size));
     match hidden_size {
         Some(hidden_size) if !(1..=hidden_size).contains(&dimensions) => {

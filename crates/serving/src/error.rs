@@ -27,6 +27,7 @@ const FORGOTTEN: &str = "hint: responses are kept in memory, the latest ones onl
 
 /// Reason why a request is refused or fails.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say what each variant and its fields mean")]
 pub enum ApiError {
     // Errors in the bytes of the body.
     #[error("the body is too large: {}at most {limit_bytes} bytes are read", found_bytes.map_or(String::new(), |found| format!("{found} bytes were announced, ")))]
@@ -138,7 +139,7 @@ pub enum ApiError {
     #[error("there is no {path} here")]
     UnknownPath { path: String },
     #[error("{path} does not take {method}, but {allowed}")]
-    WrongMethod { method: String, path: String, allowed: &'static str },
+    WrongMethod { method: String, path: String, allowed: String },
     #[error("{}\nhint: send the header authorization: Bearer <key>", if *missing { "an API key is needed" } else { "the API key is not valid" })]
     Unauthorized { missing: bool },
     #[error(
@@ -365,7 +366,7 @@ impl ApiError {
             }
             Rejected::NothingAllowed { parameter } => ApiError::out_of_range(
                 field(parameter),
-                &"without a token to draw",
+                &"without a token to sample",
                 "a list that leaves one",
             ),
             Rejected::TooMany { parameter, found, limit } => {
@@ -503,7 +504,7 @@ impl ApiError {
             E::UnknownPath { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {
                 F::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
-                    .advise(ALLOW, HeaderValue::from_static(allowed))
+                    .advise(ALLOW, HeaderValue::from_str(allowed).expect("methods are ASCII"))
             }
             E::Unauthorized { .. } => F::invalid(StatusCode::UNAUTHORIZED, "invalid_api_key")
                 .advise(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),

@@ -12,11 +12,6 @@
 //! It does not know how a protocol writes requests and answers, which paths there are, and how
 //! connections are served. Prompts and answers are never logged.
 
-#![expect(
-    missing_docs,
-    reason = "for the server's own crates; what says its name needs no comment"
-)]
-
 pub mod auth;
 pub mod body;
 pub mod caller;
@@ -28,6 +23,8 @@ mod grammars;
 pub mod ids;
 pub mod journal;
 pub mod limits;
+pub mod memory;
+pub mod metrics;
 pub mod model;
 pub mod models;
 pub mod notes;

@@ -1,11 +1,11 @@
 //! What all protocols share to answer requests: the models, the limits, the workers for prompts and
 //! the journal; and a model that is open for one request.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use jackalope_engine::{EngineHandle, RequestLimits, SamplingOptions};
-use jackalope_text::ModelText;
+use jackalope_engine::RequestLimits;
 use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -111,14 +111,22 @@ impl ServingState {
     }
 }
 
-/// A model that is open for one request, and the server's state. The model stays loaded until this
-/// value, its clones and their leases are dropped, so a streamed answer keeps one of them until its
-/// end.
+/// A model that is open for one request, to which it dereferences, and the server's state. The model
+/// stays loaded until this value, its clones and their leases are dropped, so a streamed answer keeps
+/// one of them until its end.
 #[derive(Clone, Debug)]
 pub struct Serving {
     state: ServingState,
     model: Arc<Model>,
     lease: Arc<Lease>,
+}
+
+impl Deref for Serving {
+    type Target = Model;
+
+    fn deref(&self) -> &Model {
+        &self.model
+    }
 }
 
 impl Serving {
@@ -132,33 +140,9 @@ impl Serving {
         Arc::clone(&self.lease)
     }
 
+    /// The state of the server.
     pub fn state(&self) -> &ServingState {
         &self.state
-    }
-
-    /// The model.
-    pub fn model(&self) -> &Model {
-        &self.model
-    }
-
-    pub fn id(&self) -> &str {
-        &self.model.id
-    }
-
-    pub fn engine(&self) -> &EngineHandle {
-        &self.model.engine
-    }
-
-    pub fn text(&self) -> &ModelText {
-        &self.model.text
-    }
-
-    pub fn enable_thinking(&self) -> Option<bool> {
-        self.model.enable_thinking
-    }
-
-    pub fn sampling_defaults(&self) -> &SamplingOptions {
-        &self.model.sampling_defaults
     }
 
     /// Compiles a constraint for this model's vocabulary. Takes long for a large one that is not
@@ -170,7 +154,7 @@ impl Serving {
     /// The engine's limits, which requests are checked against.
     pub fn engine_limits(&self) -> Result<RequestLimits, ApiError> {
         let loading = || ApiError::Unavailable { reason: "the model is loading".to_owned() };
-        self.engine().limits().ok_or_else(loading)
+        self.engine.limits().ok_or_else(loading)
     }
 
     /// Rejects a text that has more tokens than a prompt may have under any tokenisation, without
@@ -178,7 +162,7 @@ impl Serving {
     pub fn check_length(&self, text: &str, param: &'static str) -> Result<(), ApiError> {
         let limits = self.engine_limits()?;
         let limit_tokens = limits.max_prompt_tokens.min(limits.context_tokens);
-        let fewest_tokens = self.text().tokenizer.fewest_tokens(text);
+        let fewest_tokens = self.text.tokenizer.fewest_tokens(text);
         if limit_tokens as usize <= fewest_tokens {
             let prompt_bytes = text.len();
             return Err(ApiError::PromptBytes { param, prompt_bytes, fewest_tokens, limit_tokens });

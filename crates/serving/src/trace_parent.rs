@@ -3,7 +3,9 @@
 /// The client's span that a request belongs to, from its header `traceparent`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TraceParent {
+    /// Id of the trace, 32 hexadecimal digits.
     pub trace_id: String,
+    /// Id of the client's span, 16 hexadecimal digits.
     pub span_id: String,
 }
 

@@ -21,7 +21,7 @@ mod tokenizer;
 
 pub use answer::{
     AnswerEnd, AnswerFormat, AnswerParser, CallCount, ReasoningFormat, Segment, ToolCall,
-    ToolDemand, ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat,
+    ToolDemand, ToolFormat, ToolGrammarError, ToolSpec, UnknownFormat, arguments_object,
 };
 pub use error::{TextError, TextLoadError};
 pub use generation::GenerationDefaults;

@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::error;
-use crate::arguments::arguments_object;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{AnswerSummary, AnswerWriter, CallDelta, Delta, Finish};
 use jackalope_serving::ids::{hex, new_id};
 use jackalope_serving::sse::push_named;
 use jackalope_serving::state::Serving;
+use jackalope_text::arguments_object;
 
 /// Writes the answer to a conversation.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl MessageFormat {
     pub(super) fn new(max_tokens: u32, serving: &Serving) -> MessageFormat {
         MessageFormat {
             id: new_id("msg_"),
-            model: serving.id().to_owned(),
+            model: serving.id.clone(),
             max_tokens,
             cached_tokens: 0,
             shows_thinking: true,

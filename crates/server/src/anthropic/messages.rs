@@ -1,11 +1,9 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use axum::response::Response;
-use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Conversation, EarlyStream, GenerateRequest, Job, Prompt, SamplingParams,
@@ -19,8 +17,8 @@ use utoipa::ToSchema;
 
 use super::format::MessageFormat;
 use super::history::History;
-use super::request::{MessagesBody, MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
-use crate::openapi::answers::MessageAnswer;
+use super::request::{MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
+use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 
 /// Internal names of fields, and the API's own.
@@ -30,25 +28,12 @@ const NAMES: [(&str, &str); 2] =
 /// The API's minimum for `thinking.budget_tokens`.
 const BUDGET_TOKENS_MIN: u32 = 1024;
 
-/// Answers a conversation, whole or as a stream of events.
-#[utoipa::path(
-    post,
-    path = "/v1/messages",
-    tag = "Anthropic",
-    request_body = MessagesBody,
-    responses((
-        status = 200,
-        description = "The answer.",
-        content((MessageAnswer = "application/json"), (crate::openapi::answers::ServerSentEvent = "text/event-stream")),
-    )),
-)]
-pub(crate) async fn messages(
+pub(super) async fn messages(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(place): StreamSlot,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Response, ApiError> {
     let answered = async {
-        let place = state.open_stream()?;
-        let body = read_json_body(request, state.limits()).await?;
         let answer = async move |body: JsonBody, serving: Serving| {
             let answered = async {
                 let (job, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
@@ -73,20 +58,11 @@ pub(crate) struct TokenCount {
     input_tokens: usize,
 }
 
-/// Counts the tokens of a conversation without answering it.
-#[utoipa::path(
-    post,
-    path = "/v1/messages/count_tokens",
-    tag = "Anthropic",
-    request_body = MessagesBody,
-    responses((status = 200, description = "The answer.", body = TokenCount)),
-)]
-pub(crate) async fn count_tokens(
+pub(super) async fn count_tokens(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Json<TokenCount>, ApiError> {
     let counted = async {
-        let body = read_json_body(request, state.limits()).await?;
         let serving = state.open(body.model()?.as_deref()).await?;
         let count = move |serving: &Serving| {
             let conversation = conversation(body.read()?, serving.state().limits())?;

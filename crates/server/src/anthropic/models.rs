@@ -4,11 +4,9 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use jackalope_serving::body::name_in_path;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::ids::rfc3339;
 use jackalope_serving::models::ModelStatus;
@@ -16,6 +14,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::ANTHROPIC_VERSION;
+use crate::extract::Name;
 use crate::openai;
 use crate::state::ServerState;
 
@@ -39,7 +38,7 @@ pub(crate) struct ModelCard {
     display_name: String,
     created_at: String,
     lifecycle: &'static str,
-    /// Longest sequence in tokens, once the model is loaded; the same holds for an answer.
+    /// Maximum length of a sequence in tokens, once the model is loaded.
     max_input_tokens: Option<u32>,
     max_tokens: Option<u32>,
 }
@@ -60,35 +59,27 @@ impl ModelCard {
     }
 }
 
-/// The models, as OpenAI or Anthropic tells them.
+/// The models, in OpenAI's or Anthropic's form.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "it is only described")]
-enum AnyModelList {
+pub(super) enum AnyModelList {
     OpenAi(openai::models::ModelList),
     Anthropic(ModelPage),
 }
 
-/// A model, as OpenAI or Anthropic tells it.
+/// A model, in OpenAI's or Anthropic's form.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "it is only described")]
-enum AnyModelCard {
+pub(super) enum AnyModelCard {
     OpenAi(openai::models::ModelCard),
     Anthropic(ModelCard),
 }
 
-/// Lists the models, loaded or not.
-#[utoipa::path(
-    get,
-    path = "/v1/models",
-    tag = "models",
-    params(("anthropic-version" = Option<String>, Header, description = "If it is sent, the answer has Anthropic's form.")),
-    responses((status = 200, description = "The models.", body = AnyModelList)),
-)]
-pub(crate) async fn list_models(state: State<ServerState>, headers: HeaderMap) -> Response {
+pub(super) async fn list_models(state: State<ServerState>, headers: HeaderMap) -> Response {
     if !headers.contains_key(ANTHROPIC_VERSION) {
-        return openai::models::list_models(state).await.into_response();
+        return openai::models::list_models(&state).into_response();
     }
     let data = state.models().list().iter().map(ModelCard::of).collect::<Vec<_>>();
     let id_of = |card: Option<&ModelCard>| card.map(|card| card.id.clone());
@@ -96,26 +87,14 @@ pub(crate) async fn list_models(state: State<ServerState>, headers: HeaderMap) -
     Json(ModelPage { data, has_more: false, first_id, last_id }).into_response()
 }
 
-/// Shows a model under any of its names. Loads nothing.
-#[utoipa::path(
-    get,
-    path = "/v1/models/{id}",
-    tag = "models",
-    params(
-        ("id" = String, Path, description = "A name of the model; it may contain slashes."),
-        ("anthropic-version" = Option<String>, Header, description = "If it is sent, the answer has Anthropic's form.")
-    ),
-    responses((status = 200, description = "The model.", body = AnyModelCard)),
-)]
-pub(crate) async fn show_model(
+pub(super) async fn show_model(
     state: State<ServerState>,
     headers: HeaderMap,
-    id: Result<Path<String>, PathRejection>,
+    Name(id): Name,
 ) -> Result<Response, ApiError> {
     if !headers.contains_key(ANTHROPIC_VERSION) {
-        return Ok(openai::models::show_model(state, id).await?.into_response());
+        return Ok(openai::models::show_model(&state, &id)?.into_response());
     }
-    let id = name_in_path(id);
     let model = state.models().named(&id)?;
     Ok(Json(ModelCard::of(&model)).into_response())
 }

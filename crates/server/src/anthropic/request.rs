@@ -16,12 +16,13 @@ pub(super) struct MessagesRequest {
     /// Maximum number of tokens to generate. Required, except for counting tokens.
     #[schema(minimum = 1)]
     pub(super) max_tokens: Option<u32>,
-    /// The conversation: strings or blocks; an answer goes on from a last message of the
-    /// assistant's. Images, documents and blocks of tools that run on Anthropic's servers are
-    /// refused by name.
+    /// Messages of the conversation, each a string or content blocks. If the last message is the
+    /// assistant's, the answer continues it. Images, documents and blocks of server tools are
+    /// refused.
     pub(super) messages: Option<Vec<Message>>,
-    /// A string or text blocks; a block that begins with `x-anthropic-billing-header:` is left out,
-    /// since it would hide everything behind it from the prefix cache.
+    /// System prompt: a string or text blocks. A block that begins with
+    /// `x-anthropic-billing-header:` is dropped, because it would prevent prefix cache hits for
+    /// everything after it.
     pub(super) system: Option<Content>,
     /// Sampling temperature; 0 always picks the most likely token.
     #[schema(minimum = 0, maximum = 1)]
@@ -33,17 +34,18 @@ pub(super) struct MessagesRequest {
     pub(super) top_k: Option<i64>,
     /// Strings that end the answer.
     pub(super) stop_sequences: Option<Vec<String>>,
-    /// Events in the API's order; `ping` while a prompt computes.
+    /// Stream the answer as server-sent events, with `ping` events while the prompt is computed.
+    /// Default: `false`.
     pub(super) stream: Option<bool>,
-    /// Functions that the model may call, with an `input_schema`; others are refused by name.
+    /// Tools that the model may call, each with an `input_schema`. Server tools are refused.
     pub(super) tools: Option<Vec<Tool>>,
-    /// Whether and which tools must be called; enforced by a grammar.
+    /// Whether tools may or must be called; enforced by constrained decoding.
     pub(super) tool_choice: Option<ToolChoiceConfig>,
     /// Reasoning. Default: the server's setting.
     pub(super) thinking: Option<ThinkingConfig>,
-    /// Effort and structure of the answer.
+    /// Reasoning effort and structure of the answer.
     pub(super) output_config: Option<OutputConfig>,
-    /// The older name of `output_config.format`.
+    /// Older name of `output_config.format`.
     pub(super) output_format: Option<Value>,
     /// This server runs no tools itself.
     pub(super) mcp_servers: Option<Vec<Value>>,
@@ -54,7 +56,7 @@ pub(super) struct MessagesRequest {
     pub(super) metadata: Option<Metadata>,
 }
 
-/// Who speaks.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = AnthropicRole)]
@@ -80,7 +82,7 @@ impl Listed for Block {
     const EXPECTED: &'static str = "a string or a list of content blocks";
 }
 
-/// A block of any type: which of the fields it needs, its type says.
+/// A content block. Which fields it needs depends on its type.
 #[derive(Debug, Deserialize, PartialEq, ToSchema)]
 #[serde(expecting = "an object")]
 #[schema(as = AnthropicBlock)]
@@ -119,7 +121,7 @@ pub(super) struct ToolChoiceConfig {
     /// `auto`, `none`, `any`, or `tool` with its `name`.
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// Which tool.
+    /// Name of the tool, for the type `tool`.
     pub(super) name: Option<String>,
     /// End the answer after the first tool call. Default: `false`.
     pub(super) disable_parallel_tool_use: Option<bool>,
@@ -147,7 +149,7 @@ pub(super) struct ThinkingConfig {
 pub(super) struct OutputConfig {
     /// Reasoning effort, passed to the chat template; `xhigh` and `max` as `high`.
     pub(super) effort: Option<String>,
-    /// `json_schema` with a `schema`: enforced.
+    /// Structure of the answer: `json_schema` with a `schema`; enforced by constrained decoding.
     pub(super) format: Option<Value>,
 }
 
@@ -175,11 +177,11 @@ impl ToSchema for Content {
     }
 }
 
-/// The body of a request, with what changes nothing.
+/// The body of a request, including ignored fields.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct MessagesBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     messages: MessagesRequest,
@@ -187,7 +189,7 @@ pub(super) struct MessagesBody {
     ignored: Ignored,
 }
 
-/// Fields that change nothing.
+/// Ignored fields.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 #[schema(as = AnthropicIgnored)]
@@ -196,6 +198,6 @@ struct Ignored {
     cache_control: Option<Value>,
     /// There is only one service tier.
     service_tier: Option<Value>,
-    /// The conversation is taken as it is.
+    /// The conversation is used unchanged.
     context_management: Option<Value>,
 }

@@ -4,10 +4,8 @@
 use std::sync::atomic::Ordering;
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use jackalope_engine::{EngineState, Status};
-use jackalope_serving::body::name_in_path;
 use jackalope_serving::caller::ApiCaller;
 use jackalope_serving::engine_answer::answered;
 use jackalope_serving::error::ApiError;
@@ -15,18 +13,11 @@ use jackalope_serving::journal::AnswerInProgress;
 use jackalope_serving::numbers::{gib, rounded};
 use serde_json::{Value, json};
 
-use super::samples::memory_of;
-use crate::openapi::answers::{CacheStats, CancelledRequest, ClearedCache, EngineStatus};
+use crate::extract::Name;
 use crate::state::ServerState;
+use jackalope_serving::memory::memory_of;
 
-/// Reports the state of the engine, and the caller's open requests; to administrators, all.
-#[utoipa::path(
-    get,
-    path = "/v1/status",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = EngineStatus)),
-)]
-pub(crate) async fn status(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn status(State(state): State<ServerState>) -> Json<Value> {
     let status = state.default_model().engine_status();
     let word = match status.state {
         EngineState::Ready | EngineState::Recovering { .. } => "running",
@@ -81,14 +72,7 @@ fn request_json(request: &AnswerInProgress) -> Value {
     })
 }
 
-/// Returns the statistics of the prefix cache.
-#[utoipa::path(
-    get,
-    path = "/v1/cache/stats",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = CacheStats)),
-)]
-pub(crate) async fn cache_stats(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn cache_stats(State(state): State<ServerState>) -> Json<Value> {
     Json(cache_json(&state.default_model().engine_status()))
 }
 
@@ -112,20 +96,10 @@ fn cache_json(status: &Status) -> Value {
     })
 }
 
-/// Cancels requests, which end with `finish_reason` `abort`. A request is named by the id of its
-/// answer or by its `X-Request-Id`; all requests with that name are cancelled.
-#[utoipa::path(
-    delete,
-    path = "/v1/requests/{id}",
-    tag = "state",
-    params(("id" = String, Path, description = "The answer's `id`, or `X-Request-Id`.")),
-    responses((status = 200, description = "The answer.", body = CancelledRequest)),
-)]
-pub(crate) async fn cancel(
+pub(super) async fn cancel(
     State(state): State<ServerState>,
-    id: Result<Path<String>, PathRejection>,
+    Name(id): Name,
 ) -> Result<Json<Value>, ApiError> {
-    let id = name_in_path(id);
     let open = state.journal().open_requests();
     let found: Vec<_> = open.iter().filter(|it| it.is_called(&id)).collect();
     let Some(first) = found.first() else {
@@ -143,14 +117,7 @@ pub(crate) async fn cancel(
     })))
 }
 
-/// Clears the caches of finished sequences; running requests keep theirs.
-#[utoipa::path(
-    delete,
-    path = "/v1/cache",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = ClearedCache)),
-)]
-pub(crate) async fn clear_cache(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn clear_cache(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
     let mut cleared = 0;
     for model in state.models().list().into_iter().filter_map(|it| it.model) {
         cleared += answered(model.engine.clear_prefixes()).await?;

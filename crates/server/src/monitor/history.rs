@@ -1,10 +1,7 @@
 //! The last requests and errors, for administrators.
 
-use std::time::Duration;
-
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::journal::{AnswerRecord, Ending, RECENT_MAX};
 use jackalope_serving::numbers::{gib, quantile, rounded};
@@ -12,26 +9,24 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-use super::query::query;
-use crate::openapi::answers::{RecentErrors, RecentRequests, RequestStats};
+use crate::extract::Params;
 use crate::state::ServerState;
 
-/// Default number of requests that are returned.
+/// Default number of answers that are returned.
 const RECENT_TOLD: usize = 50;
 
-/// Which requests are asked for.
+/// Query parameters of a list of answers.
 #[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// How many, at most 200.
+    /// Maximum number of answers, at most 200. Default: 50.
     n: Option<usize>,
-    /// Only those that ended so: `ok`, `error`, `timeout` or `cancelled`.
+    /// Return only answers with this status: `ok`, `error`, `timeout` or `cancelled`.
     status: Option<String>,
-    /// Only those of this kind.
+    /// Return only answers to this kind of request.
     kind: Option<String>,
-    /// Only those of this model.
+    /// Return only answers of this model.
     model: Option<String>,
-    /// Only those of this key.
+    /// Return only answers for this key.
     key: Option<String>,
 }
 
@@ -46,19 +41,10 @@ impl Filter {
     }
 }
 
-/// Lists the last answers, the latest first.
-#[utoipa::path(
-    get,
-    path = "/requests",
-    tag = "state",
-    params(Filter),
-    responses((status = 200, description = "The answer.", body = RecentRequests)),
-)]
-pub(crate) async fn recent(
+pub(super) async fn recent(
     State(state): State<ServerState>,
-    filter: Result<Query<Filter>, QueryRejection>,
+    Params(filter): Params<Filter>,
 ) -> Result<Json<Value>, ApiError> {
-    let filter = query(filter)?;
     let limit = filter.n.unwrap_or(RECENT_TOLD).min(RECENT_MAX);
     let recent = state.journal().recent();
     let records = recent.iter().rev().map(|it| &it.record).filter(|it| filter.passes(it));
@@ -66,29 +52,13 @@ pub(crate) async fn recent(
     Ok(Json(json!({"ok": true, "count": requests.len(), "requests": requests})))
 }
 
-/// Lists the last 50 errors of the server, the latest first, with requests refused for lack of
-/// capacity.
-#[utoipa::path(
-    get,
-    path = "/errors",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = RecentErrors)),
-)]
-pub(crate) async fn errors(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn errors(State(state): State<ServerState>) -> Json<Value> {
     let errors = state.journal().errors();
     let errors: Vec<Value> = errors.iter().rev().map(|it| it.to_json()).collect();
     Json(json!({"ok": true, "count": errors.len(), "errors": errors}))
 }
 
-/// Returns counts since the start, and rates and times of the recorded answers. `ok` is a
-/// count, as it is in mlx-jaccl-cluster.
-#[utoipa::path(
-    get,
-    path = "/requests/stats",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = RequestStats)),
-)]
-pub(crate) async fn stats(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn stats(State(state): State<ServerState>) -> Json<Value> {
     let totals = state.journal().totals();
     let mut endings = [0; Ending::NAMES.len()];
     let (mut tokens, mut wall_seconds) = (0, 0.0);
@@ -109,10 +79,10 @@ pub(crate) async fn stats(State(state): State<ServerState>) -> Json<Value> {
         values.sort_by(f64::total_cmp);
         values
     };
-    let rates = sorted(AnswerRecord::tokens_per_second);
-    let times = sorted(|it| Duration::as_secs_f64(&it.total_time));
+    let rates = sorted(|it| it.summary.total_rate());
+    let times = sorted(|it| it.summary.total_time.as_secs_f64());
     let growth = sorted(|it| gib(it.memory_bytes.1) - gib(it.memory_bytes.0));
-    let hits = recent.iter().filter(|it| 0 < it.record.cached_tokens).count() as u64;
+    let hits = recent.iter().filter(|it| 0 < it.record.summary.cached_tokens).count() as u64;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / count;
     Json(json!({
         "ok": ok,

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use jackalope_engine::{MemoryReading, RankStatus, Status};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::ids::unix_time;
@@ -16,10 +15,10 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use utoipa::IntoParams;
 
-use super::query::query;
-use super::samples::{MemoryUse, PRESSURE_CRITICAL, PRESSURE_WARN, SAMPLES_MAX, Sample, memory_of};
-use crate::openapi::answers::{MemoryAnswer, MemorySamples};
+use super::samples::{SAMPLES_MAX, Sample};
+use crate::extract::Params;
 use crate::state::ServerState;
+use jackalope_serving::memory::{MemoryUse, PRESSURE_CRITICAL, PRESSURE_WARN, memory_of};
 
 /// Time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -45,14 +44,7 @@ pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<
     }
 }
 
-/// Returns the memory of the ranks.
-#[utoipa::path(
-    get,
-    path = "/memory",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = MemoryAnswer)),
-)]
-pub(crate) async fn memory(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn memory(State(state): State<ServerState>) -> Json<Value> {
     let model = state.default_model();
     let status = model.engine_status();
     let total = memory_of(&status);
@@ -170,29 +162,19 @@ pub(super) fn by_rank(status: &Status) -> Map<String, Value> {
     status.ranks.iter().enumerate().map(of).collect()
 }
 
-/// How many of something are asked for.
+/// Query parameters of `/memory/live`.
 #[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct Wanted {
-    /// How many seconds, at most 600.
+pub(super) struct Page {
+    /// Number of samples, at most 600. Default: 60.
     n: Option<usize>,
 }
 
-/// Returns recent samples of the memory of the ranks, one per second.
-#[utoipa::path(
-    get,
-    path = "/memory/live",
-    tag = "state",
-    params(Wanted),
-    responses((status = 200, description = "The answer.", body = MemorySamples)),
-)]
-pub(crate) async fn live(
+pub(super) async fn live(
     State(state): State<ServerState>,
-    wanted: Result<Query<Wanted>, QueryRejection>,
+    Params(page): Params<Page>,
 ) -> Result<Json<Value>, ApiError> {
-    let wanted = query(wanted)?;
     state.samples().push(sample(&state));
-    let samples = state.samples().last(wanted.n.unwrap_or(SAMPLES_TOLD).min(SAMPLES_MAX));
+    let samples = state.samples().last(page.n.unwrap_or(SAMPLES_TOLD).min(SAMPLES_MAX));
     let told = |it: &Sample| {
         json!({
             "timestamp": rounded(it.at, 3),

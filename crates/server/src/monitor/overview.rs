@@ -10,9 +10,9 @@ use axum::response::{Html, IntoResponse, Response};
 use jackalope_engine::EngineState;
 use serde_json::{Value, json};
 
-use super::samples::memory_of;
-use crate::openapi::answers::{ModelInfo, QueueAnswer, ServiceCard};
 use crate::state::ServerState;
+use crate::wire::merged;
+use jackalope_serving::memory::memory_of;
 
 /// The dashboard. It is self-contained, so it works without access to any other server.
 const PAGE: &str = include_str!("dashboard.html");
@@ -25,18 +25,7 @@ const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 
 /// The text by which clients of Ollama's API recognise the server.
 const OLLAMA: &str = "Ollama is running";
 
-/// Shows a page to browsers, the service to programs that want JSON, and a word to everybody else.
-#[utoipa::path(
-    get,
-    path = "/",
-    tag = "state",
-    responses((
-        status = 200,
-        description = "What is accepted.",
-        content((String = "text/html"), (ServiceCard = "application/json"), (String = "text/plain")),
-    )),
-)]
-pub(crate) async fn root(method: Method, headers: HeaderMap) -> Response {
+pub(super) async fn root(method: Method, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
     let mut response = match (accept.contains("text/html"), accept.contains("application/json")) {
         (true, _) if method != Method::HEAD => dashboard().await,
@@ -66,14 +55,7 @@ fn card() -> Value {
     })
 }
 
-/// Shows the server at work, to browsers; without any network but this server's.
-#[utoipa::path(
-    get,
-    path = "/dashboard",
-    tag = "state",
-    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
-)]
-pub(crate) async fn dashboard() -> Response {
+pub(super) async fn dashboard() -> Response {
     let mut response = Html(PAGE).into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
@@ -83,14 +65,7 @@ pub(crate) async fn dashboard() -> Response {
     response
 }
 
-/// Returns the number of requests that wait, and of those being answered.
-#[utoipa::path(
-    get,
-    path = "/queue",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = QueueAnswer)),
-)]
-pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn queue(State(state): State<ServerState>) -> Json<Value> {
     let status = state.default_model().engine_status();
     let oldest = state.journal().open_requests().first().map(|it| it.began.elapsed().as_secs_f64());
     Json(json!({
@@ -102,14 +77,7 @@ pub(crate) async fn queue(State(state): State<ServerState>) -> Json<Value> {
     }))
 }
 
-/// Describes the default model: its context, ranks and memory.
-#[utoipa::path(
-    get,
-    path = "/model/info",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = ModelInfo)),
-)]
-pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn model(State(state): State<ServerState>) -> Json<Value> {
     let model = state.default_model();
     let status = model.engine_status();
     let context_tokens = status.limits.as_ref().map(|limits| limits.context_tokens);
@@ -123,7 +91,7 @@ pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
         "backend": "jackalope",
         "num_devices": status.ranks.len(),
     });
-    let mut info = json!({
+    let info = json!({
         "model_id": model.id,
         "loaded": is_loaded,
         "slot": {"loaded": is_loaded, "model_id": model.id, "loaded_at": model.created},
@@ -133,8 +101,5 @@ pub(crate) async fn model(State(state): State<ServerState>) -> Json<Value> {
         "vocab_size": facts.map(|facts| facts.vocab_size),
         "models": [ring.clone()],
     });
-    if let (Value::Object(info), Value::Object(ring)) = (&mut info, ring) {
-        info.extend(ring);
-    }
-    Json(info)
+    Json(merged(info, ring))
 }

@@ -17,9 +17,8 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::memory::by_rank;
-use super::samples::memory_of;
-use crate::openapi::answers::SnapshotAnswer;
 use crate::state::ServerState;
+use jackalope_serving::memory::memory_of;
 
 /// Maximum number of answers that are listed.
 const HISTORY_MAX: usize = 40;
@@ -32,25 +31,11 @@ const STREAM_INTERVAL: Duration = Duration::from_secs(2);
 const STALE_AFTER: Duration = Duration::from_secs(5);
 const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// Returns rates of the last minute, the last 40 answers, memory and ranks.
-#[utoipa::path(
-    get,
-    path = "/metrics/snapshot",
-    tag = "state",
-    responses((status = 200, description = "The answer.", body = SnapshotAnswer)),
-)]
-pub(crate) async fn snapshot(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn snapshot(State(state): State<ServerState>) -> Json<Value> {
     Json(taken(&state))
 }
 
-/// Streams the same every two seconds.
-#[utoipa::path(
-    get,
-    path = "/metrics/stream",
-    tag = "state",
-    responses((status = 200, description = "An event for each.", body = crate::openapi::answers::ServerSentEvent, content_type = "text/event-stream")),
-)]
-pub(crate) async fn stream(State(state): State<ServerState>) -> Response {
+pub(super) async fn stream(State(state): State<ServerState>) -> Response {
     let mut ticks = interval(STREAM_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let frames =
@@ -68,8 +53,9 @@ fn taken(state: &ServerState) -> Value {
     let status = state.default_model().engine_status();
     let recent = journal.recent();
     let late: Vec<&Recent> = recent.iter().filter(|it| now - it.ended < WINDOW).collect();
-    let rates: Vec<f64> = late.iter().map(|it| it.record.tokens_per_second()).collect();
-    let times: Vec<f64> = late.iter().map(|it| it.record.total_time.as_secs_f64()).collect();
+    let rates: Vec<f64> = late.iter().map(|it| it.record.summary.total_rate()).collect();
+    let times: Vec<f64> =
+        late.iter().map(|it| it.record.summary.total_time.as_secs_f64()).collect();
     let totals = journal.totals();
     let models = totals.models.values();
     let sum = |of: fn(&jackalope_serving::journal::ModelTotals) -> u64| {
@@ -78,9 +64,9 @@ fn taken(state: &ServerState) -> Value {
     let history = recent.iter().skip(recent.len().saturating_sub(HISTORY_MAX)).map(|it| {
         json!({
             "t": rounded((it.ended - journal.started).as_secs_f64(), 1),
-            "tps": rounded(it.record.tokens_per_second(), 1),
-            "latency": rounded(it.record.total_time.as_secs_f64(), 3),
-            "ctokens": it.record.completion_tokens,
+            "tps": rounded(it.record.summary.total_rate(), 1),
+            "latency": rounded(it.record.summary.total_time.as_secs_f64(), 3),
+            "ctokens": it.record.summary.completion_tokens,
             "kind": it.record.kind,
         })
     });

@@ -2,11 +2,9 @@
 
 use std::collections::VecDeque;
 
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use axum::response::Response;
-use jackalope_serving::body::{JsonBody, read_unlabelled_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Conversation, Job, Prompt, ToolChoice, check_count, check_tool_names,
@@ -20,29 +18,15 @@ use super::lifetime;
 use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
-use super::schema::OllamaChatBody;
-use crate::openapi::answers::OllamaChatAnswer;
+use crate::extract::{StreamSlot, UnlabelledRequest};
 use crate::state::ServerState;
 
-/// Answers a conversation; one without messages asks for the model to be loaded, or given back.
-#[utoipa::path(
-    post,
-    path = "/api/chat",
-    tag = "Ollama",
-    request_body = OllamaChatBody,
-    responses((
-        status = 200,
-        description = "The answer.",
-        content((OllamaChatAnswer = "application/json"), (String = "application/x-ndjson")),
-    )),
-)]
-pub(crate) async fn chat(
+pub(super) async fn chat(
     State(state): State<ServerState>,
-    received: Request<Body>,
+    StreamSlot(place): StreamSlot,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Response, ApiError> {
     let answered = async {
-        let place = state.open_stream()?;
-        let body = read_unlabelled_json_body(received, state.limits()).await?;
         let name = body.model()?;
         let shared: Shared = body.read()?;
         let chat: ChatRequest = body.read()?;

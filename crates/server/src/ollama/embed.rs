@@ -3,11 +3,8 @@
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
-use jackalope_serving::body::read_unlabelled_json_body;
 use jackalope_serving::embed::{self, Embedding};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::check_count;
@@ -18,6 +15,7 @@ use utoipa::ToSchema;
 use super::keep_alive::KeepAlive;
 use super::lifetime;
 use super::names::open;
+use crate::extract::{StreamSlot, UnlabelledRequest};
 use crate::state::ServerState;
 use crate::wire::Strings;
 
@@ -25,14 +23,14 @@ use crate::wire::Strings;
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaEmbedFields)]
 pub(super) struct EmbedRequest {
-    /// A string or strings.
+    /// Text or texts to embed.
     input: Option<Strings>,
     /// Truncate texts that are longer than the context, instead of refusing them. Default: `true`.
     truncate: Option<bool>,
     /// Number of leading elements of each vector to return, scaled to length 1 again.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
-    /// How long the model stays loaded.
+    /// Time that the model stays loaded after the request.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -40,9 +38,9 @@ pub(super) struct EmbedRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaEmbeddingsFields)]
 pub(super) struct EmbeddingsRequest {
-    /// A text.
+    /// Text to embed.
     prompt: Option<String>,
-    /// How long the model stays loaded.
+    /// Time that the model stays loaded after the request.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -50,7 +48,7 @@ pub(super) struct EmbeddingsRequest {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct OllamaEmbedBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     embed: EmbedRequest,
@@ -60,7 +58,7 @@ pub(super) struct OllamaEmbedBody {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct OllamaEmbeddingsBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     embeddings: EmbeddingsRequest,
@@ -84,21 +82,12 @@ pub(crate) struct EmbeddedOne {
     embedding: Vec<f32>,
 }
 
-/// Computes the embeddings of texts, of length 1.
-#[utoipa::path(
-    post,
-    path = "/api/embed",
-    tag = "Ollama",
-    request_body = OllamaEmbedBody,
-    responses((status = 200, description = "The answer.", body = Embedded)),
-)]
-pub(crate) async fn embed(
+pub(super) async fn embed(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(_place): StreamSlot,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Json<Embedded>, ApiError> {
     let began = Instant::now();
-    let _place = state.open_stream()?;
-    let body = read_unlabelled_json_body(request, state.limits()).await?;
     let serving = open(&state, body.model()?.as_deref()).await?;
     let request: EmbedRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
@@ -116,7 +105,7 @@ pub(crate) async fn embed(
     };
     let embeddings = embed::vectors(&serving, texts, wish).await?;
     Ok(Json(Embedded {
-        model: serving.id().to_owned(),
+        model: serving.id.clone(),
         embeddings,
         total_duration: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
         load_duration: 0,
@@ -124,20 +113,11 @@ pub(crate) async fn embed(
     }))
 }
 
-/// Computes the embedding of a text, for older clients.
-#[utoipa::path(
-    post,
-    path = "/api/embeddings",
-    tag = "Ollama",
-    request_body = OllamaEmbeddingsBody,
-    responses((status = 200, description = "The answer.", body = EmbeddedOne)),
-)]
-pub(crate) async fn embeddings(
+pub(super) async fn embeddings(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(_place): StreamSlot,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Json<EmbeddedOne>, ApiError> {
-    let _place = state.open_stream()?;
-    let body = read_unlabelled_json_body(request, state.limits()).await?;
     let serving = open(&state, body.model()?.as_deref()).await?;
     let request: EmbeddingsRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
@@ -161,7 +141,7 @@ fn tokens(
         if !truncate {
             serving.check_length(text, "input")?;
         }
-        let encoded = serving.text().tokenizer.encode_prompt(text);
+        let encoded = serving.text.tokenizer.encode_prompt(text);
         let mut tokens = encoded.map_err(|err| ApiError::from_text(err, "input"))?;
         if truncate {
             tokens.truncate(most);

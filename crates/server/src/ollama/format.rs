@@ -6,26 +6,22 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use jackalope_protocol::TokenId;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     AnswerSummary, AnswerWriter, CallDelta, Delta, Finish, ScoredToken,
 };
 use jackalope_serving::ids::{new_id, rfc3339};
 use jackalope_serving::state::Serving;
-use jackalope_text::Tokenizer;
+use jackalope_text::{Tokenizer, arguments_object};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::error;
 use super::request::Shared;
-use crate::arguments::arguments_object;
+use crate::openai::logprobs::TokenLogprob;
 
 /// Content type of a stream of lines.
 pub(super) const LINES_TYPE: &str = "application/x-ndjson";
-
-/// Stands for the log-probability of a probability of zero: JSON has no infinity.
-const IMPOSSIBLE: f32 = -9999.0;
 
 /// The endpoint whose fields an answer has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -54,7 +50,7 @@ impl LineFormat {
         LineFormat {
             shape,
             model: told_name(shared, serving),
-            tokenizer: Arc::clone(&serving.text().tokenizer),
+            tokenizer: Arc::clone(&serving.text.tokenizer),
             has_logprobs: shared.logprobs == Some(true),
             num_calls: 0,
             open_call: None,
@@ -105,7 +101,7 @@ impl LineFormat {
 }
 
 fn told_name(shared: &Shared, serving: &Serving) -> String {
-    shared.model.clone().unwrap_or_else(|| serving.id().to_owned())
+    shared.model.clone().unwrap_or_else(|| serving.id.clone())
 }
 
 fn reason(finish: Option<Finish>) -> &'static str {
@@ -249,24 +245,13 @@ struct WireLogprob {
     top_logprobs: Vec<TokenLogprob>,
 }
 
-#[derive(Serialize)]
-struct TokenLogprob {
-    token: String,
-    logprob: f32,
-    bytes: Vec<u8>,
-}
-
 impl WireLogprob {
     fn of(scored: &ScoredToken, tokenizer: &Tokenizer) -> WireLogprob {
-        let of = |token: TokenId, logprob: f32| TokenLogprob {
-            token: tokenizer.token_text(token),
-            logprob: if logprob.is_finite() { logprob } else { IMPOSSIBLE },
-            bytes: tokenizer.token_bytes(token),
-        };
-        let top = scored.logprob.top.iter();
+        let ScoredToken { token, logprob, .. } = scored;
+        let top = logprob.top.iter();
         WireLogprob {
-            token: of(scored.token, scored.logprob.logprob),
-            top_logprobs: top.map(|&(token, logprob)| of(token, logprob)).collect(),
+            token: TokenLogprob::new(*token, logprob.logprob, tokenizer),
+            top_logprobs: top.map(|it| TokenLogprob::new(it.0, it.1, tokenizer)).collect(),
         }
     }
 }

@@ -1,10 +1,7 @@
 //! `POST /api/generate`.
 
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use axum::response::Response;
-use jackalope_serving::body::read_unlabelled_json_body;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{Answer, Continuation, Conversation, Job, Prompt};
 use jackalope_serving::state::Serving;
@@ -16,32 +13,18 @@ use super::lifetime;
 use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{PromptRequest, Shared};
-use super::schema::OllamaGenerateBody;
-use crate::openapi::answers::OllamaGenerateAnswer;
+use crate::extract::{StreamSlot, UnlabelledRequest};
 use crate::state::ServerState;
 
 /// Name of the prompt's field.
 const PROMPT: &str = "prompt";
 
-/// Answers a prompt; an empty one asks for the model to be loaded, or given back.
-#[utoipa::path(
-    post,
-    path = "/api/generate",
-    tag = "Ollama",
-    request_body = OllamaGenerateBody,
-    responses((
-        status = 200,
-        description = "The answer.",
-        content((OllamaGenerateAnswer = "application/json"), (String = "application/x-ndjson")),
-    )),
-)]
-pub(crate) async fn generate(
+pub(super) async fn generate(
     State(state): State<ServerState>,
-    received: Request<Body>,
+    StreamSlot(place): StreamSlot,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Response, ApiError> {
     let answered = async {
-        let place = state.open_stream()?;
-        let body = read_unlabelled_json_body(received, state.limits()).await?;
         let name = body.model()?;
         let shared: Shared = body.read()?;
         let asked: PromptRequest = body.read()?;
@@ -92,7 +75,7 @@ fn prepare(
 ) -> Result<(Job, LineFormat), ApiError> {
     let format = LineFormat::new(Shape::Generate, &shared, serving);
     // A model without a template always continues the text.
-    let is_raw = asked.raw == Some(true) || serving.text().template.is_none();
+    let is_raw = asked.raw == Some(true) || serving.text.template.is_none();
     let prompt = match is_raw {
         true => Prompt::Continuation(continuation(asked)?),
         false => Prompt::Conversation(conversation(asked, &shared)),

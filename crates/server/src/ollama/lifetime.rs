@@ -20,7 +20,7 @@ pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
         KeepAlive::For(time) => Some(time),
         KeepAlive::Forever => None,
     };
-    serving.state().models().keep_alive(serving.id(), time);
+    serving.state().models().keep_alive(&serving.id, time);
 }
 
 /// Unloads a model if requests may do so and it is not pinned. Returns its id.
@@ -49,5 +49,5 @@ pub(super) async fn answer_nothing(
     }
     let serving = open(state, name).await?;
     keep(&serving, shared.keep_alive);
-    Ok(format::nothing(shape, shared, serving.id(), "load"))
+    Ok(format::nothing(shape, shared, &serving.id, "load"))
 }

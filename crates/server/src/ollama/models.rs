@@ -16,10 +16,8 @@ use utoipa::ToSchema;
 use super::names::{full_name, known};
 use super::puller::RemoveError;
 use super::request::Named;
-use crate::openapi::answers::OllamaError;
-use crate::openapi::answers::{OllamaModels, OllamaShown, OllamaVersion};
+use crate::extract::UnlabelledRequest;
 use crate::state::ServerState;
-use jackalope_serving::body::read_unlabelled_json_body;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::ids::{hex, rfc3339};
 use jackalope_serving::model::ModelDetails;
@@ -45,7 +43,7 @@ struct ModelEntry {
     capabilities: Vec<&'static str>,
 }
 
-/// What kind of model it is.
+/// Properties of a model.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OllamaDetails)]
 struct Details {
@@ -130,14 +128,7 @@ fn capabilities(model: &ModelStatus) -> Vec<&'static str> {
     capabilities
 }
 
-/// Lists the models.
-#[utoipa::path(
-    get,
-    path = "/api/tags",
-    tag = "Ollama",
-    responses((status = 200, description = "The answer.", body = OllamaModels)),
-)]
-pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn tags(State(state): State<ServerState>) -> Json<Value> {
     let entry = |model: &ModelStatus| ModelEntry {
         name: full_name(&model.id),
         model: full_name(&model.id),
@@ -150,14 +141,7 @@ pub(crate) async fn tags(State(state): State<ServerState>) -> Json<Value> {
     Json(json!({"models": state.models().list().iter().map(entry).collect::<Vec<_>>()}))
 }
 
-/// Lists the models that are loaded, with the memory of all ranks together.
-#[utoipa::path(
-    get,
-    path = "/api/ps",
-    tag = "Ollama",
-    responses((status = 200, description = "The answer.", body = OllamaModels)),
-)]
-pub(crate) async fn ps(State(state): State<ServerState>) -> Json<Value> {
+pub(super) async fn ps(State(state): State<ServerState>) -> Json<Value> {
     let entry = |model: &ModelStatus| {
         let limits = limits(model)?;
         let ranks = model.engine_status().ranks;
@@ -182,30 +166,15 @@ pub(crate) async fn ps(State(state): State<ServerState>) -> Json<Value> {
     Json(json!({"models": state.models().list().iter().filter_map(entry).collect::<Vec<_>>()}))
 }
 
-/// Says which version of the API is spoken.
-#[utoipa::path(
-    get,
-    path = "/api/version",
-    tag = "Ollama",
-    responses((status = 200, description = "The answer.", body = OllamaVersion)),
-)]
-pub(crate) async fn version() -> Json<Value> {
+pub(super) async fn version() -> Json<Value> {
     Json(json!({"version": VERSION}))
 }
 
-/// Shows a model.
-#[utoipa::path(
-    post,
-    path = "/api/show",
-    tag = "Ollama",
-    request_body = Named,
-    responses((status = 200, description = "The answer.", body = OllamaShown)),
-)]
-pub(crate) async fn show(
+pub(super) async fn show(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Json<Value>, ApiError> {
-    let named = named(&state, request).await?;
+    let named: Named = body.read()?;
     let model = &known(&state, named.name())?;
     let parameters = model.model.as_ref().map_or(String::new(), |model| {
         let defaults = &model.sampling_defaults;
@@ -245,23 +214,11 @@ fn model_info(model: &ModelStatus) -> Map<String, Value> {
     info
 }
 
-pub(super) async fn named(state: &ServerState, request: Request<Body>) -> Result<Named, ApiError> {
-    read_unlabelled_json_body(request, state.limits()).await?.read()
-}
-
-/// Deletes a model, where models come and go.
-#[utoipa::path(
-    delete,
-    path = "/api/delete",
-    tag = "Ollama",
-    request_body = Named,
-    responses((status = 200, description = "It is deleted.")),
-)]
-pub(crate) async fn delete(
+pub(super) async fn delete(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<StatusCode, ApiError> {
-    let named = named(&state, request).await?;
+    let named: Named = body.read()?;
     let name = named.name().ok_or(ApiError::Missing { param: "model" })?;
     let id = known(&state, Some(name))?.id;
     let Some(puller) = state.puller() else {
@@ -280,26 +237,18 @@ pub(crate) async fn delete(
 /// The body of `POST /api/copy`.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = OllamaCopy)]
-struct Copy {
-    /// A name of the model.
+pub(super) struct Copy {
+    /// Id or alias of the model.
     source: Option<String>,
-    /// Its further name.
+    /// New name of the model.
     destination: Option<String>,
 }
 
-/// Refuses to give a model a further name.
-#[utoipa::path(
-    post,
-    path = "/api/copy",
-    tag = "Ollama",
-    request_body = Copy,
-    responses((status = 400, description = "It is refused by name.", body = OllamaError)),
-)]
-pub(crate) async fn copy(
+pub(super) async fn copy(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Json<Value>, ApiError> {
-    let copy: Copy = read_unlabelled_json_body(request, state.limits()).await?.read()?;
+    let copy: Copy = body.read()?;
     let source = copy.source.ok_or(ApiError::Missing { param: "source" })?;
     copy.destination.ok_or(ApiError::Missing { param: "destination" })?;
     known(&state, Some(&source))?;
@@ -309,14 +258,7 @@ pub(crate) async fn copy(
     })
 }
 
-/// Refuses what would make or publish models.
-#[utoipa::path(
-    post,
-    path = "/api/create",
-    tag = "Ollama",
-    responses((status = 400, description = "It is refused by name.", body = OllamaError)),
-)]
-pub(crate) async fn unsupported(request: Request<Body>) -> ApiError {
+pub(super) async fn unsupported(request: Request<Body>) -> ApiError {
     ApiError::NotSupported {
         param: request.uri().path().to_owned(),
         hint: Some("models are brought to this machine by `jackalope pull`".to_owned()),

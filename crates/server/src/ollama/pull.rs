@@ -2,9 +2,8 @@
 
 use std::convert::Infallible;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, http::StatusCode};
 use futures_util::stream;
@@ -13,30 +12,17 @@ use jackalope_serving::sse;
 use tokio::sync::mpsc;
 
 use super::format::{LINES_TYPE, push_line};
-use super::models::named;
 use super::names::{bare, known};
 use super::puller::PullProgress;
 use super::request::Named;
-use crate::openapi::answers::OllamaPulled;
+use crate::extract::UnlabelledRequest;
 use crate::state::ServerState;
 
-/// Fetches a model unless it is served already.
-#[utoipa::path(
-    post,
-    path = "/api/pull",
-    tag = "Ollama",
-    request_body = Named,
-    responses((
-        status = 200,
-        description = "The answer.",
-        content((OllamaPulled = "application/json"), (String = "application/x-ndjson")),
-    )),
-)]
-pub(crate) async fn pull(
+pub(super) async fn pull(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    UnlabelledRequest(body): UnlabelledRequest,
 ) -> Result<Response, ApiError> {
-    let named = named(&state, request).await?;
+    let named: Named = body.read()?;
     let name = named.name().ok_or(ApiError::Missing { param: "model" })?;
     let is_stream = named.stream.unwrap_or(true);
     let progress = match known(&state, Some(name)) {

@@ -14,8 +14,8 @@ use crate::wire::{Seed, Strings};
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaChatFields)]
 pub(super) struct ChatRequest {
-    /// The conversation; `thinking`, `tool_calls` (arguments are objects), `tool_name` and
-    /// `tool_call_id` are read. Images are refused by name. Without messages the model is only
+    /// Messages of the conversation, with `thinking`, `tool_calls` (whose arguments are objects),
+    /// `tool_name` and `tool_call_id`. Images are refused. Without messages, the model is only
     /// loaded.
     pub(super) messages: Option<Vec<Message>>,
     /// Functions that the model may call.
@@ -26,40 +26,39 @@ pub(super) struct ChatRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaGenerateFields)]
 pub(super) struct PromptRequest {
-    /// What is answered; without one the model is only loaded.
+    /// Prompt to answer. Without a prompt, the model is only loaded.
     pub(super) prompt: Option<String>,
-    /// A system message before it.
+    /// System message before the prompt.
     pub(super) system: Option<String>,
-    /// The prompt is taken as it is, without a template.
+    /// Use the prompt unchanged, without the chat template. Default: `false`.
     pub(super) raw: Option<bool>,
-    /// This server writes only what comes after the prompt.
+    /// This server generates only text after the prompt.
     pub(super) suffix: Option<String>,
-    /// The model's own is used; to write the whole prompt, set `raw`.
+    /// The model's own template is used; to send the complete prompt, set `raw`.
     pub(super) template: Option<String>,
-    /// Send the earlier turns to `/api/chat`.
+    /// Send earlier messages to `/api/chat`.
     pub(super) context: Option<Vec<Value>>,
-    /// Models take only text.
+    /// Models accept only text.
     pub(super) images: Option<Vec<Value>>,
 }
 
-/// Fields that both have.
+/// Fields of both bodies.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OllamaFields)]
 pub(super) struct Shared {
-    /// A name of the model: its id, an alias, or `default`, which it is without one. `NAME:latest`
-    /// is `NAME`.
+    /// Id or alias of the model; `NAME:latest` is `NAME`. Default: `default`, the default model.
     pub(super) model: Option<String>,
-    /// Lines of JSON, which is the default; while a prompt computes, lines come that say nothing.
+    /// Stream the answer as lines of JSON, with empty deltas while the prompt is computed. Default:
+    /// `true`.
     pub(super) stream: Option<bool>,
-    /// `json` or a schema: enforced.
+    /// Structure of the answer: `json` or a JSON schema; enforced by constrained decoding.
     pub(super) format: Option<Value>,
-    /// How tokens are drawn. What a runner of Ollama wants to know (`num_ctx` and the like) is
-    /// passed over.
+    /// Sampling options. Options of Ollama's runner, such as `num_ctx`, are ignored.
     pub(super) options: Option<Options>,
-    /// How long the model stays, where models come and go by themselves; 0 without messages or a
-    /// prompt gives it back.
+    /// Time that the model stays loaded after the request, if models are loaded on demand. 0
+    /// without messages or a prompt unloads it.
     pub(super) keep_alive: Option<KeepAlive>,
-    /// Whether the model thinks, or how much.
+    /// Whether the model reasons, or its reasoning effort.
     pub(super) think: Option<Think>,
     /// Return the log-probability of each token. Default: `false`.
     pub(super) logprobs: Option<bool>,
@@ -68,8 +67,8 @@ pub(super) struct Shared {
     pub(super) top_logprobs: Option<u32>,
 }
 
-/// `options`. What the runner of Ollama wants to know (`num_ctx`, `num_gpu` and the like) is fixed
-/// when a model is loaded here; it is passed over.
+/// `options`. Options of Ollama's runner, such as `num_ctx` and `num_gpu`, are ignored: here they
+/// are fixed when a model is loaded.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 #[schema(as = OllamaOptions)]
@@ -103,15 +102,15 @@ pub(super) struct Options {
     pub(super) seed: Option<Seed>,
     /// Strings that end the answer.
     pub(super) stop: Option<Strings>,
-    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
+    /// Accepted only if it is off; use `top_p`, `top_k` or `min_p`.
     pub(super) typical_p: Option<f64>,
-    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
+    /// Accepted only if it is off; use `top_p`, `top_k` or `min_p`.
     pub(super) tfs_z: Option<f64>,
-    /// Unless it is off; use `top_p`, `top_k` or `min_p`.
+    /// Accepted only if it is off; use `top_p`, `top_k` or `min_p`.
     pub(super) mirostat: Option<i64>,
 }
 
-/// Who speaks.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = OllamaRole)]
@@ -191,11 +190,11 @@ pub(super) struct ToolFunction {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaNamed)]
 pub(super) struct Named {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
-    /// The same, as older clients call it.
+    /// Older name of `model`.
     name: Option<String>,
-    /// Lines of JSON, or one object; of `/api/pull` only.
+    /// For `/api/pull`: stream the progress as lines of JSON. Default: `true`.
     pub(super) stream: Option<bool>,
 }
 

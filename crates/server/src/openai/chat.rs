@@ -1,10 +1,8 @@
 //! `POST /v1/chat/completions`.
 
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use axum::response::Response;
-use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     AllowedTools, Answer, Conversation, Job, Prompt, Thinking, ToolChoice, chat_logprobs,
@@ -15,36 +13,20 @@ use jackalope_serving::notes::Notes;
 use jackalope_serving::state::Serving;
 use serde_json::Value;
 
-use super::chat_format::{ChatCompletion, ChatFormat, ChatOptions};
+use super::chat_format::{ChatFormat, ChatOptions};
 use super::error::EARLY;
 use super::legacy;
 use super::request::{ChatRequest, Common, Content, Message, Tool};
-use super::schema::ChatBody;
 use super::structure::Structure;
 use super::unsupported::{self, Endpoint};
+use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 
-/// Answers a conversation, whole or as a stream of chunks that ends with `[DONE]`.
-#[utoipa::path(
-    post,
-    path = "/v1/chat/completions",
-    tag = "OpenAI",
-    request_body = ChatBody,
-    responses((
-        status = 200,
-        description = "The answer.",
-        content(
-            (ChatCompletion = "application/json"),
-            (crate::openapi::answers::ServerSentEvent = "text/event-stream"),
-        )
-    ))
-)]
-pub(crate) async fn chat(
+pub(super) async fn chat(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(place): StreamSlot,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Response, ApiError> {
-    let place = state.open_stream()?;
-    let body = read_json_body(request, state.limits()).await?;
     let answer = async move |body: JsonBody, serving: Serving| {
         let prepared = serving.prepare(move |serving| prepare(body, serving)).await?;
         let Prepared { job, format, notes } = prepared;

@@ -14,10 +14,9 @@ use jackalope_text::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::SYSTEM_FINGERPRINT;
 use super::error::push_error;
 use super::logprobs::ChatLogprobs;
-use super::usage::{Performance, Timing, Usage};
+use super::usage::{Performance, SYSTEM_FINGERPRINT, Timing, Usage};
 
 /// The only service tier of this server.
 const SERVICE_TIER: &str = "default";
@@ -61,8 +60,8 @@ impl ChatFormat {
         ChatFormat {
             id: new_id("chatcmpl-"),
             created: unix_seconds(),
-            model: serving.id().to_owned(),
-            tokenizer: Arc::clone(&serving.text().tokenizer),
+            model: serving.id.clone(),
+            tokenizer: Arc::clone(&serving.text.tokenizer),
             has_logprobs: job.has_logprobs,
             options,
             prompt_token_ids: returns_token_ids.then(|| prompt.tokens().to_vec()),
@@ -154,7 +153,7 @@ struct Chunk<'a> {
     system_fingerprint: &'static str,
     service_tier: &'static str,
     choices: &'a [ChunkChoice<'a>],
-    /// `null` in all chunks but the last, and absent if it was not asked for.
+    /// `null` in all chunks but the last; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -218,7 +217,7 @@ impl<'a> WireReasoning<'a> {
 struct WireCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
-    /// Of a stream: only where the call begins, as the type and the name.
+    /// In a stream, sent only at the beginning of the call, like type and name.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
@@ -284,7 +283,7 @@ pub(super) struct ChatCompletion<'a> {
     usage: Usage,
     timing: Timing,
     performance: Performance,
-    /// The client's name for the conversation, or one to go on with.
+    /// The client's id for the conversation, or a new one.
     conversation_id: String,
 }
 
@@ -303,7 +302,7 @@ struct WholeChoice<'a> {
 #[derive(Serialize, ToSchema)]
 struct WholeMessage<'a> {
     role: &'static str,
-    /// `null` if there is nothing but calls.
+    /// `null` if there are only tool calls.
     content: Option<&'a str>,
     #[schema(value_type = Option<String>)]
     refusal: Option<()>,

@@ -16,10 +16,9 @@ use jackalope_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::SYSTEM_FINGERPRINT;
 use super::error::push_error;
 use super::logprobs::CompletionLogprobs;
-use super::usage::{Performance, Timing, Usage};
+use super::usage::{Performance, SYSTEM_FINGERPRINT, Timing, Usage};
 
 /// The text that `echo` puts before the choices of a prompt.
 #[derive(Debug)]
@@ -97,13 +96,13 @@ impl CompletionFormat {
         serving: &Serving,
     ) -> CompletionFormat {
         let num_choices = job.prompts.len() * job.num_choices();
-        let tokenizer = &serving.text().tokenizer;
+        let tokenizer = &serving.text.tokenizer;
         let echo =
             |prompt: &PromptJob| Echo::new(prompt.tokens(), prompt.text.as_deref(), tokenizer);
         CompletionFormat {
             id: new_id("cmpl-"),
             created: unix_seconds(),
-            model: serving.id().to_owned(),
+            model: serving.id.clone(),
             tokenizer: Arc::clone(tokenizer),
             return_token_ids: job.rules.output.return_token_ids,
             prompts: job.prompts.iter().map(|prompt| prompt.tokens().to_vec()).collect(),
@@ -201,7 +200,7 @@ pub(super) struct Completion<'a> {
     model: &'a str,
     system_fingerprint: &'static str,
     choices: Vec<Choice<'a>>,
-    /// `null` in all chunks but the last, and absent if it was not asked for.
+    /// `null` in all chunks but the last; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]

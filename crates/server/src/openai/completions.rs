@@ -1,10 +1,8 @@
 //! `POST /v1/completions`.
 
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use axum::response::Response;
-use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Continuation, Job, Prompt, PromptText, check_count, check_range, check_top_logprobs,
@@ -12,38 +10,22 @@ use jackalope_serving::generate::{
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::state::Serving;
 
-use super::completion_format::{Completion, CompletionFormat, CompletionOptions};
+use super::completion_format::{CompletionFormat, CompletionOptions};
 use super::error::EARLY;
 use super::request::{Common, CompletionRequest, Prompts};
-use super::schema::CompletionBody;
 use super::structure::Structure;
 use super::unsupported::{self, Endpoint};
+use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 
 /// Number of tokens to generate if the request does not say, as defined by OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Continues one or several prompts, whole or as a stream of chunks that ends with `[DONE]`.
-#[utoipa::path(
-    post,
-    path = "/v1/completions",
-    tag = "OpenAI",
-    request_body = CompletionBody,
-    responses((
-        status = 200,
-        description = "The continuations.",
-        content(
-            (Completion = "application/json"),
-            (crate::openapi::answers::ServerSentEvent = "text/event-stream"),
-        )
-    ))
-)]
-pub(crate) async fn completions(
+pub(super) async fn completions(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(place): StreamSlot,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Response, ApiError> {
-    let place = state.open_stream()?;
-    let body = read_json_body(request, state.limits()).await?;
     let answer = async move |body: JsonBody, serving: Serving| {
         let (job, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
         Answer::start(job, format, &serving, place)?.respond().await

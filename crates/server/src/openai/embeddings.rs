@@ -1,17 +1,16 @@
 //! `POST /v1/embeddings`.
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use jackalope_protocol::{Pooling, TokenId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::Prompts;
+use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
-use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::embed::{self, Embedding};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::check_count;
@@ -20,19 +19,19 @@ use jackalope_serving::state::Serving;
 /// Fields of `POST /v1/embeddings`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct EmbeddingRequest {
-    /// A string, strings, token ids, or lists of token ids; at most 2048.
+    /// Texts to embed, at most 2048: a string, strings, token ids, or lists of token ids.
     input: Option<Prompts>,
-    /// `float`, or `base64` of little-endian 32-bit floats.
+    /// `float` (default), or `base64` of little-endian 32-bit floats.
     encoding_format: Option<EncodingFormat>,
     /// Number of leading elements of each vector to return, scaled to length 1 again. Default: the
     /// width of the model, which is also the maximum.
     #[schema(minimum = 1)]
     dimensions: Option<u32>,
-    /// `mean` (default) over all tokens' final states, or `last`: the last token's. The mean serves
-    /// best where nobody trained the model for embeddings; models that were, such as
-    /// Qwen3-Embedding, want `last`.
+    /// `mean` of the final states of all tokens (default), or `last`, the final state of the last
+    /// token. `mean` suits models that were not trained for embeddings; models such as
+    /// Qwen3-Embedding need `last`.
     pooling: Option<PoolingName>,
-    /// `false`: the vectors keep their length; else they have the length 1.
+    /// Scale vectors to length 1. Default: `true`.
     normalize: Option<bool>,
 }
 
@@ -40,7 +39,7 @@ pub(super) struct EmbeddingRequest {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct EmbeddingBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     embedding: EmbeddingRequest,
@@ -48,7 +47,7 @@ pub(super) struct EmbeddingBody {
     ignored: IgnoredByEmbeddings,
 }
 
-/// Fields that change nothing.
+/// Ignored fields.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 struct IgnoredByEmbeddings {
@@ -56,7 +55,7 @@ struct IgnoredByEmbeddings {
     user: Option<Value>,
 }
 
-/// How numbers are written.
+/// Encoding of vectors.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum EncodingFormat {
@@ -69,8 +68,8 @@ enum EncodingFormat {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum PoolingName {
-    /// What serves best where nobody trained the model for embeddings: its last state is mostly
-    /// about the next token.
+    /// Suits models that were not trained for embeddings: their last state is mostly about the next
+    /// token.
     #[default]
     Mean,
     Last,
@@ -105,20 +104,11 @@ struct EmbeddingUsage {
     total_tokens: usize,
 }
 
-/// Computes the embeddings of texts.
-#[utoipa::path(
-    post,
-    path = "/v1/embeddings",
-    tag = "OpenAI",
-    request_body = EmbeddingBody,
-    responses((status = 200, description = "The answer.", body = EmbeddingList)),
-)]
-pub(crate) async fn embeddings(
+pub(super) async fn embeddings(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(_place): StreamSlot,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Json<EmbeddingList>, ApiError> {
-    let _place = state.open_stream()?;
-    let body = read_json_body(request, state.limits()).await?;
     let serving = state.open(body.model()?.as_deref()).await?;
     let (texts, wish, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
@@ -134,7 +124,7 @@ pub(crate) async fn embeddings(
     Ok(Json(EmbeddingList {
         object: "list",
         data: vectors.into_iter().enumerate().map(entry).collect(),
-        model: serving.id().to_owned(),
+        model: serving.id.clone(),
         usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
     }))
 }
@@ -153,7 +143,7 @@ fn prepare(
         return Err(ApiError::Empty { param: "input".to_owned() });
     }
     check_count("input", num_texts, serving.state().limits().embedding_inputs)?;
-    let tokenizer = &serving.text().tokenizer;
+    let tokenizer = &serving.text.tokenizer;
     let encode = |text: &String| {
         serving.check_length(text, "input")?;
         tokenizer.encode_prompt(text).map_err(|err| ApiError::from_text(err, "input"))

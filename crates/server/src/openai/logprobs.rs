@@ -29,15 +29,16 @@ struct ChatLogprob {
     top_logprobs: Vec<TokenLogprob>,
 }
 
+/// A token with its log-probability.
 #[derive(Debug, Serialize, ToSchema)]
-struct TokenLogprob {
+pub(crate) struct TokenLogprob {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
 }
 
 impl TokenLogprob {
-    fn new(token: TokenId, logprob: f32, tokenizer: &Tokenizer) -> TokenLogprob {
+    pub(crate) fn new(token: TokenId, logprob: f32, tokenizer: &Tokenizer) -> TokenLogprob {
         TokenLogprob {
             token: tokenizer.token_text(token),
             logprob: finite(logprob),

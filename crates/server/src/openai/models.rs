@@ -1,9 +1,6 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
-use jackalope_serving::body::name_in_path;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::models::ModelStatus;
 use serde::Serialize;
@@ -25,14 +22,14 @@ pub(crate) struct ModelCard {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// Longest sequence in tokens, while the model is loaded.
+    /// Maximum length of a sequence in tokens, while the model is loaded.
     max_model_len: Option<u32>,
     aliases: Vec<String>,
-    /// Whether requests for it are computed at once.
+    /// Whether requests for it are computed without loading it.
     loaded: bool,
     state: &'static str,
     pinned: bool,
-    /// Whether requests that name no model are for it.
+    /// Whether it answers requests that name no model.
     default: bool,
 }
 
@@ -53,18 +50,12 @@ fn card(status: ModelStatus) -> ModelCard {
 }
 
 /// Lists the models, loaded or not.
-pub(crate) async fn list_models(State(state): State<ServerState>) -> Json<ModelList> {
+pub(crate) fn list_models(state: &ServerState) -> Json<ModelList> {
     let data = state.models().list().into_iter().map(card).collect();
     Json(ModelList { object: "list", data })
 }
 
 /// Shows a model under any of its names. Loads nothing.
-pub(crate) async fn show_model(
-    State(state): State<ServerState>,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Json<ModelCard>, ApiError> {
-    let id = name_in_path(id);
-    let status = state.models().status(&id);
-    let unknown = || ApiError::UnknownModel { found: id.clone(), served: state.models().served() };
-    Ok(Json(card(status.ok_or_else(unknown)?)))
+pub(crate) fn show_model(state: &ServerState, id: &str) -> Result<Json<ModelCard>, ApiError> {
+    state.models().named(id).map(card).map(Json)
 }

@@ -20,10 +20,10 @@ use utoipa::ToSchema;
 
 use crate::wire::{Listed, Seed, Strings, TextOr};
 
-/// Fields that both endpoints have.
+/// Fields of chat completions, completions and responses.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Common {
-    /// Maximum number of tokens to generate. Default: what the context has room for; 16 for
+    /// Maximum number of tokens to generate. Default: the rest of the context; 16 for
     /// `/v1/completions`.
     pub(crate) max_tokens: Option<u32>,
     /// Maximum number of tokens to generate, reasoning included.
@@ -144,13 +144,13 @@ impl Common {
 /// Fields of `POST /v1/chat/completions` alone.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatRequest {
-    /// The conversation; its contents are text, or parts of type `text`. An image part is refused
-    /// by name.
+    /// Messages of the conversation, whose content is a string or parts of type `text`. Image parts
+    /// are refused.
     pub(crate) messages: Option<Vec<Message>>,
-    /// Functions that the model may call, rendered by the template; calls come back as
-    /// `tool_calls`. Tools with `strict` are enforced by a grammar.
+    /// Functions that the model may call; calls are returned as `tool_calls`. The schemas of tools
+    /// with `strict` are enforced by constrained decoding.
     pub(crate) tools: Option<Vec<Tool>>,
-    /// `none`, `auto`, `required` or a named function; what is forced is enforced by a grammar.
+    /// `none`, `auto`, `required` or a named function; enforced by constrained decoding.
     pub(crate) tool_choice: Option<Value>,
     /// Allow several tool calls in one answer. With `false`, the first call ends the answer. Default:
     /// `true`.
@@ -202,8 +202,7 @@ pub(crate) struct CompletionRequest {
     pub(crate) add_special_tokens: Option<bool>,
 }
 
-/// Fields that change the answer and that this server does not have. To ignore them would be to
-/// answer another question than the one that was asked.
+/// Fields that would change the answer but are not supported, and are therefore refused.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described; `unsupported` refuses the fields by name")]
 pub(crate) struct Unsupported {
@@ -227,27 +226,27 @@ pub(crate) struct Unsupported {
     pub(crate) length_penalty: Option<Value>,
     /// Use `echo` and `logprobs` of `/v1/completions`.
     pub(crate) prompt_logprobs: Option<Value>,
-    /// The server does not run code of clients.
+    /// The server does not run clients' code.
     pub(crate) logits_processors: Option<Value>,
-    /// Unless it is 1; use `repetition_penalty`.
+    /// Only 1 is accepted; use `repetition_penalty`.
     pub(crate) repeat_penalty: Option<Value>,
-    /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
+    /// Only 0 is accepted; use `top_p`, `top_k` or `min_p`.
     pub(crate) mirostat: Option<Value>,
-    /// Unless it is 0 or 1; use `top_p`, `top_k` or `min_p`.
+    /// Only 0 and 1 are accepted; use `top_p`, `top_k` or `min_p`.
     pub(crate) typical_p: Option<Value>,
-    /// Unless it is 0 or 1; use `top_p`, `top_k` or `min_p`.
+    /// Only 0 and 1 are accepted; use `top_p`, `top_k` or `min_p`.
     pub(crate) tfs_z: Option<Value>,
-    /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
+    /// Only 0 is accepted; use `top_p`, `top_k` or `min_p`.
     pub(crate) top_a: Option<Value>,
-    /// Unless it is 0 or less; use `top_p`, `top_k` or `min_p`.
+    /// Only 0 and negative values are accepted; use `top_p`, `top_k` or `min_p`.
     pub(crate) top_n_sigma: Option<Value>,
-    /// Unless it is 0; use `top_p`, `top_k` or `min_p`.
+    /// Only 0 is accepted; use `top_p`, `top_k` or `min_p`.
     pub(crate) xtc_probability: Option<Value>,
-    /// Unless it is 0; use `temperature`.
+    /// Only 0 is accepted; use `temperature`.
     pub(crate) dynatemp_range: Option<Value>,
-    /// Unless it is 0; use `repetition_penalty`.
+    /// Only 0 is accepted; use `repetition_penalty`.
     pub(crate) dry_multiplier: Option<Value>,
-    /// Unless it is 0; use `repetition_penalty`.
+    /// Only 0 is accepted; use `repetition_penalty`.
     pub(crate) no_repeat_ngram_size: Option<Value>,
 }
 
@@ -259,7 +258,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
 }
 
-/// Who speaks.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {

@@ -11,11 +11,11 @@ use super::request::{ChatRequest, Common, CompletionRequest, Content, Part, Prom
 use super::structure::Structure;
 use crate::wire::{list, string};
 
-/// The body of a chat: it is read for one part of its fields after the other.
+/// The body of a chat completion.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct ChatBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     chat: ChatRequest,
@@ -31,24 +31,24 @@ pub(super) struct ChatBody {
     unsupported: Unsupported,
 }
 
-/// The old form of tools.
+/// Fields that `tools` have replaced.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 struct Legacy {
-    /// The old form of `tools`; the call comes back as `message.function_call`. Not together with
+    /// Older form of `tools`; the call is returned as `message.function_call`. Not together with
     /// `tools`.
     functions: Option<Vec<Value>>,
-    /// `auto`, `none` or a named function: the old form of `tool_choice`.
+    /// Older form of `tool_choice`: `auto`, `none` or a named function.
     function_call: Option<Value>,
 }
 
-/// Fields that change nothing.
+/// Ignored fields.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 struct Ignored {
     /// Identifies the end user; ignored.
     user: Option<Value>,
-    /// Notes of the client; ignored.
+    /// Data of the client; ignored.
     metadata: Option<Value>,
     /// Answers are not stored.
     store: Option<Value>,
@@ -64,7 +64,7 @@ struct Ignored {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct CompletionBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     completion: CompletionRequest,

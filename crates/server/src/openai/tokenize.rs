@@ -1,11 +1,9 @@
 //! `POST /tokenize` and `POST /detokenize`, as vLLM has them.
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use jackalope_protocol::TokenId;
-use jackalope_serving::body::{JsonBody, read_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::encode;
 use jackalope_serving::state::Serving;
@@ -15,14 +13,15 @@ use utoipa::ToSchema;
 
 use super::chat;
 use super::request::ChatRequest;
+use crate::extract::JsonRequest;
 use crate::state::ServerState;
 
 /// Fields of `POST /tokenize`; those of a conversation are a chat's.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TokenizeRequest {
-    /// A text; or a conversation, with the fields of a chat.
+    /// Text to tokenize. Alternatively, a conversation with the fields of a chat completion.
     prompt: Option<String>,
-    /// `false` leaves out the token that begins every text; of a `prompt` only.
+    /// Add the token that begins every text; only with `prompt`. Default: `true`.
     add_special_tokens: Option<bool>,
     /// Also return each token as text. Default: `false`.
     return_token_strs: Option<bool>,
@@ -32,7 +31,7 @@ pub(super) struct TokenizeRequest {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct TokenizeBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     tokenize: TokenizeRequest,
@@ -46,15 +45,15 @@ pub(super) struct TokenizeBody {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 struct IgnoredByTokenize {
-    /// Has no effect on the tokens of the prompt.
+    /// No effect on the tokens of the prompt.
     logprobs: Option<Value>,
-    /// Has no effect on the tokens of the prompt.
+    /// No effect on the tokens of the prompt.
     top_logprobs: Option<Value>,
-    /// Has no effect on the tokens of the prompt.
+    /// No effect on the tokens of the prompt.
     parallel_tool_calls: Option<Value>,
-    /// Has no effect on the tokens of the prompt.
+    /// No effect on the tokens of the prompt.
     thinking_token_budget: Option<Value>,
-    /// Has no effect on the tokens of the prompt.
+    /// No effect on the tokens of the prompt.
     conversation_id: Option<Value>,
 }
 
@@ -62,7 +61,7 @@ struct IgnoredByTokenize {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(super) struct DetokenizeBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     detokenize: DetokenizeRequest,
@@ -90,19 +89,10 @@ pub(crate) struct Detokenized {
     prompt: String,
 }
 
-/// Returns the tokens of a prompt, or of a conversation with everything that the template adds.
-#[utoipa::path(
-    post,
-    path = "/tokenize",
-    tag = "tokens",
-    request_body = TokenizeBody,
-    responses((status = 200, description = "The answer.", body = Tokenized)),
-)]
-pub(crate) async fn tokenize(
+pub(super) async fn tokenize(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Json<Tokenized>, ApiError> {
-    let body = read_json_body(request, state.limits()).await?;
     let serving = state.open(body.model()?.as_deref()).await?;
     serving.prepare(move |serving| tokenized(body, serving)).await.map(Json)
 }
@@ -110,7 +100,7 @@ pub(crate) async fn tokenize(
 fn tokenized(body: JsonBody, serving: &Serving) -> Result<Tokenized, ApiError> {
     let request: TokenizeRequest = body.read()?;
     let chat: ChatRequest = body.read()?;
-    let tokenizer = &serving.text().tokenizer;
+    let tokenizer = &serving.text.tokenizer;
     let tokens = match (request.prompt, chat.messages.is_some()) {
         (Some(_), true) => {
             return Err(ApiError::Needs { param: "prompt", needs: "messages to be absent" });
@@ -134,19 +124,10 @@ fn tokenized(body: JsonBody, serving: &Serving) -> Result<Tokenized, ApiError> {
     })
 }
 
-/// Returns the text of tokens, special ones included.
-#[utoipa::path(
-    post,
-    path = "/detokenize",
-    tag = "tokens",
-    request_body = DetokenizeBody,
-    responses((status = 200, description = "The answer.", body = Detokenized)),
-)]
-pub(crate) async fn detokenize(
+pub(super) async fn detokenize(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let body = read_json_body(request, state.limits()).await?;
     let serving = state.open(body.model()?.as_deref()).await?;
     serving.prepare(move |serving| detokenized(&body, serving)).await.map(Json)
 }
@@ -154,7 +135,7 @@ pub(crate) async fn detokenize(
 fn detokenized(body: &JsonBody, serving: &Serving) -> Result<Detokenized, ApiError> {
     let request: DetokenizeRequest = body.read()?;
     let tokens = request.tokens.ok_or(ApiError::Missing { param: "tokens" })?;
-    let tokenizer = &serving.text().tokenizer;
+    let tokenizer = &serving.text.tokenizer;
     // A model's vocabulary may be padded: the padding tokens are valid and decode to nothing.
     let vocab_size = serving.engine_limits()?.vocab_size;
     match tokens.iter().find(|token| vocab_size <= **token) {

@@ -5,6 +5,9 @@ use jackalope_serving::numbers::rounded;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// Identifies the program version that generated an answer.
+pub(super) const SYSTEM_FINGERPRINT: &str = concat!("fp_jackalope_", env!("CARGO_PKG_VERSION"));
+
 /// Tokens counted.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(crate) struct Usage {

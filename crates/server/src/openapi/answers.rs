@@ -1,6 +1,8 @@
 //! Schemas of answers that are written field by field. Answers may have more fields than these;
 //! clients may read them, but they are not guaranteed.
 
+#![expect(dead_code, reason = "the types are only described")]
+
 use std::collections::BTreeMap;
 
 use utoipa::openapi::schema::Type;
@@ -20,17 +22,15 @@ impl ToSchema for Fields {}
 
 /// One event of a stream.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ServerSentEvent {
-    /// What kind of event it is, where the API names them.
+    /// Name of the event, if the API names its events.
     event: Option<String>,
     /// A line of JSON, or `[DONE]`.
     data: String,
 }
 
-/// A response, whole.
+/// A complete response.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ResponseAnswer {
     id: String,
     object: String,
@@ -54,7 +54,6 @@ pub(crate) struct ResponseAnswer {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ResponseUsage {
     input_tokens: u32,
     output_tokens: u32,
@@ -62,7 +61,6 @@ pub(crate) struct ResponseUsage {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct DeletedResponse {
     id: String,
     object: String,
@@ -70,7 +68,6 @@ pub(crate) struct DeletedResponse {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct InputItems {
     object: String,
     data: Vec<Fields>,
@@ -79,9 +76,8 @@ pub(crate) struct InputItems {
     has_more: bool,
 }
 
-/// A message, whole.
+/// A complete message.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct MessageAnswer {
     id: String,
     r#type: String,
@@ -96,7 +92,6 @@ pub(crate) struct MessageAnswer {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct MessageUsage {
     input_tokens: u32,
     cache_creation_input_tokens: u32,
@@ -106,7 +101,6 @@ pub(crate) struct MessageUsage {
 
 /// An answer of `/api/chat`, or one line of it.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaChatAnswer {
     model: String,
     created_at: String,
@@ -120,7 +114,6 @@ pub(crate) struct OllamaChatAnswer {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaAnswerMessage {
     role: String,
     content: String,
@@ -130,7 +123,6 @@ pub(crate) struct OllamaAnswerMessage {
 
 /// An answer of `/api/generate`, or one line of it.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaGenerateAnswer {
     model: String,
     created_at: String,
@@ -143,9 +135,8 @@ pub(crate) struct OllamaGenerateAnswer {
     metrics: OllamaMetrics,
 }
 
-/// What an answer took; times in nanoseconds.
+/// Token counts and times of an answer. Times are in nanoseconds.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaMetrics {
     total_duration: Option<u64>,
     load_duration: Option<u64>,
@@ -156,13 +147,11 @@ pub(crate) struct OllamaMetrics {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaModels {
     models: Vec<OllamaModel>,
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaModel {
     name: String,
     model: String,
@@ -172,13 +161,11 @@ pub(crate) struct OllamaModel {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaVersion {
     version: String,
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaShown {
     modelfile: String,
     parameters: String,
@@ -188,11 +175,10 @@ pub(crate) struct OllamaShown {
     modified_at: String,
 }
 
-/// How far the fetching of a model is, or one line of it.
+/// Progress of a download, or one line of it.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct OllamaPulled {
-    /// `success` at the end.
+    /// `success` in the last line.
     status: Option<String>,
     error: Option<String>,
     digest: Option<String>,
@@ -200,18 +186,16 @@ pub(crate) struct OllamaPulled {
     completed: Option<u64>,
 }
 
-/// A model that is loaded, or on its way.
+/// A model that is loaded or loading.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct LoadedModel {
     /// `loaded` or `loading`.
     status: String,
     model_id: String,
 }
 
-/// A model that went; numbers are gigabytes over all ranks.
+/// An unloaded model. Numbers are gigabytes over all ranks.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct UnloadedModel {
     /// `unloaded` or `no_model`.
     status: String,
@@ -223,9 +207,8 @@ pub(crate) struct UnloadedModel {
     freed_gb: Option<f64>,
 }
 
-/// Models that went; numbers are gigabytes over all ranks.
+/// Unloaded models. Numbers are gigabytes over all ranks.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct UnloadedModels {
     unloaded: Vec<String>,
     before_active_gb: f64,
@@ -236,7 +219,6 @@ pub(crate) struct UnloadedModels {
 
 /// The server and its default model.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct HealthAnswer {
     /// `healthy`, `recovering`, `idle`, `starting`, `failed`, `stopping`, `unloading` or `memory_short`.
     status: String,
@@ -253,22 +235,20 @@ pub(crate) struct HealthAnswer {
     running: usize,
     queue_size: usize,
     queue_max: usize,
-    /// How short of memory the machines are: `tier` is `normal`, `warn` or `critical`.
+    /// Memory pressure on the machines; `tier` is `normal`, `warn` or `critical`.
     memory_pressure: Option<Fields>,
     counters: Option<Fields>,
-    /// Links between machines that are known to be broken: `between`, `reason`, `seconds`.
+    /// Broken links between machines, with `between`, `reason` and `seconds`.
     broken_links: Vec<Fields>,
     models: Vec<Fields>,
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct LiveAnswer {
     status: String,
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ReadyAnswer {
     ready: bool,
     status: String,
@@ -276,15 +256,13 @@ pub(crate) struct ReadyAnswer {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct VersionAnswer {
     name: String,
     version: String,
 }
 
-/// The service in a few words.
+/// Description of the service.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ServiceCard {
     name: String,
     server: String,
@@ -293,7 +271,6 @@ pub(crate) struct ServiceCard {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct QueueAnswer {
     size: usize,
     max: usize,
@@ -303,7 +280,6 @@ pub(crate) struct QueueAnswer {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ModelInfo {
     id: String,
     model_id: String,
@@ -318,9 +294,8 @@ pub(crate) struct ModelInfo {
     models: Vec<Fields>,
 }
 
-/// Rates of the last minute, the last answers, and how the ranks are.
+/// Rates of the last minute, the last answers, and the state of the ranks.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct SnapshotAnswer {
     uptime_s: u64,
     total_requests: u64,
@@ -341,7 +316,6 @@ pub(crate) struct SnapshotAnswer {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct MemoryAnswer {
     ok: bool,
     mlx: Fields,
@@ -349,13 +323,12 @@ pub(crate) struct MemoryAnswer {
     slot: Fields,
     limits: Fields,
     monitor: Fields,
-    /// By the number of the rank.
+    /// By number of the rank.
     ranks: Fields,
 }
 
-/// Memory, once a second of late.
+/// Recent memory samples, one per second.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct MemorySamples {
     ok: bool,
     source: String,
@@ -364,7 +337,6 @@ pub(crate) struct MemorySamples {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct MemorySample {
     timestamp: f64,
     mlx_active_gb: f64,
@@ -373,7 +345,6 @@ pub(crate) struct MemorySample {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct RecentRequests {
     ok: bool,
     count: usize,
@@ -381,7 +352,6 @@ pub(crate) struct RecentRequests {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct RecentRequest {
     request_id: String,
     timestamp: f64,
@@ -410,16 +380,14 @@ pub(crate) struct RecentRequest {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct RecentErrors {
     ok: bool,
     count: usize,
     errors: Vec<Fields>,
 }
 
-/// Counts since the start, and times of the requests that are remembered.
+/// Totals since the start, and times of the recorded requests.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct RequestStats {
     ok: u64,
     total_requests: u64,
@@ -438,9 +406,8 @@ pub(crate) struct RequestStats {
     kv_cache_hit_rate: f64,
 }
 
-/// The engine, and every request that is being answered.
+/// The engine, and the requests being answered.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct EngineStatus {
     /// `running`, `not_loaded` or `stopped`.
     status: String,
@@ -455,7 +422,6 @@ pub(crate) struct EngineStatus {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct CacheStats {
     r#type: String,
     entries: usize,
@@ -470,7 +436,6 @@ pub(crate) struct CacheStats {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ClearedCache {
     status: String,
     caches: Vec<String>,
@@ -478,7 +443,6 @@ pub(crate) struct ClearedCache {
 }
 
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
 pub(crate) struct CancelledRequest {
     object: String,
     id: String,
@@ -486,9 +450,8 @@ pub(crate) struct CancelledRequest {
     model: String,
 }
 
-/// An error as clients of Ollama read it.
+/// An error in Ollama's form.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described; `ApiError` writes it")]
 pub(crate) struct OllamaError {
     error: String,
 }

@@ -78,6 +78,7 @@ pub enum CacheGroup<'a> {
 }
 
 impl Holder {
+    /// The key's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -87,6 +88,7 @@ impl Holder {
         self.tenant
     }
 
+    /// Returns whether the key has administrator rights.
     pub fn is_admin(&self) -> bool {
         self.is_admin
     }
@@ -99,6 +101,7 @@ impl Holder {
         }
     }
 
+    /// The best priority of the key's requests; lower values are scheduled earlier.
     pub fn priority(&self) -> i32 {
         self.priority
     }

@@ -145,7 +145,7 @@ impl<F: AnswerWriter> Answer<F> {
         let limits = Arc::clone(serving.state().limits());
         let plan = AnswerPlan::of(&job);
         let timeout = limits.request_timeout.into_iter().chain(job.timeout).min();
-        let answering = Answering::start(job, serving.engine(), serving.text(), timeout)?;
+        let answering = Answering::start(job, &serving.engine, &serving.text, timeout)?;
         let opening = AnswerStart {
             answer_id: format.answer_id().map(str::to_owned),
             engine_ids: answering.engine_ids(),
@@ -156,7 +156,7 @@ impl<F: AnswerWriter> Answer<F> {
         };
         debug!(engine_ids = ?opening.engine_ids, answer = opening.answer_id, "submitted");
         Ok(Answer {
-            recorder: Recorder::begin(serving.state().journal(), serving.model(), opening),
+            recorder: Recorder::begin(serving.state().journal(), serving, opening),
             answering,
             format,
             has_begun: vec![false; plan.num_choices],
@@ -172,6 +172,10 @@ impl<F: AnswerWriter> Answer<F> {
         })
     }
 
+    /// Sends the answer, complete or as a stream.
+    ///
+    /// # Errors
+    /// Returns an error if the answer fails before its first byte was sent.
     pub async fn respond(self) -> Result<Response, ApiError> {
         let AnswerPlan { requested_tokens, max_tokens, .. } = self.plan;
         let mut response = match self.plan.is_stream {

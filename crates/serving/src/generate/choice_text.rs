@@ -18,11 +18,17 @@ use crate::outcome::Finish;
 /// New output of a choice.
 #[derive(Debug, Default, PartialEq)]
 pub struct Delta {
+    /// Reasoning text.
     pub reasoning: String,
+    /// Text of the answer itself.
     pub text: String,
+    /// Tool calls that begin, continue or end.
     pub calls: Vec<CallDelta>,
+    /// Tokens with their log-probabilities, if they were requested.
     pub scored: Vec<ScoredToken>,
+    /// Token ids, if they were requested.
     pub tokens: Vec<TokenId>,
+    /// Reason why the choice ended, in its last delta.
     pub finish: Option<Finish>,
     /// The stop string that ended the choice.
     pub stop: Option<String>,
@@ -99,6 +105,7 @@ pub struct CallDelta {
 pub struct CallHead {
     /// The call's id, if the model gave one.
     pub id: Option<String>,
+    /// Name of the tool.
     pub name: String,
 }
 
@@ -117,9 +124,11 @@ impl CallDelta {
 /// A token with its log-probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
+    /// Id of the token.
     pub token: TokenId,
     /// Number of characters of the choice's text before the token.
     pub start_chars: usize,
+    /// Its log-probability, and those of the most likely tokens.
     pub logprob: Logprob,
 }
 

@@ -20,11 +20,14 @@ const BAD_WORD_BYTES_MAX: usize = 256;
 /// The structure that an answer has, and the request field that asks for it.
 #[derive(Clone, Debug)]
 pub struct StructuredOutput {
+    /// Name of the field, for errors.
     pub param: String,
+    /// What the answer is constrained to.
     pub constraint: Constraint,
 }
 
 impl StructuredOutput {
+    /// Creates the structure that the field `param` asks for.
     pub fn new(param: impl Into<String>, constraint: Constraint) -> StructuredOutput {
         StructuredOutput { param: param.into(), constraint }
     }
@@ -132,7 +135,7 @@ pub(super) fn bad_runs(words: &[String], serving: &Serving) -> Result<Vec<Vec<To
             return Err(ApiError::out_of_range(param, &found, expected));
         }
         for written in [trimmed.to_owned(), format!(" {trimmed}")] {
-            let run = serving.text().tokenizer.encode(&written, false);
+            let run = serving.text.tokenizer.encode(&written, false);
             let run = run.map_err(|source| ApiError::Text { param: param.clone(), source })?;
             if !run.is_empty() && !runs.contains(&run) {
                 runs.push(run);

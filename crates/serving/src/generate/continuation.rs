@@ -13,6 +13,7 @@ use crate::state::Serving;
 pub struct Continuation {
     /// Name of the request field that the prompts came in.
     pub param: &'static str,
+    /// The texts, as clients send them.
     pub prompts: Vec<PromptText>,
     /// Whether the token that begins every text is added to prompts that came as text.
     pub add_special_tokens: bool,
@@ -23,7 +24,9 @@ pub struct Continuation {
 /// A prompt as the client sent it.
 #[derive(Debug)]
 pub enum PromptText {
+    /// A text.
     Text(String),
+    /// Token ids.
     Tokens(Vec<TokenId>),
 }
 
@@ -38,7 +41,7 @@ impl Continuation {
         let limits = serving.engine_limits()?;
         let suffix = self.suffix.as_deref();
         let infill =
-            suffix.map(|suffix| Infill::new(suffix, &serving.text().tokenizer)).transpose()?;
+            suffix.map(|suffix| Infill::new(suffix, &serving.text.tokenizer)).transpose()?;
         params.constraints.compile(serving)?;
         // The infill's own tokens already include the special tokens.
         let add_special_tokens = self.add_special_tokens && infill.is_none();
@@ -72,6 +75,6 @@ pub fn encode(
     add_special_tokens: bool,
     serving: &Serving,
 ) -> Result<Vec<TokenId>, jackalope_text::TextError> {
-    let tokenizer = &serving.text().tokenizer;
+    let tokenizer = &serving.text.tokenizer;
     if add_special_tokens { tokenizer.encode_prompt(text) } else { tokenizer.encode(text, false) }
 }

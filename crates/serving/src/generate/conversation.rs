@@ -52,9 +52,11 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     /// Tools in the form of OpenAI's chat completions, already checked.
     pub tools: Vec<Value>,
+    /// Whether tools may or must be called.
     pub tool_choice: ToolChoice,
     /// Whether the answer ends after its first tool call.
     pub single_call: bool,
+    /// Whether and how much the model reasons.
     pub thinking: Thinking,
     /// Additional variables for the template.
     pub kwargs: Map<String, Value>,
@@ -76,7 +78,7 @@ impl Conversation {
         params.check_length(rendered.text(), self.param, serving)?;
         let prompt = self.tokenize(&rendered, serving)?;
         params.options.stable_tokens = self.stable_tokens(&prompt, serving);
-        let text = serving.text();
+        let text = &serving.text;
         let takes_tools = self.takes_tools();
         let format = if takes_tools { text.answer.clone() } else { text.answer.without_tools() };
         let tools = if takes_tools { self.tool_specs() } else { Vec::new() };
@@ -170,7 +172,7 @@ impl Conversation {
         serving: &Serving,
     ) -> Option<Reasoning> {
         let markers = format.reasoning?;
-        let tokenizer = &serving.text().tokenizer;
+        let tokenizer = &serving.text.tokenizer;
         let is_open = format.opened_by(tokenizer, prompt);
         let may_think = is_open || self.thinking.enabled != Some(false);
         let close = markers.close_tokens(tokenizer);
@@ -220,14 +222,14 @@ impl Conversation {
         rendered: &RenderedPrompt,
         serving: &Serving,
     ) -> Result<Vec<TokenId>, ApiError> {
-        let tokens = serving.text().tokenizer.encode_rendered(rendered);
+        let tokens = serving.text.tokenizer.encode_rendered(rendered);
         tokens.map_err(|err| ApiError::from_text(err, self.param))
     }
 
     /// Renders the prompt with the chat template.
     fn render(&self, serving: &Serving) -> Result<RenderedPrompt, ApiError> {
         let mut kwargs = self.kwargs.clone();
-        if let Some(enabled) = self.thinking.enabled.or(serving.enable_thinking()) {
+        if let Some(enabled) = self.thinking.enabled.or(serving.enable_thinking) {
             kwargs.entry("enable_thinking").or_insert(enabled.into());
         }
         if let Some(effort) = &self.thinking.effort {
@@ -241,7 +243,7 @@ impl Conversation {
         };
         let refused = |err| ApiError::from_text(err, self.param);
         let template =
-            serving.text().template.as_ref().ok_or_else(|| refused(TextError::NoTemplate))?;
+            serving.text.template.as_ref().ok_or_else(|| refused(TextError::NoTemplate))?;
         let mut rendered = template.render(&prompt).map_err(refused)?;
         if self.continues_message {
             rendered.truncate(self.end_of_last_message(rendered.text())?);

@@ -30,7 +30,9 @@ const FRAMES_WAITING_MAX: usize = 1;
 /// How a protocol writes keep-alives and errors before the answer's own format exists.
 #[derive(Clone, Copy, Debug)]
 pub struct EarlyStream {
+    /// Appends a frame that keeps the connection alive.
     pub push_keep_alive: fn(&mut Vec<u8>),
+    /// Appends the error that ends the stream.
     pub push_error: fn(&ApiError, &mut Vec<u8>),
 }
 

@@ -15,6 +15,7 @@ use super::output::{AnswerRules, TextRules};
 pub struct Job {
     /// Prompts in the order of the request; all have the same number of choices.
     pub prompts: Vec<PromptJob>,
+    /// How tokens become text.
     pub rules: TextRules,
     /// The sampling options of every choice.
     pub sampling: SamplingOptions,

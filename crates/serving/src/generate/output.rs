@@ -8,6 +8,7 @@ use jackalope_text::{AnswerFormat, ToolSpec};
 /// How an answer is returned.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OutputParams {
+    /// Whether the answer is streamed.
     pub is_stream: bool,
     /// Whether token ids are returned.
     pub return_token_ids: bool,
@@ -28,6 +29,7 @@ pub struct TextRules {
     pub answer: Option<AnswerRules>,
     /// Whether the first tool call ends the choice.
     pub single_call: bool,
+    /// How the text is returned.
     pub output: OutputParams,
     /// Whether the text continues the prompt, or begins anew as in a chat.
     pub continues_prompt: bool,

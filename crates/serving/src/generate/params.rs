@@ -16,8 +16,11 @@ use crate::state::Serving;
 /// The parameters of a request apart from its prompt, not yet checked.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParams {
+    /// How tokens are sampled, and what they are constrained to.
     pub sampling: SamplingParams,
+    /// How the answer is returned.
     pub output: OutputParams,
+    /// When the request is computed.
     pub scheduling: SchedulingParams,
     /// Number of tokens of the prompt to keep, the last ones; -1: as many as fit.
     pub truncate_prompt_tokens: Option<i64>,

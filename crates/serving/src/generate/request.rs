@@ -12,7 +12,9 @@ use crate::state::Serving;
 /// What to generate, and how. Not yet checked, except for what only the protocol can check.
 #[derive(Debug)]
 pub struct GenerateRequest {
+    /// What to answer or continue.
     pub prompt: Prompt,
+    /// How to sample, return and schedule the answer.
     pub params: RequestParams,
 }
 

@@ -20,18 +20,25 @@ pub struct SamplingParams {
     pub max_tokens: Option<u32>,
     /// Minimum number of tokens per choice.
     pub min_tokens: u32,
+    /// Sampling temperature; 0 always picks the most likely token.
     pub temperature: Option<f64>,
+    /// Sample from the most likely tokens whose probabilities add up to this value.
     pub top_p: Option<f64>,
     /// 0 and -1 disable.
     pub top_k: Option<i64>,
+    /// Minimum probability of a token, relative to the most likely token.
     pub min_p: Option<f64>,
+    /// Penalty for repeated tokens; above 1 makes them less likely.
     pub repetition_penalty: Option<f64>,
     /// Number of recent tokens that the repetition penalty applies to; 0: all.
     pub repetition_context: Option<u32>,
+    /// Penalty subtracted from the logits of tokens that the answer already contains.
     pub presence_penalty: Option<f64>,
+    /// Penalty subtracted for each time that the answer already contains the token.
     pub frequency_penalty: Option<f64>,
     /// What is added to the logits of tokens, by token id.
     pub logit_bias: BTreeMap<String, f64>,
+    /// Seed of the first choice; the other choices derive theirs from it. Random if absent.
     pub seed: Option<u64>,
     /// Number of choices per prompt. Default: 1.
     pub num_choices: Option<u32>,
@@ -113,7 +120,7 @@ pub fn chat_logprobs(
 }
 
 fn sampling(params: &SamplingParams, serving: &Serving) -> Result<SamplingOptions, ApiError> {
-    let default = serving.sampling_defaults();
+    let default = &serving.sampling_defaults;
     let number = |param: &'static str, value: Option<f64>, default: f32, low: f64, high: f64| {
         let Some(value) = value else { return Ok(default) };
         // NaN is in no range.

@@ -68,6 +68,7 @@ impl<'a> AllowedTools<'a> {
         Ok(Some(AllowedTools { mode, names }))
     }
 
+    /// Returns whether the tool of this name may be called.
     pub fn contains(&self, name: &str) -> bool {
         self.names.contains(&name)
     }

@@ -16,9 +16,11 @@ pub struct AnswerStart {
     pub answer_id: Option<String>,
     /// The engine's ids of the answer's choices.
     pub engine_ids: Vec<u64>,
+    /// Whether the answer is streamed.
     pub is_stream: bool,
     /// Number of choices; 0 if no tokens are sampled, as for an embedding.
     pub num_choices: usize,
+    /// Number of tokens of all prompts.
     pub prompt_tokens: u32,
     /// Maximum number of tokens per choice.
     pub max_tokens: u32,
@@ -27,9 +29,13 @@ pub struct AnswerStart {
 /// An answer in progress.
 #[derive(Debug)]
 pub struct AnswerInProgress {
+    /// The caller to be answered.
     pub caller: ApiCaller,
+    /// Id of the model.
     pub model: String,
+    /// What was known when the answer began.
     pub opening: AnswerStart,
+    /// Time when the answer began.
     pub began: Instant,
     /// Number of tokens sampled so far.
     pub completion_tokens: AtomicU32,
@@ -59,9 +65,13 @@ impl AnswerInProgress {
 /// Number of choices by finish reason.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Finishes {
+    /// The model ended them, or a stop string or stop token did.
     pub stop: u64,
+    /// They reached their maximum length.
     pub length: u64,
+    /// They ended with tool calls.
     pub tool_calls: u64,
+    /// They were cancelled, or never finished.
     pub abort: u64,
 }
 

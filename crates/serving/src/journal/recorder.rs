@@ -100,29 +100,19 @@ impl Recorder {
 
     fn record(&self) -> AnswerRecord {
         let AnswerInProgress { caller, model, opening, .. } = &*self.open;
-        let summary = &self.summary;
         AnswerRecord {
             request_id: caller.request_id.to_string(),
-            answer_id: opening.answer_id.clone(),
-            engine_ids: opening.engine_ids.clone(),
+            start: opening.clone(),
+            summary: AnswerSummary {
+                prompt_tokens: opening.prompt_tokens,
+                total_time: self.open.began.elapsed(),
+                ..self.summary
+            },
             ended_unix: unix_time(),
             kind: caller.kind,
             model: model.clone(),
             key: caller.key_name().map(str::to_owned),
             trace_parent: caller.trace_parent.clone(),
-            is_stream: opening.is_stream,
-            num_choices: opening.num_choices,
-            max_tokens: opening.max_tokens,
-            prompt_tokens: opening.prompt_tokens,
-            cached_tokens: summary.cached_tokens,
-            prefix_miss: summary.prefix_miss,
-            completion_tokens: summary.completion_tokens,
-            reasoning_tokens: summary.reasoning_tokens,
-            queue_time: summary.queue_time,
-            prefill_time: summary.prefill_time,
-            decode_time: summary.decode_time,
-            total_time: self.open.began.elapsed(),
-            has_tokens: 0 < summary.completion_tokens,
             ending: self.ending.clone(),
             finish_reason: self.finish_reason,
             memory_bytes: (self.memory_before, active_bytes(&self.open.engine)),
@@ -137,7 +127,8 @@ impl Drop for Recorder {
         self.finishes.abort += (self.open.opening.num_choices as u64).saturating_sub(num_ended);
         let record = self.record();
         if let Some(holder) = &self.open.caller.holder {
-            holder.used_tokens(record.prompt_tokens.saturating_add(record.completion_tokens));
+            let AnswerSummary { prompt_tokens, completion_tokens, .. } = record.summary;
+            holder.used_tokens(prompt_tokens.saturating_add(completion_tokens));
         }
         self.journal.close(self.open_id, record, &self.finishes);
     }

@@ -85,12 +85,14 @@ impl SpanExporter {
         Ok(SpanExporter { records, num_dropped })
     }
 
+    /// Queues the span of an answer; drops it if the queue is full.
     pub fn push(&self, record: &Arc<AnswerRecord>) {
         if self.records.try_send(Arc::clone(record)).is_err() {
             self.num_dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
+    /// Number of spans that were dropped or not accepted by the collector.
     pub fn num_dropped(&self) -> u64 {
         self.num_dropped.load(Ordering::Relaxed)
     }
@@ -99,14 +101,14 @@ impl SpanExporter {
 fn send_all(url: &str, waiting: &Receiver<Arc<AnswerRecord>>, dropped: &AtomicU64) {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().timeout_global(Some(SEND_TIMEOUT)).build().into();
-    let mut is_told = false;
+    let mut is_warned = false;
     while let Some(batch) = next_batch(waiting) {
         let spans: Vec<Value> = batch.iter().map(|record| span(record)).collect();
         let body = message(&spans).to_string();
         let sent = agent.post(url).header("content-type", "application/json").send(body);
         let Err(err) = sent else { continue };
         dropped.fetch_add(batch.len() as u64, Ordering::Relaxed);
-        if !std::mem::replace(&mut is_told, true) {
+        if !std::mem::replace(&mut is_warned, true) {
             warn!(%err, url, "the collector of traces takes no spans");
         }
     }
@@ -148,23 +150,23 @@ fn count(key: &str, value: u64) -> Value {
 /// The span of an answer, with attributes named by OpenTelemetry's conventions for generative AI.
 fn span(record: &AnswerRecord) -> Value {
     let ended = Duration::from_secs_f64(record.ended_unix.max(0.0));
-    let began = ended.saturating_sub(record.total_time);
+    let began = ended.saturating_sub(record.summary.total_time);
     let nanos = |at: Duration| at.as_nanos().to_string();
     let event = |name: &str, at: Duration| json!({"name": name, "timeUnixNano": nanos(at)});
     let mut events = vec![event("queued", began)];
-    if record.has_tokens {
-        events.push(event("started", began + record.queue_time));
-        events.push(event("first_token", began + record.time_to_first_token()));
+    if let Some(time) = record.time_to_first_token() {
+        events.push(event("started", began + record.summary.queue_time));
+        events.push(event("first_token", began + time));
     }
     events.push(event("end", ended));
     let mut attributes = vec![
         text("gen_ai.operation.name", record.kind),
         text("gen_ai.request.model", &record.model),
         text("gen_ai.request.id", &record.request_id),
-        count("gen_ai.request.max_tokens", record.max_tokens.into()),
-        count("gen_ai.usage.input_tokens", record.prompt_tokens.into()),
-        count("gen_ai.usage.output_tokens", record.completion_tokens.into()),
-        count("jackalope.cached_tokens", record.cached_tokens.into()),
+        count("gen_ai.request.max_tokens", record.start.max_tokens.into()),
+        count("gen_ai.usage.input_tokens", record.summary.prompt_tokens.into()),
+        count("gen_ai.usage.output_tokens", record.summary.completion_tokens.into()),
+        count("jackalope.cached_tokens", record.summary.cached_tokens.into()),
         text("jackalope.status", record.ending.name()),
     ];
     attributes.extend(record.key.as_deref().map(|key| text("jackalope.key", key)));

@@ -44,6 +44,7 @@ pub struct ErrorRecord {
 }
 
 impl ErrorRecord {
+    /// Converts to JSON, as `/errors` returns it.
     pub fn to_json(&self) -> Value {
         json!({
             "timestamp": rounded(self.at_unix, 3),
@@ -60,7 +61,9 @@ impl ErrorRecord {
 /// An ended answer, and the time it ended.
 #[derive(Clone, Debug)]
 pub struct Recent {
+    /// Time when it ended.
     pub ended: Instant,
+    /// Its record.
     pub record: Arc<AnswerRecord>,
 }
 
@@ -70,6 +73,7 @@ pub type HttpClass = (&'static str, String, u16);
 /// The records and totals of everything that the server has answered.
 #[derive(Debug)]
 pub struct Journal {
+    /// Time since when the server runs.
     pub started: Instant,
     pages: Mutex<Pages>,
     http_open: AtomicUsize,
@@ -92,10 +96,15 @@ struct Pages {
 /// The totals of a journal at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
+    /// Totals by model id.
     pub models: BTreeMap<String, ModelTotals>,
+    /// Totals by name of the key.
     pub keys: BTreeMap<String, KeyTotals>,
+    /// Totals of HTTP requests.
     pub http: BTreeMap<HttpClass, HttpTotals>,
+    /// Number of HTTP requests being answered.
     pub http_open: usize,
+    /// Number of errors of the server and of requests refused for lack of capacity.
     pub num_errors: u64,
     /// Records that the request log dropped; none without a log.
     pub log_dropped: Option<u64>,
@@ -104,6 +113,7 @@ pub struct Totals {
 }
 
 impl Journal {
+    /// Creates an empty journal, which also passes records to these.
     pub fn new(log: Option<RequestLog>, spans: Option<SpanExporter>) -> Journal {
         Journal {
             started: Instant::now(),
@@ -140,8 +150,8 @@ impl Journal {
         if let Some(key) = &record.key {
             let totals = named(&mut pages.keys, key);
             totals.requests += 1;
-            totals.prompt_tokens += u64::from(record.prompt_tokens);
-            totals.completion_tokens += u64::from(record.completion_tokens);
+            totals.prompt_tokens += u64::from(record.summary.prompt_tokens);
+            totals.completion_tokens += u64::from(record.summary.completion_tokens);
         }
         push_bounded(&mut pages.recent, Recent { ended: Instant::now(), record }, RECENT_MAX);
     }
@@ -198,6 +208,7 @@ impl Journal {
         self.pages().open.values().map(Arc::clone).collect()
     }
 
+    /// The current totals.
     pub fn totals(&self) -> Totals {
         let pages = self.pages();
         Totals {

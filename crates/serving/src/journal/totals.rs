@@ -18,13 +18,21 @@ const HTTP_SECONDS: &[f64] =
 pub struct ModelTotals {
     /// Number of answers by [`Ending::idx`].
     pub endings: [u64; Ending::NAMES.len()],
+    /// Number of choices by finish reason.
     pub finishes: Finishes,
+    /// Number of prompt tokens.
     pub prompt_tokens: u64,
+    /// Number of prompt tokens found in the cache.
     pub cached_tokens: u64,
+    /// Number of tokens sampled.
     pub completion_tokens: u64,
+    /// Time from first steps to first tokens.
     pub prompt_seconds: f64,
+    /// Time from first tokens to last tokens.
     pub decode_seconds: f64,
+    /// Time from requests to the ends of their answers.
     pub wall_seconds: f64,
+    /// Distribution of the number of choices per request.
     pub choices: Buckets,
 }
 
@@ -46,17 +54,18 @@ impl Default for ModelTotals {
 
 impl ModelTotals {
     pub(super) fn add(&mut self, record: &AnswerRecord, finishes: &Finishes) {
+        let summary = &record.summary;
         self.endings[record.ending.idx()] += 1;
         self.finishes.absorb(finishes);
-        self.prompt_tokens += u64::from(record.prompt_tokens);
-        self.cached_tokens += u64::from(record.cached_tokens);
-        self.completion_tokens += u64::from(record.completion_tokens);
-        self.prompt_seconds += record.prefill_time.as_secs_f64();
-        self.decode_seconds += record.decode_time.as_secs_f64();
-        self.wall_seconds += record.total_time.as_secs_f64();
+        self.prompt_tokens += u64::from(summary.prompt_tokens);
+        self.cached_tokens += u64::from(summary.cached_tokens);
+        self.completion_tokens += u64::from(summary.completion_tokens);
+        self.prompt_seconds += summary.prefill_time.as_secs_f64();
+        self.decode_seconds += summary.decode_time.as_secs_f64();
+        self.wall_seconds += summary.total_time.as_secs_f64();
         // An embedding has no choices.
-        if 0 < record.num_choices {
-            self.choices.record(record.num_choices as f64);
+        if 0 < record.start.num_choices {
+            self.choices.record(record.start.num_choices as f64);
         }
     }
 
@@ -69,8 +78,11 @@ impl ModelTotals {
 /// Totals of one key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyTotals {
+    /// Number of answers.
     pub requests: u64,
+    /// Number of prompt tokens.
     pub prompt_tokens: u64,
+    /// Number of tokens sampled.
     pub completion_tokens: u64,
     /// Requests refused because of a limit of the key.
     pub limited: u64,

@@ -39,8 +39,11 @@ impl MachineBytes {
 /// A machine with too little memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Shortage {
+    /// Name of the machine.
     pub machine: String,
+    /// Memory that models would take on it.
     pub needed_bytes: u64,
+    /// Memory that models may take on it.
     pub budget_bytes: u64,
 }
 
@@ -119,10 +122,16 @@ pub trait ModelLoader: Send + Sync + 'static {
 /// Reason why a model was not loaded.
 #[derive(Clone, Debug, Error)]
 pub enum LoadFailure {
+    /// The loader failed.
     #[error("{0}")]
     Failed(#[from] LoadError),
+    /// A machine has too little memory even without other models.
     #[error("{} has {} for models, and it needs {}", .0.machine, counted(.0.budget_bytes, "byte"), .0.needed_bytes)]
     NeverFits(Shortage),
+    /// Other models take the memory.
     #[error("{} are in the way", .models.join(", "))]
-    InTheWay { models: Vec<String> },
+    InTheWay {
+        /// Their ids, with the reason why they are not unloaded.
+        models: Vec<String>,
+    },
 }

@@ -146,10 +146,15 @@ pub enum KeptBecause {
 /// The status of a model, for lists.
 #[derive(Clone, Debug)]
 pub struct ModelStatus {
+    /// Id of the model.
     pub id: String,
+    /// Other names that requests may use.
     pub aliases: Vec<String>,
+    /// Whether requests that name no model are for it.
     pub is_default: bool,
+    /// Whether it is never unloaded for another model.
     pub is_pinned: bool,
+    /// Time since when it is served, in seconds since 1970.
     pub created: u64,
     /// `unloaded`, `loading`, `unloading`, or the state of its engine.
     pub state: &'static str,
@@ -161,11 +166,15 @@ pub struct ModelStatus {
     pub loaded_bytes: Option<(u64, u64)>,
     /// Time since the load began, while the model is loading.
     pub loading_for: Option<Duration>,
+    /// Number of requests that use it.
     pub num_open: usize,
+    /// Number of requests that wait until it is loaded.
     pub num_waiting: usize,
     /// Time until the model is unloaded if no request comes; none if it stays for ever.
     pub expires_in: Option<Duration>,
+    /// Reason why the last load failed or the engine ended.
     pub failure: Option<String>,
+    /// Properties of the checkpoint, if known.
     pub details: Option<ModelDetails>,
 }
 

@@ -19,6 +19,7 @@ mod lark;
 mod literal;
 mod live;
 mod parser;
+mod partial;
 mod pattern;
 mod reasoning;
 mod schema;
@@ -38,6 +39,7 @@ use crate::tokenizer::Tokenizer;
 
 pub use lark::{CallCount, ToolDemand, ToolGrammarError};
 pub use parser::{AnswerEnd, AnswerParser};
+pub use partial::arguments_object;
 pub use reasoning::ReasoningFormat;
 pub(crate) use reasoning::is_marker as is_reasoning_marker;
 pub use segment::Segment;

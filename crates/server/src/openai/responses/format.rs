@@ -22,6 +22,7 @@ use super::items::Item;
 use super::kept::{KeptResponse, KeptResponses};
 use super::output::{Kind, OutputItem, Terms};
 use crate::openai::error;
+use crate::wire::merged;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     AnswerSummary, AnswerWriter, CallDelta, Delta, Finish, ScoredToken,
@@ -83,8 +84,8 @@ impl ResponseFormat {
         }
         if let Some(finish) = delta.finish {
             self.finish = Some(finish);
-            let has_said = |item: &OutputItem| !matches!(item.kind, Kind::Reasoning);
-            if !self.output.iter().any(has_said) {
+            let is_answer = |item: &OutputItem| !matches!(item.kind, Kind::Reasoning);
+            if !self.output.iter().any(is_answer) {
                 // An answer without any text is a message too.
                 self.open_message();
             }
@@ -96,14 +97,14 @@ impl ResponseFormat {
         if !self.is_in(|kind| matches!(kind, Kind::Reasoning)) {
             self.open("rs_", Kind::Reasoning);
             match self.terms.summarises {
-                true => self.tell_part("response.reasoning_summary_part.added", ""),
-                false => self.tell_part("response.content_part.added", ""),
+                true => self.emit_part("response.reasoning_summary_part.added", ""),
+                false => self.emit_part("response.content_part.added", ""),
             }
         }
         self.grow(text);
         match self.terms.summarises {
-            true => self.tell_text("response.reasoning_summary_text.delta", "delta", text),
-            false => self.tell_text("response.reasoning_text.delta", "delta", text),
+            true => self.emit_text("response.reasoning_summary_text.delta", "delta", text),
+            false => self.emit_text("response.reasoning_text.delta", "delta", text),
         }
     }
 
@@ -117,7 +118,7 @@ impl ResponseFormat {
             all.extend_from_slice(scored);
         }
         let logprobs = self.terms.logprobs(scored);
-        self.tell_item_event(
+        self.emit_of_item(
             "response.output_text.delta",
             json!({"content_index": 0, "delta": text, "logprobs": logprobs}),
         );
@@ -125,7 +126,7 @@ impl ResponseFormat {
 
     fn open_message(&mut self) {
         self.open("msg_", Kind::Message { scored: Vec::new() });
-        self.tell_part("response.content_part.added", "");
+        self.emit_part("response.content_part.added", "");
     }
 
     fn call(&mut self, call: &CallDelta) {
@@ -136,7 +137,7 @@ impl ResponseFormat {
         if !call.arguments.is_empty() {
             self.grow(&call.arguments);
             let delta = json!({"delta": call.arguments});
-            self.tell_item_event("response.function_call_arguments.delta", delta);
+            self.emit_of_item("response.function_call_arguments.delta", delta);
         }
         if let (true, Some(item)) = (call.is_whole, self.output.last_mut()) {
             if let Kind::Call { is_whole, .. } = &mut item.kind {
@@ -161,7 +162,7 @@ impl ResponseFormat {
         self.is_open = true;
         let output_index = self.output.len() - 1;
         let item = self.output[output_index].to_json("in_progress", &self.terms);
-        self.tell(
+        self.emit(
             "response.output_item.added",
             json!({"output_index": output_index, "item": item}),
         );
@@ -176,28 +177,28 @@ impl ResponseFormat {
         let text = self.output[idx].text.clone();
         match (&self.output[idx].kind, self.terms.summarises) {
             (Kind::Reasoning, true) => {
-                self.tell_text("response.reasoning_summary_text.done", "text", &text);
-                self.tell_part("response.reasoning_summary_part.done", &text);
+                self.emit_text("response.reasoning_summary_text.done", "text", &text);
+                self.emit_part("response.reasoning_summary_part.done", &text);
             }
             (Kind::Reasoning, false) => {
-                self.tell_text("response.reasoning_text.done", "text", &text);
-                self.tell_part("response.content_part.done", &text);
+                self.emit_text("response.reasoning_text.done", "text", &text);
+                self.emit_part("response.content_part.done", &text);
             }
             (Kind::Message { scored }, _) => {
                 let logprobs = self.terms.logprobs(scored);
-                self.tell_item_event(
+                self.emit_of_item(
                     "response.output_text.done",
                     json!({"content_index": 0, "text": text, "logprobs": logprobs}),
                 );
-                self.tell_part("response.content_part.done", &text);
+                self.emit_part("response.content_part.done", &text);
             }
             (Kind::Call { name, .. }, _) => {
                 let done = json!({"name": name, "arguments": text});
-                self.tell_item_event("response.function_call_arguments.done", done);
+                self.emit_of_item("response.function_call_arguments.done", done);
             }
         }
         let item = self.output[idx].to_json(self.item_status(idx), &self.terms);
-        self.tell("response.output_item.done", json!({"output_index": idx, "item": item}));
+        self.emit("response.output_item.done", json!({"output_index": idx, "item": item}));
     }
 
     /// The status of an item. The last one may have been cut off, unless it is a complete call.
@@ -209,42 +210,35 @@ impl ResponseFormat {
     }
 
     /// Emits an event with reasoning text of the last item: a delta of it, or all of it.
-    fn tell_text(&mut self, event: &'static str, field: &str, text: &str) {
+    fn emit_text(&mut self, event: &'static str, field: &str, text: &str) {
         let index = if self.terms.summarises { "summary_index" } else { "content_index" };
-        self.tell_item_event(event, json!({index: 0, field: text}));
+        self.emit_of_item(event, json!({index: 0, field: text}));
     }
 
     /// Emits an event about the only part of the last item.
-    fn tell_part(&mut self, event: &'static str, text: &str) {
+    fn emit_part(&mut self, event: &'static str, text: &str) {
         let item = self.output.last().expect("an item is open");
         let is_summary = matches!(item.kind, Kind::Reasoning) && self.terms.summarises;
         let index = if is_summary { "summary_index" } else { "content_index" };
         let part = item.part(text, &self.terms);
-        self.tell_item_event(event, json!({index: 0, "part": part}));
+        self.emit_of_item(event, json!({index: 0, "part": part}));
     }
 
     /// Emits an event about the last item.
-    fn tell_item_event(&mut self, event: &'static str, fields: Value) {
+    fn emit_of_item(&mut self, event: &'static str, fields: Value) {
         let output_index = self.output.len() - 1;
-        let mut payload = json!({
-            "output_index": output_index, "item_id": self.output[output_index].id,
-        });
-        if let (Value::Object(payload), Value::Object(fields)) = (&mut payload, fields) {
-            payload.extend(fields);
-        }
-        self.tell(event, payload);
+        let id = &self.output[output_index].id;
+        let payload = json!({"output_index": output_index, "item_id": id});
+        self.emit(event, merged(payload, fields));
     }
 
-    fn tell(&mut self, event: &'static str, fields: Value) {
+    fn emit(&mut self, event: &'static str, fields: Value) {
         if !self.terms.is_stream {
             return;
         }
-        let mut payload = json!({"type": event, "sequence_number": self.num_events});
-        if let (Value::Object(payload), Value::Object(fields)) = (&mut payload, fields) {
-            payload.extend(fields);
-        }
+        let payload = json!({"type": event, "sequence_number": self.num_events});
         self.num_events += 1;
-        push_named(&mut self.events, event, &payload);
+        push_named(&mut self.events, event, &merged(payload, fields));
     }
 
     /// The response object in its current state.
@@ -259,7 +253,7 @@ impl ResponseFormat {
             .filter(|_| status != "in_progress")
             .map(|idx| self.output[idx].to_json(self.item_status(idx), &self.terms))
             .collect();
-        let mut response = json!({
+        let response = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
@@ -272,10 +266,7 @@ impl ResponseFormat {
             "output": output,
             "usage": summary.map(usage),
         });
-        if let Value::Object(response) = &mut response {
-            response.extend(self.terms.echo.clone());
-        }
-        response
+        merged(response, self.terms.echo.clone())
     }
 
     /// The status and the object of the finished response.
@@ -314,8 +305,8 @@ fn usage(summary: &AnswerSummary) -> Value {
 impl AnswerWriter for ResponseFormat {
     fn push_start(&mut self, _prompt_tokens: u32, buffer: &mut Vec<u8>) {
         let response = self.to_json("in_progress", None, &Value::Null);
-        self.tell("response.created", json!({"response": response}));
-        self.tell("response.in_progress", json!({"response": response}));
+        self.emit("response.created", json!({"response": response}));
+        self.emit("response.in_progress", json!({"response": response}));
         buffer.append(&mut self.events);
     }
 
@@ -331,21 +322,21 @@ impl AnswerWriter for ResponseFormat {
             "incomplete" => "response.incomplete",
             _ => "response.completed",
         };
-        self.tell(event, json!({"response": response}));
+        self.emit(event, json!({"response": response}));
         buffer.append(&mut self.events);
     }
 
     fn push_error(&mut self, err: &ApiError, buffer: &mut Vec<u8>) {
         let body = error::to_json(err);
-        let told = &body["error"];
+        let found = &body["error"];
         let code = "server_error";
-        self.tell(
+        self.emit(
             "error",
-            json!({"code": told["code"], "message": told["message"], "param": told["param"]}),
+            json!({"code": found["code"], "message": found["message"], "param": found["param"]}),
         );
-        let error = json!({"code": code, "message": told["message"]});
+        let error = json!({"code": code, "message": found["message"]});
         let response = self.to_json("failed", None, &error);
-        self.tell("response.failed", json!({"response": response}));
+        self.emit("response.failed", json!({"response": response}));
         buffer.append(&mut self.events);
     }
 
@@ -362,15 +353,13 @@ impl AnswerWriter for ResponseFormat {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Map;
-
     use super::*;
 
     /// The events of an answer with reasoning before its text.
     fn events(summarises: bool) -> Vec<Value> {
         let terms = Terms {
             model: "m".to_owned(),
-            echo: Map::new(),
+            echo: json!({}),
             is_stream: true,
             logprobs: None,
             summarises,

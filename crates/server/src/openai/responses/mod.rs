@@ -18,13 +18,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use jackalope_engine::SamplingOptions;
-use jackalope_serving::body::{JsonBody, name_in_path, read_json_body};
+use jackalope_serving::body::JsonBody;
 use jackalope_serving::caller::ApiCaller;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
@@ -35,43 +34,31 @@ use jackalope_serving::notes::Notes;
 use jackalope_serving::sse::{self, STREAM_TYPE, push_named};
 use jackalope_serving::state::Serving;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use format::{Keeping, ResponseFormat};
 use items::Item;
 use kept::{KeptResponse, KeptResponses};
 use output::Terms;
-use request::{FunctionTool, ResponseBody, ResponseRequest};
+use request::{FunctionTool, ResponseRequest};
 use utoipa::IntoParams;
 
 use super::error;
 use super::request::Common;
 use super::structure::{Structure, text_format};
 use super::unsupported::{self, Endpoint};
-use crate::openapi::answers::{DeletedResponse, InputItems, ResponseAnswer};
+use crate::extract::{JsonRequest, Name, Params, StreamSlot};
 use crate::state::ServerState;
+use crate::wire::merged;
 
 /// Value of `include` that requests log-probabilities.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Answers an input, which may continue an earlier response, whole or streamed.
-#[utoipa::path(
-    post,
-    path = "/v1/responses",
-    tag = "OpenAI",
-    request_body = ResponseBody,
-    responses((
-        status = 200,
-        description = "The answer.",
-        content((ResponseAnswer = "application/json"), (crate::openapi::answers::ServerSentEvent = "text/event-stream")),
-    )),
-)]
-pub(crate) async fn create_response(
+pub(super) async fn create_response(
     State(state): State<ServerState>,
-    request: Request<Body>,
+    StreamSlot(place): StreamSlot,
+    JsonRequest(body): JsonRequest,
 ) -> Result<Response, ApiError> {
-    let place = state.open_stream()?;
-    let body = read_json_body(request, state.limits()).await?;
     let kept = Arc::clone(state.kept_responses());
     let answer = async move |body: JsonBody, serving: Serving| {
         let prepare = move |serving: &Serving| prepare(&body, kept, serving);
@@ -86,8 +73,8 @@ pub(crate) async fn create_response(
 /// Early streams of this API: an error is a named event, even if no response has begun.
 const EARLY: EarlyStream = EarlyStream {
     push_error: |err, buffer| {
-        let told = &error::to_json(err)["error"];
-        let (code, message, param) = (&told["code"], &told["message"], &told["param"]);
+        let found = &error::to_json(err)["error"];
+        let (code, message, param) = (&found["code"], &found["message"], &found["param"]);
         let event = json!({
             "type": "error", "sequence_number": 0, "code": code, "message": message, "param": param,
         });
@@ -132,10 +119,10 @@ fn prepare(
     generate.params.sampling.logprobs = logprobs;
     let job = generate.job(serving)?;
     let terms = Terms {
-        model: serving.id().to_owned(),
+        model: serving.id.clone(),
         echo: echo(&request, &job.sampling),
         is_stream: job.rules.output.is_stream,
-        logprobs: job.has_logprobs.then(|| Arc::clone(&serving.text().tokenizer)),
+        logprobs: job.has_logprobs.then(|| Arc::clone(&serving.text.tokenizer)),
         summarises: request.reasoning.as_ref().is_some_and(|it| it.summary.is_some()),
     };
     let keeping = (request.store != Some(false)).then_some(history);
@@ -227,21 +214,15 @@ fn conversation(
 }
 
 /// Fields of the request that the response repeats.
-fn echo(request: &ResponseRequest, sampling: &SamplingOptions) -> Map<String, Value> {
+fn echo(request: &ResponseRequest, sampling: &SamplingOptions) -> Value {
     let reasoning = request.reasoning.as_ref();
     let format = request.text.as_ref().and_then(|text| text.format.as_ref());
     let format = format.map_or_else(
         || json!({"type": "text"}),
-        |format| {
-            let mut told = json!({"type": format.kind});
-            if let Value::Object(told) = &mut told {
-                told.extend(format.rest.clone());
-            }
-            told
-        },
+        |format| merged(json!({"type": format.kind}), format.rest.clone().into()),
     );
     let tools = request.tools.as_deref().unwrap_or_default();
-    let echo = json!({
+    json!({
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
@@ -262,11 +243,7 @@ fn echo(request: &ResponseRequest, sampling: &SamplingOptions) -> Map<String, Va
         "top_p": as_written(sampling.top_p),
         "truncation": "disabled",
         "user": request.user,
-    });
-    match echo {
-        Value::Object(echo) => echo,
-        _ => unreachable!("it is written as an object above"),
-    }
+    })
 }
 
 /// Converts to JSON with the digits that the client wrote, instead of the nearest `f64` of the
@@ -276,45 +253,26 @@ fn as_written(value: f32) -> Value {
     written.map_or(Value::Null, Value::from)
 }
 
-type ResponseId = Result<Path<String>, PathRejection>;
-
-fn kept(state: &ServerState, id: ResponseId) -> Result<(String, Arc<KeptResponse>), ApiError> {
-    let id = name_in_path(id);
-    match state.kept_responses().find(&id, ApiCaller::current().tenant()) {
-        Some(found) => Ok((id, found)),
-        None => Err(ApiError::UnknownResponse { id }),
-    }
+fn kept(state: &ServerState, id: &str) -> Result<Arc<KeptResponse>, ApiError> {
+    let found = state.kept_responses().find(id, ApiCaller::current().tenant());
+    found.ok_or_else(|| ApiError::UnknownResponse { id: id.to_owned() })
 }
 
-/// How a kept response is sent.
+/// Query parameters of a stored response.
 #[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
 pub(crate) struct ShowQuery {
-    /// As events instead of one object.
+    /// Return the response as a stream of events. Default: `false`.
     stream: Option<bool>,
-    /// With `stream`: only the events behind the one with this number.
+    /// With `stream`: return only events after the one with this number.
     starting_after: Option<u64>,
 }
 
-/// Returns a stored response, whole or as the events of its generation.
-#[utoipa::path(
-    get,
-    path = "/v1/responses/{id}",
-    tag = "OpenAI",
-    params(("id" = String, Path, description = "The name of a kept response."), ShowQuery),
-    responses((
-        status = 200,
-        description = "The answer.",
-        content((ResponseAnswer = "application/json"), (crate::openapi::answers::ServerSentEvent = "text/event-stream")),
-    )),
-)]
-pub(crate) async fn show_response(
+pub(super) async fn show_response(
     State(state): State<ServerState>,
-    id: ResponseId,
-    query: Result<Query<ShowQuery>, QueryRejection>,
+    Name(id): Name,
+    Params(query): Params<ShowQuery>,
 ) -> Result<Response, ApiError> {
-    let (_, found) = kept(&state, id)?;
-    let Query(query) = query.map_err(|err| wrong_query(&err))?;
+    let found = kept(&state, &id)?;
     if query.stream != Some(true) {
         return Ok(([(CONTENT_TYPE, "application/json")], found.body.clone()).into_response());
     }
@@ -325,51 +283,37 @@ pub(crate) async fn show_response(
 }
 
 /// Rejects `POST` to a path below `/v1/responses/`, where other servers have more endpoints.
-pub(crate) async fn unknown_verb(id: ResponseId, request: Request<Body>) -> ApiError {
+pub(crate) async fn unknown_verb(Name(id): Name, request: Request<Body>) -> ApiError {
     let path = request.uri().path().to_owned();
-    if name_in_path(id).starts_with("resp_") {
+    if id.starts_with("resp_") {
         let method = request.method().to_string();
-        return ApiError::WrongMethod { method, path, allowed: RESPONSE_METHODS };
+        return ApiError::WrongMethod { method, path, allowed: RESPONSE_METHODS.to_owned() };
     }
     ApiError::UnknownPath { path }
 }
 
 /// The methods of a kept response, for the `Allow` header.
-pub(crate) const RESPONSE_METHODS: &str = "GET, HEAD, DELETE";
+const RESPONSE_METHODS: &str = "GET, HEAD, DELETE";
 
-fn wrong_query(err: &QueryRejection) -> ApiError {
-    ApiError::WrongType { param: "query".to_owned(), reason: err.body_text() }
-}
-
-/// Deletes a stored response. Responses that continue it stay complete.
-#[utoipa::path(
-    delete,
-    path = "/v1/responses/{id}",
-    tag = "OpenAI",
-    params(("id" = String, Path, description = "The name of a kept response.")),
-    responses((status = 200, description = "The answer.", body = DeletedResponse)),
-)]
-pub(crate) async fn delete_response(
+pub(super) async fn delete_response(
     State(state): State<ServerState>,
-    id: ResponseId,
+    Name(id): Name,
 ) -> Result<Json<Value>, ApiError> {
-    let (id, _) = kept(&state, id)?;
     match state.kept_responses().forget(&id, ApiCaller::current().tenant()) {
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
         false => Err(ApiError::UnknownResponse { id }),
     }
 }
 
-/// Which input items are listed, and in which order.
+/// Query parameters of a list of input items.
 #[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
 pub(crate) struct ItemsQuery {
-    /// How many.
+    /// Maximum number of items. Default: 20.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// `desc`, the default, or `asc`.
+    /// `desc` (default) or `asc`.
     order: Option<String>,
-    /// Only those behind the item with this id.
+    /// Return only items after the one with this id.
     after: Option<String>,
 }
 
@@ -377,21 +321,12 @@ pub(crate) struct ItemsQuery {
 const ITEMS_DEFAULT: u32 = 20;
 const ITEMS_MAX: u32 = 100;
 
-/// Lists the input items of a stored response: those of its own request, and those before them.
-#[utoipa::path(
-    get,
-    path = "/v1/responses/{id}/input_items",
-    tag = "OpenAI",
-    params(("id" = String, Path, description = "The name of a kept response."), ItemsQuery),
-    responses((status = 200, description = "The answer.", body = InputItems)),
-)]
-pub(crate) async fn list_input_items(
+pub(super) async fn list_input_items(
     State(state): State<ServerState>,
-    id: ResponseId,
-    query: Result<Query<ItemsQuery>, QueryRejection>,
+    Name(id): Name,
+    Params(query): Params<ItemsQuery>,
 ) -> Result<Json<Value>, ApiError> {
-    let (_, found) = kept(&state, id)?;
-    let Query(query) = query.map_err(|err| wrong_query(&err))?;
+    let found = kept(&state, &id)?;
     let limit = query.limit.unwrap_or(ITEMS_DEFAULT);
     check_range("limit", limit, 1, ITEMS_MAX)?;
     let mut items: Vec<&Arc<Item>> = found.conversation[..found.num_input].iter().collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jackalope_serving::generate::ScoredToken;
 use jackalope_text::Tokenizer;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::items::Item;
 use crate::openai::logprobs::ChatLogprobs;
@@ -15,7 +15,7 @@ use crate::openai::request::Role;
 pub(super) struct Terms {
     pub(super) model: String,
     /// Fields of the request that the response repeats.
-    pub(super) echo: Map<String, Value>,
+    pub(super) echo: Value,
     pub(super) is_stream: bool,
     /// The tokenizer, set if log-probabilities are sent.
     pub(super) logprobs: Option<Arc<Tokenizer>>,

@@ -5,6 +5,8 @@ use axum::body::Bytes;
 use jackalope_serving::sse::push_named;
 use serde_json::{Value, json};
 
+use crate::wire::merged;
+
 /// Writes events with their numbers.
 #[derive(Debug)]
 struct Events {
@@ -28,8 +30,8 @@ impl Events {
 
     /// Writes the events of one part of an item, or of its summary.
     fn push_part(&mut self, place: &Value, part: &Value, is_summary: bool) {
-        let event = |more: Value| merged(place, more);
-        let empty = merged(part, json!({"text": ""}));
+        let event = |more: Value| merged(place.clone(), more);
+        let empty = merged(part.clone(), json!({"text": ""}));
         let (parts, texts) = match part["type"].as_str().unwrap_or_default() {
             _ if is_summary => ("reasoning_summary_part", "reasoning_summary_text"),
             "reasoning_text" => ("content_part", "reasoning_text"),
@@ -65,26 +67,21 @@ impl Events {
         );
         for (field, index) in [("summary", "summary_index"), ("content", "content_index")] {
             for (idx, part) in item[field].as_array().into_iter().flatten().enumerate() {
-                self.push_part(&merged(&place, json!({ index: idx })), part, field == "summary");
+                self.push_part(
+                    &merged(place.clone(), json!({ index: idx })),
+                    part,
+                    field == "summary",
+                );
             }
         }
         if item["type"] == "function_call" {
-            let delta = merged(&place, json!({"delta": item["arguments"]}));
+            let delta = merged(place.clone(), json!({"delta": item["arguments"]}));
             self.push("response.function_call_arguments.delta", delta);
             let done = json!({"name": item["name"], "arguments": item["arguments"]});
-            self.push("response.function_call_arguments.done", merged(&place, done));
+            self.push("response.function_call_arguments.done", merged(place.clone(), done));
         }
         self.push("response.output_item.done", json!({"output_index": output_index, "item": item}));
     }
-}
-
-/// Merges two objects.
-fn merged(place: &Value, more: Value) -> Value {
-    let mut all = place.clone();
-    if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
-        all.extend(more);
-    }
-    all
 }
 
 /// Writes the events of a response; with `after`, only those with a greater number.

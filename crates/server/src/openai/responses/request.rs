@@ -22,11 +22,11 @@ use crate::wire::{Listed, TextOr, list, string};
 /// Fields of `POST /v1/responses` alone.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ResponseRequest {
-    /// A string, or items: `message` (parts `input_text`, `output_text`, `text`, `refusal`),
-    /// `function_call`, `function_call_output`, `reasoning`; images, files and other items are
-    /// refused by name.
+    /// Input: a string, or items of the types `message` (with parts `input_text`, `output_text`,
+    /// `text`, `refusal`), `function_call`, `function_call_output` and `reasoning`. Images, files
+    /// and other items are refused.
     pub(super) input: Option<Input>,
-    /// A system message before everything else; not carried over to later responses.
+    /// System message before everything else; not carried over to later responses.
     pub(super) instructions: Option<String>,
     /// Id of a stored response to continue; the answer is to the whole conversation.
     pub(super) previous_response_id: Option<String>,
@@ -35,9 +35,9 @@ pub(crate) struct ResponseRequest {
     /// Maximum number of tokens to generate, reasoning included.
     #[schema(minimum = 1)]
     pub(super) max_output_tokens: Option<u32>,
-    /// Functions in the flat form; the provider's own tools are refused by name.
+    /// Functions that the model may call, in the flat form. Built-in tools are refused.
     pub(super) tools: Option<Vec<FunctionTool>>,
-    /// `none`, `auto`, `required` or a named function; what is forced is enforced by a grammar.
+    /// `none`, `auto`, `required` or a named function; enforced by constrained decoding.
     pub(super) tool_choice: Option<Value>,
     /// Allow several tool calls in one answer. With `false`, the first call ends the answer. Default:
     /// `true`.
@@ -50,14 +50,15 @@ pub(crate) struct ResponseRequest {
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Returned in the answer.
     pub(super) user: Option<String>,
-    /// `message.output_text.logprobs` tells log-probabilities; the rest is passed over with a note.
+    /// `message.output_text.logprobs` returns log-probabilities. Other values are ignored; the
+    /// header `X-Jackalope-Note` reports them.
     pub(super) include: Option<Vec<String>>,
     /// Number of most likely tokens whose log-probabilities are returned with those of the text.
     #[schema(minimum = 0, maximum = 20)]
     pub(super) top_logprobs: Option<u32>,
-    /// Only `disabled`; `auto` is refused.
+    /// Only `disabled` is accepted.
     pub(super) truncation: Option<String>,
-    /// Stream the response.
+    /// Only `false` is accepted; stream the response.
     pub(super) background: Option<bool>,
     /// Use `previous_response_id`.
     pub(super) conversation: Option<Value>,
@@ -77,7 +78,7 @@ pub(crate) struct ResponseRequest {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it is only described")]
 pub(crate) struct ResponseBody {
-    /// A name of the model: its id, an alias, or `default`, which it is without one.
+    /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     #[serde(flatten)]
     response: ResponseRequest,
@@ -99,7 +100,7 @@ struct IgnoredByResponses {
     max_tokens: Option<Value>,
     /// Use `max_output_tokens`.
     max_completion_tokens: Option<Value>,
-    /// There is always one answer.
+    /// There is always one choice.
     n: Option<Value>,
     /// The last event always has the token counts.
     stream_options: Option<Value>,
@@ -115,7 +116,8 @@ struct IgnoredByResponses {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(super) struct TextOptions {
-    /// `text`, `json_object` or `json_schema`: enforced.
+    /// Structure of the answer: `text`, `json_object` or `json_schema`; enforced by constrained
+    /// decoding.
     pub(super) format: Option<TextFormat>,
     /// Ignored; the header `X-Jackalope-Note` reports it.
     pub(super) verbosity: Option<String>,

@@ -1,7 +1,4 @@
-//! Converts the arguments of a tool call to an object, for protocols that send them as one.
-//!
-//! From arguments that were cut off, the object contains the complete members and the beginning of
-//! a string.
+//! Arguments of a tool call as an object, for protocols that send them as one.
 
 use serde_json::{Map, Value};
 
@@ -9,8 +6,9 @@ use serde_json::{Map, Value};
 /// wrote is lost.
 const NO_OBJECT: &str = "arguments";
 
-/// Converts the arguments that the model wrote to an object.
-pub(crate) fn arguments_object(arguments: &str) -> Map<String, Value> {
+/// Converts the arguments of a tool call to an object. From arguments that were cut off, the object
+/// contains the complete members and the beginning of a string.
+pub fn arguments_object(arguments: &str) -> Map<String, Value> {
     if arguments.trim().is_empty() {
         return Map::new();
     }

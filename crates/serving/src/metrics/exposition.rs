@@ -16,6 +16,13 @@ pub(super) enum Kind {
     Histogram,
 }
 
+impl Kind {
+    /// The type of a metric of one number: names of counters end with `_total`.
+    pub(super) fn of(name: &str) -> Kind {
+        if name.ends_with("_total") { Kind::Counter } else { Kind::Gauge }
+    }
+}
+
 /// Names and values of the labels.
 pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 

@@ -1,0 +1,83 @@
+//! The parts of requests that handlers take; a part that cannot be read is refused.
+
+use axum::RequestPartsExt;
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query};
+use axum::http::Request;
+use axum::http::request::Parts;
+use jackalope_serving::body::{JsonBody, read_json_body, read_unlabelled_json_body};
+use jackalope_serving::error::ApiError;
+use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::state::ServerState;
+
+/// A JSON body.
+pub(crate) struct JsonRequest(pub(crate) JsonBody);
+
+impl FromRequest<ServerState> for JsonRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(
+        request: Request<Body>,
+        state: &ServerState,
+    ) -> Result<JsonRequest, ApiError> {
+        read_json_body(request, state.limits()).await.map(JsonRequest)
+    }
+}
+
+/// A JSON body that need not be declared as JSON, as in Ollama's API.
+pub(crate) struct UnlabelledRequest(pub(crate) JsonBody);
+
+impl FromRequest<ServerState> for UnlabelledRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(
+        request: Request<Body>,
+        state: &ServerState,
+    ) -> Result<UnlabelledRequest, ApiError> {
+        read_unlabelled_json_body(request, state.limits()).await.map(UnlabelledRequest)
+    }
+}
+
+/// A slot for a generation request, taken before the body is read.
+pub(crate) struct StreamSlot(pub(crate) OwnedSemaphorePermit);
+
+impl FromRequestParts<ServerState> for StreamSlot {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        _: &mut Parts,
+        state: &ServerState,
+    ) -> Result<StreamSlot, ApiError> {
+        state.open_stream().map(StreamSlot)
+    }
+}
+
+/// The parameters in the query string.
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + 'static> FromRequestParts<ServerState> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ServerState) -> Result<Params<T>, ApiError> {
+        let query = parts.extract::<Query<T>>().await;
+        let query = query.map_err(|err| ApiError::WrongType {
+            param: "query".to_owned(),
+            reason: err.body_text(),
+        })?;
+        Ok(Params(query.0))
+    }
+}
+
+/// The name in the path. A name that is not UTF-8 becomes one that matches nothing.
+pub(crate) struct Name(pub(crate) String);
+
+impl FromRequestParts<ServerState> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ServerState) -> Result<Name, ApiError> {
+        let name = parts.extract::<Path<String>>().await;
+        Ok(Name(name.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(it)| it)))
+    }
+}
