@@ -13,7 +13,7 @@ use jackalope_fleet::home::Home;
 use jackalope_fleet::open_files;
 use jackalope_localai::LocalAi;
 use jackalope_protocol::Secret;
-use jackalope_server::{ApiKeys, Ending};
+use jackalope_server::{ApiKeys, ShutdownMode};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -102,11 +102,11 @@ pub(crate) async fn run(
         server.look_after().await
     };
     let (result, ending) = tokio::select! {
-        result = serving => (result, Ending::Shutdown),
-        _ = interrupt.recv() => (interrupted(&is_ready), Ending::Shutdown),
-        _ = terminate.recv() => (Ok(()), Ending::Shutdown),
-        _ = hand_over.recv() => (Ok(()), Ending::HandOver),
-        () = keep_log_short(args.detached, environment) => (Ok(()), Ending::Shutdown),
+        result = serving => (result, ShutdownMode::Shutdown),
+        _ = interrupt.recv() => (interrupted(&is_ready), ShutdownMode::Shutdown),
+        _ = terminate.recv() => (Ok(()), ShutdownMode::Shutdown),
+        _ = hand_over.recv() => (Ok(()), ShutdownMode::HandOver),
+        () = keep_log_short(args.detached, environment) => (Ok(()), ShutdownMode::Shutdown),
     };
     let grpc_stopped = async {
         if let Some(grpc) = grpc {

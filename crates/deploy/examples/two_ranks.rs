@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use jackalope_deploy::served_models::{ServedModels, ServedModelsConfig};
 use jackalope_deploy::{Deployment, LocalContext, RankConfig};
-use jackalope_server::{Ending, Reporting, ServerConfig};
+use jackalope_server::{Reporting, ServerConfig, ShutdownMode};
 use tokio::net::TcpListener;
 
 #[tokio::main]
@@ -33,6 +33,6 @@ async fn main() -> anyhow::Result<()> {
         ended = server.look_after() => ended?,
         _ = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())) => {}
     }
-    server.stop(Ending::Shutdown, async {}).await;
+    server.stop(ShutdownMode::Shutdown, async {}).await;
     Ok(())
 }

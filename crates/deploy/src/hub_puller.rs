@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_server::{Models, PullProgress, Puller, RemoveError, RemoveFuture};
+use jackalope_server::{ModelRemoveError, Models, PullProgress, Puller, RemoveFuture};
 use jackalope_store::pull::{Destination, Pull, Pulled};
 use jackalope_store::{BlobId, ModelRef, Place, PlaceKind, Removal, Stores};
 use tokio::sync::mpsc::{self, Receiver, Sender};
@@ -101,7 +101,7 @@ impl Puller for HubPuller {
         let (state, id) = (Arc::clone(&self.state), id.to_owned());
         Box::pin(async move {
             let work = tokio::task::spawn_blocking(move || state.remove(&id));
-            work.await.map_err(|err| RemoveError::Failed { reason: err.to_string() })?
+            work.await.map_err(|err| ModelRemoveError::Failed { reason: err.to_string() })?
         })
     }
 }
@@ -150,8 +150,8 @@ impl PullerState {
         Ok(())
     }
 
-    fn remove(&self, id: &str) -> Result<(), RemoveError> {
-        let refused = |reason: String| RemoveError::Refused { reason };
+    fn remove(&self, id: &str) -> Result<(), ModelRemoveError> {
+        let refused = |reason: String| ModelRemoveError::Refused { reason };
         let Some(folder) = &self.folder else {
             return Err(refused(format!(
                 "this server offers no folder of models (`--models-dir`)\nhint: stop the server and \
@@ -168,7 +168,7 @@ impl PullerState {
         removal.carry_out().map_err(|err| {
             // Files may be missing now; loading the model reports that.
             self.models.add(id, details(&model.located.dir));
-            RemoveError::Failed { reason: err.to_string() }
+            ModelRemoveError::Failed { reason: err.to_string() }
         })
     }
 }

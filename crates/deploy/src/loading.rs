@@ -11,7 +11,9 @@ use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_placement::{Links, NodeOffer, PlacementModel, RankNeed, Wishes};
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
-use jackalope_server::{LoadError, LoadFuture, MachineBytes, Model, ModelLoader, StartedModel};
+use jackalope_server::{
+    LoadFuture, MachineBytes, ModelLoadError, ModelLoader, RunningModel, StartedModel,
+};
 
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::config::{Beside, MemoryBudget, RankConfig};
@@ -138,7 +140,7 @@ impl ModelLoader for ClusterLoader {
             let cluster = Cluster::start_with(&model.located, &ranks, &context, options).await?;
             let usual = served(&model.id, &cluster);
             let settings = &model.settings;
-            let model = Model {
+            let model = RunningModel {
                 enable_thinking: settings.enable_thinking,
                 sampling_defaults: sampling(settings, &usual.sampling_defaults),
                 ..usual
@@ -151,8 +153,8 @@ impl ModelLoader for ClusterLoader {
     }
 }
 
-fn load_error(err: &anyhow::Error) -> LoadError {
-    LoadError { message: crate::error::text(err) }
+fn load_error(err: &anyhow::Error) -> ModelLoadError {
+    ModelLoadError { message: crate::error::text(err) }
 }
 
 /// Returns the sampling options: those of the file take precedence over those of the checkpoint.

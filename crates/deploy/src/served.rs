@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use jackalope_engine::SamplingOptions;
 use jackalope_placement::PlacementModel;
-use jackalope_server::{Model, ModelDetails, ServerState};
+use jackalope_server::{ModelDetails, RunningModel, ServerState};
 use jackalope_text::GenerationDefaults;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -63,10 +63,10 @@ impl HttpServer {
 }
 
 /// Returns a cluster's model, with the sampling options that its checkpoint recommends.
-pub fn served(model_id: &str, cluster: &Cluster) -> Model {
-    Model {
+pub fn served(model_id: &str, cluster: &Cluster) -> RunningModel {
+    RunningModel {
         sampling_defaults: sampling_defaults(&cluster.text.generation),
-        ..Model::new(model_id, cluster.engine.clone(), Arc::clone(&cluster.text))
+        ..RunningModel::new(model_id, cluster.engine.clone(), Arc::clone(&cluster.text))
     }
 }
 

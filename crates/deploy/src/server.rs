@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use jackalope_engine::Status;
-use jackalope_server::{Ending, Models, ModelsConfig, Reporting, ServerConfig, ServerState};
+use jackalope_server::{Models, ModelsConfig, Reporting, ServerConfig, ServerState, ShutdownMode};
 use tokio::net::TcpListener;
 
 use crate::cluster::READY_POLL;
@@ -141,7 +141,7 @@ impl RunningServer {
 
     /// Stops everything that was started, and `others`, within [`STOP_MAX`]. Streams end with their
     /// engines, and connections with their streams.
-    pub async fn stop(self, ending: Ending, others: impl Future<Output = ()>) {
+    pub async fn stop(self, ending: ShutdownMode, others: impl Future<Output = ()>) {
         let stopped = async { tokio::join!(self.models.end(ending), self.http.stop(), others) };
         if tokio::time::timeout(STOP_MAX, stopped).await.is_err() {
             tracing::warn!(?STOP_MAX, "the engine did not stop in time, and is abandoned");

@@ -7,7 +7,7 @@ use jackalope_deploy::loading::ClusterLoader;
 use jackalope_deploy::served::HttpServer;
 use jackalope_deploy::{LocalContext, RankConfig};
 use jackalope_server::{ServerConfig, ServerState};
-use jackalope_serving::models::{Ending, Models, ModelsConfig};
+use jackalope_serving::models::{Models, ModelsConfig, ShutdownMode};
 use tokio::net::TcpListener;
 
 use crate::cluster::WorkerConfig;
@@ -48,7 +48,7 @@ impl RunningBackend {
 
     /// Ends all models and closes all connections.
     pub async fn stop(self) {
-        tokio::join!(self.models.end(Ending::Shutdown), self.server.stop());
+        tokio::join!(self.models.end(ShutdownMode::Shutdown), self.server.stop());
     }
 }
 

@@ -9,7 +9,7 @@ use jackalope_deploy::served::details;
 use jackalope_deploy::served_models::ServedModel;
 use jackalope_deploy::{LocalContext, PortRange, RankConfig, error};
 use jackalope_protocol::Backend;
-use jackalope_serving::models::{LoadError, LoadFuture, Models};
+use jackalope_serving::models::{LoadFuture, ModelLoadError, Models};
 
 use crate::cluster::{Cluster, WorkerConfig, parse_backend};
 use crate::opener::{ModelOpener, ModelOrder};
@@ -69,7 +69,8 @@ impl OrderedModels {
 
 impl ModelOpener for OrderedModels {
     fn open(&self, order: &ModelOrder) -> LoadFuture<String> {
-        let known = self.make_known(order).map_err(|err| LoadError { message: error::text(&err) });
+        let known =
+            self.make_known(order).map_err(|err| ModelLoadError { message: error::text(&err) });
         Box::pin(async { known })
     }
 

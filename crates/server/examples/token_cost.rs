@@ -27,7 +27,7 @@ use jackalope_engine::testing::{FakeOptions, FakeRanks, fake_facts};
 use jackalope_engine::{
     Engine, EngineConfig, EngineHandle, Event, Request, RequestOptions, SamplingOptions,
 };
-use jackalope_server::{Model, ServerConfig, ServerState, router, serve};
+use jackalope_server::{RunningModel, ServerConfig, ServerState, router, serve};
 use jackalope_text::ModelText;
 use serde_json::json;
 use tower::ServiceExt;
@@ -42,7 +42,8 @@ fn main() {
     let text = Arc::new(text);
     let engine = fake_engine(&text);
     assert!(engine.started_blocking(Duration::from_secs(10)), "fake ranks start at once");
-    let state = ServerState::new(Model::new("cost", engine.clone(), text), ServerConfig::default());
+    let state =
+        ServerState::new(RunningModel::new("cost", engine.clone(), text), ServerConfig::default());
     println!("microseconds per token and stream (best of {ROUNDS})");
     println!("{:>8} {:>10} {:>10} {:>10}", "streams", "events", "router", "sockets");
     for num_streams in [1, 8, 64] {

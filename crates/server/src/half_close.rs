@@ -1,11 +1,11 @@
 //! Clients that close their sending side and wait for the answer.
 //!
-//! A client that has left and one that only sends no more look alike: the end of what it sends
-//! arrives. Only a write distinguishes them: the operating system of a client that has left
-//! answers it with a reset. While the head of a response is awaited, this socket therefore writes the interim
-//! response `100 Continue`, which HTTP/1.1 allows before any response and every client has to skip
-//! (RFC 9110, section 15.2). Once the response has begun, its own bytes do the same. HTTP/2 has frames
-//! for this: `PING` (RFC 9113, section 6.7).
+//! When the client's data ends, it has either disconnected or only closed its sending side. Only a
+//! write shows which: the system of a client that has disconnected answers it with a reset. While a
+//! client waits for the head of a response, this socket therefore writes the interim response
+//! `100 Continue`, which HTTP/1.1 allows before any response and every client must skip (RFC 9110,
+//! section 15.2). Once the response has begun, its own bytes serve the same purpose. HTTP/2
+//! has frames for this: `PING` (RFC 9113, section 6.7).
 
 use std::io;
 use std::pin::Pin;
@@ -54,7 +54,7 @@ impl Drop for AwaitedHead {
     }
 }
 
-/// Bytes that are written until one write shows that the client has left.
+/// Bytes that are written until one write shows that the client has disconnected.
 struct Probe {
     message: &'static [u8],
     num_sent: usize,
@@ -91,7 +91,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Writes what is left of a message.
+    /// Writes the rest of a message.
     fn write_rest<S: AsyncWrite + Unpin>(
         &mut self,
         socket: &mut S,
@@ -108,23 +108,23 @@ impl Probe {
     }
 }
 
-/// What came of the last attempt to read the request.
+/// Result of the last attempt to read the request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum LastRead {
-    /// Nobody has tried since the last flush.
+    /// There was none since the last flush.
     Done,
     Bytes,
     /// The request is still being read, so its end is noticed there.
     Blocked,
 }
 
-/// A socket that finds out whether a client that sends no more has left. hyper polls its
-/// connection's flush whenever it polls the connection, with nothing left to write.
+/// A socket that detects whether a client that has closed its sending side has disconnected. hyper
+/// flushes the socket whenever it polls the connection, even with nothing left to write.
 pub(crate) struct HalfClosable<S> {
     socket: S,
     awaited: Awaited,
     last_read: LastRead,
-    /// A byte that was read to find the end of what the client sends.
+    /// A byte that was read while looking for the end of the client's data.
     ahead: Option<u8>,
     has_ended: bool,
     probe: Probe,
@@ -142,14 +142,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosable<S> {
         }
     }
 
-    /// Looks whether the client sends no more, and if so, whether it is still there.
+    /// Checks whether the client has closed its sending side, and if so, whether it is still
+    /// connected.
     fn look(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let state = self.awaited.0.load(Ordering::SeqCst);
         if state == NOTHING || self.ahead.is_some() || self.last_read == LastRead::Blocked {
             return Ok(());
         }
         if self.last_read == LastRead::Bytes {
-            // If all of the request has been read, nobody has read when this is polled again.
+            // If the request is complete, nothing is read until the next poll.
             self.last_read = LastRead::Done;
             context.waker().wake_by_ref();
             return Ok(());
@@ -163,15 +164,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosable<S> {
             }
             self.ahead = buffer.filled().first().copied();
             self.has_ended = self.ahead.is_none();
-            // Whoever waited for this byte has to be polled again.
+            // The reader that waits for this byte must be polled again.
             context.waker().wake_by_ref();
         }
         if !self.has_ended {
             return Ok(());
         }
         if state == HTTP_10 {
-            // It does not know interim responses.
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the client has left"));
+            // HTTP/1.0 has no interim responses.
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the client has disconnected",
+            ));
         }
         self.probe.advance(&mut self.socket, context)
     }

@@ -76,10 +76,10 @@ async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
         }
     }
     let code = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let told = told_of(default, state.models().load_on_demand());
+    let health = default_health(default, state.models().load_on_demand());
     let (name, reason) = match stall.filter(|_| !is_ready) {
         Some(stall) => ("stalled", Some(stall.to_owned())),
-        None => (told.ready_name, told.reason(Told::Public)),
+        None => (health.ready_name, health.reason(Audience::Public)),
     };
     (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
 }
@@ -97,17 +97,17 @@ async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
 async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
     let models = state.models().list();
     let default = default_of(&models);
-    let told = told_of(default, state.models().load_on_demand());
-    let status = &told.status;
+    let health = default_health(default, state.models().load_on_demand());
+    let status = &health.status;
     let limits = status.as_ref().and_then(|it| it.limits.as_ref());
     let now = Instant::now();
     let ranks = status.iter().flat_map(|it| &it.ranks).enumerate();
     let ranks: Vec<Value> = ranks.map(|(rank, it)| rank_json(rank, it, now)).collect();
     let of = |number: fn(&Status) -> usize| status.as_ref().map_or(0, number);
     let body = json!({
-        "status": told.name,
-        "ok": told.code == StatusCode::OK,
-        "reason": told.reason(Told::Everything),
+        "status": health.name,
+        "ok": health.code == StatusCode::OK,
+        "reason": health.reason(Audience::Caller),
         "model": default.id,
         "model_name": default.id,
         "model_loaded": limits.is_some(),
@@ -130,7 +130,7 @@ async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
         "broken_links": broken_links(&models, now),
         "models": models.iter().map(|it| model_json(it, now)).collect::<Vec<Value>>(),
     });
-    (told.code, Json(merged(body, as_elsewhere(&state, default, &models))))
+    (health.code, Json(merged(body, as_elsewhere(&state, default, &models))))
 }
 
 /// The broken links between machines that the models' engines report, each once.
@@ -162,15 +162,18 @@ struct DefaultHealth<'a> {
 }
 
 impl DefaultHealth<'_> {
-    fn reason(&self, told: Told) -> Option<String> {
+    fn reason(&self, audience: Audience) -> Option<String> {
         match (&self.status, self.failure) {
             (Some(status), _) if is_refusing(status) => {
-                let host = Some(&status.pressure.reading.host).filter(|_| told != Told::Public);
+                let host =
+                    Some(&status.pressure.reading.host).filter(|_| audience != Audience::Public);
                 let of = host.map(|host| format!(" of {host}")).unwrap_or_default();
                 Some(format!("other programs have taken the memory{of}"))
             }
-            (Some(status), _) => reason(&status.state, told),
-            (None, Some(_)) if told == Told::Public => Some("the model did not load".to_owned()),
+            (Some(status), _) => reason(&status.state, audience),
+            (None, Some(_)) if audience == Audience::Public => {
+                Some("the model did not load".to_owned())
+            }
             (None, Some(failure)) => Some(failure.to_owned()),
             (None, None) if self.name == "starting" => Some("the model is loading".to_owned()),
             (None, None) => Some("the model is not loaded".to_owned()),
@@ -178,7 +181,7 @@ impl DefaultHealth<'_> {
     }
 }
 
-fn told_of(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
+fn default_health(default: &ModelStatus, load_on_demand: bool) -> DefaultHealth<'_> {
     const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
     let status = default.model.as_ref().map(|model| model.engine.status());
     let refuses = status.as_ref().is_some_and(is_refusing);
@@ -286,14 +289,14 @@ fn as_elsewhere(state: &ServerState, default: &ModelStatus, models: &[ModelStatu
 
 /// The audience of a reason.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Told {
+enum Audience {
     /// Anyone, without a key.
     Public,
     /// Callers who may use the server.
-    Everything,
+    Caller,
 }
 
-fn reason(state: &EngineState, told: Told) -> Option<String> {
+fn reason(state: &EngineState, audience: Audience) -> Option<String> {
     match state {
         EngineState::Ready => None,
         EngineState::Starting => Some("the ranks are loading".to_owned()),
@@ -303,7 +306,7 @@ fn reason(state: &EngineState, told: Told) -> Option<String> {
                 Some(rank) => format!("rank {rank} failed while {}", failure.phase.name()),
                 None => "the ranks failed".to_owned(),
             };
-            Some(if told == Told::Everything { failure.to_string() } else { public })
+            Some(if audience == Audience::Caller { failure.to_string() } else { public })
         }
     }
 }

@@ -46,12 +46,12 @@ pub use jackalope_serving::journal::{
     RequestLog, RequestLogError, SpanExporter, SpanExporterError,
 };
 pub use jackalope_serving::limits::ServerLimits;
-pub use jackalope_serving::model::{Model, ModelDetails};
+pub use jackalope_serving::model::{ModelDetails, RunningModel};
 pub use jackalope_serving::models::{
-    Ending, KeptBecause, KnownModel, LoadError, LoadFuture, MachineBytes, ModelLoader, Models,
-    ModelsConfig, StartedModel,
+    KeptBecause, KnownModel, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, Models,
+    ModelsConfig, ShutdownMode, StartedModel,
 };
-pub use ollama::puller::{PullProgress, Puller, RemoveError, RemoveFuture};
+pub use ollama::puller::{ModelRemoveError, PullProgress, Puller, RemoveFuture};
 pub use openai::chat::chat_conversation;
 pub use openai::logprobs::ChatLogprobs;
 pub use origin::{AllowedHosts, AllowedOrigins};

@@ -110,14 +110,14 @@ async fn load(
     if said.wait == Some(false) {
         limits.load_wait = Duration::ZERO;
     }
-    let (code, told) = match state.models().load_and_open(name, &limits).await {
+    let (code, word) = match state.models().load_and_open(name, &limits).await {
         Ok(_) => (StatusCode::OK, "loaded"),
         Err(ApiError::ModelLoading { .. }) => (StatusCode::ACCEPTED, "loading"),
         Err(err) => return Err(err),
     };
     let status = state.models().status(name).expect("it was just found");
     let body = json!({
-        "status": told,
+        "status": word,
         "model": status.id,
         "model_id": status.id,
         "load_time_s": status.load_time.map(|it| it.as_secs_f64()),

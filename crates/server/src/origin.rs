@@ -76,17 +76,17 @@ impl AllowedOrigins {
         }
         let origin = self.allowed(headers)?;
         let mut response = StatusCode::NO_CONTENT.into_response();
-        let told = response.headers_mut();
-        told.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        told.insert(
+        let added = response.headers_mut();
+        added.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        added.insert(
             ACCESS_CONTROL_ALLOW_METHODS,
             HeaderValue::from_static("GET, HEAD, POST, DELETE, OPTIONS"),
         );
         if let Some(wanted) = headers.get(ACCESS_CONTROL_REQUEST_HEADERS) {
-            told.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+            added.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
         }
-        told.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS));
-        told.insert(VARY, HeaderValue::from_static("origin, access-control-request-headers"));
+        added.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS));
+        added.insert(VARY, HeaderValue::from_static("origin, access-control-request-headers"));
         Some(response)
     }
 

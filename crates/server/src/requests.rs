@@ -13,7 +13,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use jackalope_serving::auth::{Holder, is_limited};
 use jackalope_serving::caller::{ApiCaller, kind_of};
-use jackalope_serving::error::{ApiError, Refusal, seconds};
+use jackalope_serving::error::{ApiError, ResponseError, seconds};
 use jackalope_serving::ids::new_id;
 use jackalope_serving::journal::{HttpClass, Journal};
 use jackalope_serving::trace_parent::TraceParent;
@@ -112,9 +112,9 @@ async fn answer(
         Ok(pass) => (caller.clone().scope(next.run(request)).await, pass),
         Err(err) => (err.into_response(), None),
     };
-    let refused = response.extensions().get::<Refusal>().cloned();
+    let refused = response.extensions().get::<ResponseError>().cloned();
     let mut response = match refused {
-        Some(Refusal(err)) => {
+        Some(ResponseError(err)) => {
             state.journal().note_error(&caller, &err);
             match admission.render_error {
                 Some(render) => render(&err),

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use jackalope_serving::auth::ApiKeys;
 use jackalope_serving::journal::{Journal, RequestLog, SpanExporter};
 use jackalope_serving::limits::ServerLimits;
-use jackalope_serving::model::Model;
+use jackalope_serving::model::RunningModel;
 use jackalope_serving::models::Models;
 use jackalope_serving::state::ServingState;
 
@@ -76,7 +76,7 @@ impl Deref for ServerState {
 
 impl ServerState {
     /// Serves one model, whose engine the caller manages.
-    pub fn new(model: Model, config: ServerConfig) -> ServerState {
+    pub fn new(model: RunningModel, config: ServerConfig) -> ServerState {
         ServerState::with_models(Models::fixed(model), config)
     }
 

@@ -108,7 +108,7 @@ async fn vector(
             }
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
             Event::ConstraintFailed { message, .. } => {
-                let what = format!("an embedding has no guide: {message}");
+                let what = format!("an embedding has no constraint: {message}");
                 return Err(ApiError::Internal { what });
             }
             Event::Started { .. }

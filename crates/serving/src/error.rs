@@ -558,12 +558,12 @@ impl ApiError {
 /// The error that a handler returned. Its form depends on the path, so it is set in the middleware
 /// that all responses pass through.
 #[derive(Clone, Debug)]
-pub struct Refusal(pub Arc<ApiError>);
+pub struct ResponseError(pub Arc<ApiError>);
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.facts().status.into_response();
-        response.extensions_mut().insert(Refusal(Arc::new(self)));
+        response.extensions_mut().insert(ResponseError(Arc::new(self)));
         response
     }
 }

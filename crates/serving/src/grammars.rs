@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 use sha2::{Digest, Sha256};
 
-use crate::model::Model;
+use crate::model::RunningModel;
 
 /// Maximum number of cached grammars. One takes some hundred kilobytes; a large schema, some
 /// megabytes.
@@ -27,7 +27,7 @@ impl Grammars {
     pub(crate) fn compile(
         &self,
         constraint: &Constraint,
-        model: &Model,
+        model: &RunningModel,
     ) -> Result<Arc<CompiledGrammar>, GrammarError> {
         let key = key(constraint, model);
         if let Some(grammar) = self.find(&key) {
@@ -51,7 +51,7 @@ impl Grammars {
 }
 
 /// Hashes the model, the kind and the content of a constraint, so that no two grammars share a key.
-fn key(constraint: &Constraint, model: &Model) -> Key {
+fn key(constraint: &Constraint, model: &RunningModel) -> Key {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {
         hash.update((text.len() as u64).to_le_bytes());

@@ -9,7 +9,7 @@ use crate::ids::unix_seconds;
 
 /// A served model: its id, its engine and its text processing.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct RunningModel {
     /// Id of the model in answers and in `/v1/models`.
     pub id: String,
     /// Other names that requests may use. The default model can also be named `default`.
@@ -45,10 +45,10 @@ pub struct ModelDetails {
     pub modified: u64,
 }
 
-impl Model {
+impl RunningModel {
     /// Creates a model without aliases and with default sampling parameters.
-    pub fn new(id: impl Into<String>, engine: EngineHandle, text: Arc<ModelText>) -> Model {
-        Model {
+    pub fn new(id: impl Into<String>, engine: EngineHandle, text: Arc<ModelText>) -> RunningModel {
+        RunningModel {
             id: id.into(),
             aliases: Vec::new(),
             engine,

@@ -14,7 +14,7 @@ use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::journal::Journal;
 use crate::limits::ServerLimits;
-use crate::model::Model;
+use crate::model::RunningModel;
 use crate::models::{Lease, ModelStatus, Models};
 use crate::prompt_workers::PromptWorkers;
 
@@ -117,21 +117,21 @@ impl ServingState {
 #[derive(Clone, Debug)]
 pub struct Serving {
     state: ServingState,
-    model: Arc<Model>,
+    model: Arc<RunningModel>,
     lease: Arc<Lease>,
 }
 
 impl Deref for Serving {
-    type Target = Model;
+    type Target = RunningModel;
 
-    fn deref(&self) -> &Model {
+    fn deref(&self) -> &RunningModel {
         &self.model
     }
 }
 
 impl Serving {
     /// Creates the hold on a model that is leased.
-    pub fn new(state: ServingState, model: Arc<Model>, lease: Lease) -> Serving {
+    pub fn new(state: ServingState, model: Arc<RunningModel>, lease: Lease) -> Serving {
         Serving { state, model, lease: Arc::new(lease) }
     }
 

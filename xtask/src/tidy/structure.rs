@@ -40,8 +40,7 @@ const ALLOWANCES: &[Allowance] = &[
 ];
 
 /// Names that stand for several public types of the workspace. This list only shrinks, too.
-const SHARED_TYPE_NAMES: &[&str] =
-    &["Backend", "Device", "Dtype", "Ending", "Group", "LoadError", "Mask", "Model", "Span"];
+const SHARED_TYPE_NAMES: &[&str] = &["Backend", "Device", "Dtype", "Group", "Mask", "Span"];
 
 /// A crate as these rules read it.
 struct Crate {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use jackalope_localai::{LocalAi, ModelOpener, ModelOrder};
-use jackalope_server::{LoadError, LoadFuture, Models};
+use jackalope_server::{LoadFuture, ModelLoadError, Models};
 use prost::Message;
 
 use crate::calls::{FAILED_PRECONDITION, load, one, prompt, refused, text};
@@ -26,7 +26,7 @@ impl ModelOpener for FakeOpener {
         self.orders.lock().unwrap().push(order.clone());
         let id = order.model.clone();
         let found = if id == "nowhere" {
-            Err(LoadError { message: "there is no model nowhere".to_owned() })
+            Err(ModelLoadError { message: "there is no model nowhere".to_owned() })
         } else {
             self.models.get().unwrap().add(&id, None);
             Ok(id)

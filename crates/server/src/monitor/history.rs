@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::journal::{AnswerRecord, Ending, RECENT_MAX};
+use jackalope_serving::journal::{AnswerEnding, AnswerRecord, RECENT_MAX};
 use jackalope_serving::numbers::{gib, quantile, rounded};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ const RECENT_TOLD: usize = 50;
 
 /// Query parameters of a list of answers.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
     /// Maximum number of answers, at most 200. Default: 50.
     n: Option<usize>,
@@ -60,7 +61,7 @@ pub(super) async fn errors(State(state): State<ServerState>) -> Json<Value> {
 
 pub(super) async fn stats(State(state): State<ServerState>) -> Json<Value> {
     let totals = state.journal().totals();
-    let mut endings = [0; Ending::NAMES.len()];
+    let mut endings = [0; AnswerEnding::NAMES.len()];
     let (mut tokens, mut wall_seconds) = (0, 0.0);
     for model in totals.models.values() {
         for (sum, count) in endings.iter_mut().zip(model.endings) {

@@ -164,6 +164,7 @@ pub(super) fn by_rank(status: &Status) -> Map<String, Value> {
 
 /// Query parameters of `/memory/live`.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Page {
     /// Number of samples, at most 600. Default: 60.
     n: Option<usize>,
@@ -175,7 +176,7 @@ pub(super) async fn live(
 ) -> Result<Json<Value>, ApiError> {
     state.samples().push(sample(&state));
     let samples = state.samples().last(page.n.unwrap_or(SAMPLES_TOLD).min(SAMPLES_MAX));
-    let told = |it: &Sample| {
+    let entry = |it: &Sample| {
         json!({
             "timestamp": rounded(it.at, 3),
             "mlx_active_gb": gib(it.memory.active),
@@ -186,6 +187,6 @@ pub(super) async fn live(
             "model_loaded": it.is_loaded,
         })
     };
-    let data: Vec<Value> = samples.iter().map(told).collect();
+    let data: Vec<Value> = samples.iter().map(entry).collect();
     Ok(Json(json!({"ok": true, "source": "ranks", "count": data.len(), "data": data})))
 }

@@ -49,7 +49,7 @@ impl LineFormat {
     pub(super) fn new(shape: Shape, shared: &Shared, serving: &Serving) -> LineFormat {
         LineFormat {
             shape,
-            model: told_name(shared, serving),
+            model: model_name(shared, serving),
             tokenizer: Arc::clone(&serving.text.tokenizer),
             has_logprobs: shared.logprobs == Some(true),
             num_calls: 0,
@@ -100,7 +100,7 @@ impl LineFormat {
     }
 }
 
-fn told_name(shared: &Shared, serving: &Serving) -> String {
+fn model_name(shared: &Shared, serving: &Serving) -> String {
     shared.model.clone().unwrap_or_else(|| serving.id.clone())
 }
 

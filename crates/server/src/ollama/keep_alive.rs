@@ -61,7 +61,7 @@ impl KeepAlive {
         }
     }
 
-    /// Returns whether the model is to be unloaded at once.
+    /// Returns whether the model should be unloaded immediately.
     pub(super) fn is_over(self) -> bool {
         self == KeepAlive::For(Duration::ZERO)
     }

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::names::{full_name, known};
-use super::puller::RemoveError;
+use super::puller::ModelRemoveError;
 use super::request::Named;
 use crate::extract::UnlabelledRequest;
 use crate::state::ServerState;
@@ -105,7 +105,7 @@ fn modified_at(model: &ModelStatus) -> String {
 fn digest(model: &ModelStatus) -> String {
     let ModelDetails { family, num_parameters, weight_bits, weights_bytes, hidden_size, modified } =
         model.details.clone().unwrap_or_default();
-    let told = json!([
+    let known = json!([
         model.id,
         family,
         num_parameters,
@@ -114,7 +114,7 @@ fn digest(model: &ModelStatus) -> String {
         hidden_size,
         modified
     ]);
-    hex(&Sha256::digest(told.to_string().as_bytes()))
+    hex(&Sha256::digest(known.to_string().as_bytes()))
 }
 
 /// The capabilities of a loaded model; for other models only those that every model has.
@@ -229,8 +229,8 @@ pub(super) async fn delete(
     };
     match puller.remove(&id).await {
         Ok(()) => Ok(StatusCode::OK),
-        Err(RemoveError::Refused { reason }) => Err(ApiError::ModelKept { model: id, reason }),
-        Err(RemoveError::Failed { reason }) => Err(ApiError::Unavailable { reason }),
+        Err(ModelRemoveError::Refused { reason }) => Err(ApiError::ModelKept { model: id, reason }),
+        Err(ModelRemoveError::Failed { reason }) => Err(ApiError::Unavailable { reason }),
     }
 }
 

@@ -18,11 +18,11 @@ pub trait Puller: fmt::Debug + Send + Sync {
 }
 
 /// The result of removing a model.
-pub type RemoveFuture = BoxFuture<'static, Result<(), RemoveError>>;
+pub type RemoveFuture = BoxFuture<'static, Result<(), ModelRemoveError>>;
 
 /// Reason why a model was not removed.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub enum RemoveError {
+pub enum ModelRemoveError {
     /// The model may not be removed.
     #[error("{reason}")]
     Refused {

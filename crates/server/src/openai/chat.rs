@@ -58,7 +58,7 @@ fn prepare(mut body: JsonBody, serving: &Serving) -> Result<Prepared, ApiError> 
         conversation_id: chat.conversation_id.clone(),
     };
     let mut notes = Notes::default();
-    notes.add_if(chat.verbosity.is_some(), "verbosity is passed over");
+    notes.add_if(chat.verbosity.is_some(), "verbosity is ignored");
     let conversation = conversation(body, chat, limits)?;
     let mut request = common.into_request(Prompt::Conversation(conversation))?;
     request.params.sampling.logprobs = logprobs;

@@ -263,12 +263,12 @@ impl AnswerWriter for CompletionFormat {
     }
 
     fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
-        let mut told = Vec::new();
+        let mut returned = Vec::new();
         for (prompt_idx, prompt) in self.prompts.iter().enumerate() {
             for (choice_idx, delta) in self.kept(prompt_idx, &choices) {
                 let echo = self.echo(choice_idx);
-                told.push(Choice {
-                    index: told.len(),
+                returned.push(Choice {
+                    index: returned.len(),
                     text: echo.map_or(String::new(), |echo| echo.text.clone()) + &delta.text,
                     logprobs: self
                         .options
@@ -286,7 +286,7 @@ impl AnswerWriter for CompletionFormat {
             created: self.created,
             model: &self.model,
             system_fingerprint: SYSTEM_FINGERPRINT,
-            choices: told,
+            choices: returned,
             usage: Some(Some(Usage::of(summary))),
             timing: Some(Timing::of(summary)),
             performance: Some(Performance::of(summary)),

@@ -85,7 +85,7 @@ struct TopLogprobs(Vec<(String, f32)>);
 impl TopLogprobs {
     /// Adds an entry; of several tokens with the same text only the first is kept.
     fn push(&mut self, token: String, logprob: f32) {
-        if self.0.iter().all(|(told, _)| *told != token) {
+        if self.0.iter().all(|(known, _)| *known != token) {
             self.0.push((token, logprob));
         }
     }

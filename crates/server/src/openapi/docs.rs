@@ -30,7 +30,9 @@ const NARROW: &str = "<meta name=\"viewport\" content=\"width=device-width, init
 /// The routes of this module.
 pub(crate) fn routes() -> Vec<Route> {
     vec![
-        get("/docs", docs_root, "Redirects to `/docs/`.", |it| it.empty("307", "`/docs/`")),
+        get("/docs", docs_root, "Redirects to `/docs/`.", |it| {
+            it.text("text/html").empty("307", "`/docs/`")
+        }),
         get("/docs/", docs, "Returns the web page that shows this description.", |it| {
             it.text("text/html")
         }),

@@ -117,8 +117,8 @@ impl Collected<'_> {
             }
             let target = object_of(self.document, property);
             let alternatives = property["oneOf"].as_array().into_iter().flatten();
-            let told = std::iter::once(property).chain(alternatives).chain([target]);
-            let mut meanings = told.map(|it| cell(&it["description"]));
+            let described = std::iter::once(property).chain(alternatives).chain([target]);
+            let mut meanings = described.map(|it| cell(&it["description"]));
             self.parameters.push(Parameter {
                 name: name.clone(),
                 kind: kind(self.document, property, 0),

@@ -163,7 +163,7 @@ async fn verbosity_is_noted() {
     let server = Setup::says("Hello").start().await;
     for stream in [false, true] {
         let reply = server.chat(json!({"verbosity": "low", "stream": stream})).await;
-        assert_eq!(reply.headers["x-jackalope-note"], "verbosity is passed over");
+        assert_eq!(reply.headers["x-jackalope-note"], "verbosity is ignored");
     }
     assert!(server.chat(json!({})).await.headers.get("x-jackalope-note").is_none());
 }

@@ -12,8 +12,8 @@ use jackalope_engine::testing::{
 };
 use jackalope_engine::{Engine, EngineConfig, EngineHandle};
 use jackalope_server::{
-    KnownModel, LoadError, MachineBytes, Model, ModelLoader, Models, ModelsConfig, ServerConfig,
-    ServerState, StartedModel,
+    KnownModel, MachineBytes, ModelLoadError, ModelLoader, Models, ModelsConfig, RunningModel,
+    ServerConfig, ServerState, StartedModel,
 };
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
@@ -48,12 +48,12 @@ impl FakeLoader {
 struct Shared(Arc<FakeLoader>);
 
 impl ModelLoader for Shared {
-    fn need(&self, id: &str) -> BoxFuture<'static, Result<MachineBytes, LoadError>> {
+    fn need(&self, id: &str) -> BoxFuture<'static, Result<MachineBytes, ModelLoadError>> {
         let bytes = self.0.needs[id];
         Box::pin(async move { Ok(MachineBytes([("here".to_owned(), bytes)].into())) })
     }
 
-    fn start(&self, id: &str) -> BoxFuture<'static, Result<StartedModel, LoadError>> {
+    fn start(&self, id: &str) -> BoxFuture<'static, Result<StartedModel, ModelLoadError>> {
         let (loader, id) = (Arc::clone(&self.0), id.to_owned());
         Box::pin(async move {
             loader.note("load", &id);
@@ -62,7 +62,7 @@ impl ModelLoader for Shared {
                 && 0 < *left
             {
                 *left -= 1;
-                return Err(LoadError { message: "the disk is full of bees".to_owned() });
+                return Err(ModelLoadError { message: "the disk is full of bees".to_owned() });
             }
             let text = model::text();
             let letter = text.tokenizer.encode(&id[..1], false).unwrap()[0];
@@ -76,7 +76,7 @@ impl ModelLoader for Shared {
             let config = EngineConfig { eos_tokens, ..EngineConfig::default() };
             let (engine, thread) = Engine::spawn(config, ranks);
             loader.engines.lock().unwrap().insert(id.clone(), (engine.clone(), control));
-            let model = Model::new(&id, engine, text);
+            let model = RunningModel::new(&id, engine, text);
             // A thread of tokio's pool would keep a paused clock from moving.
             let (tell, told) = oneshot::channel();
             std::thread::spawn(move || tell.send(thread.join()).ok());

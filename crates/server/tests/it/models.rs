@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use futures_util::future::join_all;
 use jackalope_engine::testing::FakeOrder;
-use jackalope_server::{ApiKeys, Ending};
+use jackalope_server::{ApiKeys, ShutdownMode};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -387,7 +387,7 @@ async fn at_the_end_every_engine_ends_and_nothing_is_loaded_any_more() {
     house.open_gate(false);
     let waiting = house.ask_aside("c");
     house.until("c", "loading").await;
-    house.models.end(Ending::Shutdown).await;
+    house.models.end(ShutdownMode::Shutdown).await;
     assert_eq!(waiting.await.unwrap().error()["code"], "shutting_down");
     // Whether the loader was asked for the third one by then is a matter of time.
     let mut log = house.log();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use jackalope_engine::testing::{FakeOrder, scripted_model};
-use jackalope_server::{ModelDetails, PullProgress, Puller, RemoveError, RemoveFuture};
+use jackalope_server::{ModelDetails, ModelRemoveError, PullProgress, Puller, RemoveFuture};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -360,7 +360,7 @@ impl Puller for OneModel {
 
     fn remove(&self, id: &str) -> RemoveFuture {
         let reason = format!("{id} is loaded\nhint: unload it");
-        Box::pin(async { Err(RemoveError::Refused { reason }) })
+        Box::pin(async { Err(ModelRemoveError::Refused { reason }) })
     }
 }
 

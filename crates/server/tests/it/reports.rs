@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use jackalope_engine::testing::FakeOrder;
-use jackalope_server::{Model, Models, Reporting, RequestLog, ServerState, SpanExporter};
+use jackalope_server::{Models, Reporting, RequestLog, RunningModel, ServerState, SpanExporter};
 use serde_json::{Value, json};
 
 use crate::support::{MODEL, Server, Setup, chat_body, completion_body, post};
@@ -170,7 +170,7 @@ async fn metrics_have_the_names_that_dashboards_ask_for() {
 /// A server that reports elsewhere.
 async fn reporting(reporting: Reporting) -> Server {
     let mut server = Setup::says("Hello").start().await;
-    let model = Model::new(MODEL, server.engine.clone(), server.text.clone());
+    let model = RunningModel::new(MODEL, server.engine.clone(), server.text.clone());
     server.state = ServerState::reporting(Models::fixed(model), Default::default(), reporting);
     server
 }
@@ -187,7 +187,7 @@ async fn the_request_log_has_a_line_per_answer_and_no_word_of_it() {
     server.post("/v1/chat/completions", &body).await.ok();
     server.complete(json!({"stream": true})).await;
     // The log is whole once the server is gone.
-    let model = Model::new(MODEL, server.engine.clone(), server.text.clone());
+    let model = RunningModel::new(MODEL, server.engine.clone(), server.text.clone());
     server.state = ServerState::new(model, Default::default());
     let log = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -443,7 +443,7 @@ async fn what_is_passed_over_is_noted() {
     let reply = respond(&server, options).await;
     reply.ok();
     let notes: Vec<_> = reply.headers.get_all("x-jackalope-note").iter().collect();
-    assert_eq!(notes, ["text.verbosity is passed over", "include is passed over but for logprobs"]);
+    assert_eq!(notes, ["text.verbosity is ignored", "include is ignored except for logprobs"]);
     let reply = respond(&server, json!({})).await;
     assert!(reply.headers.get("x-jackalope-note").is_none());
 }

@@ -12,7 +12,7 @@ use jackalope_engine::testing::{
 };
 use jackalope_engine::{Engine, EngineConfig, EngineHandle, EngineThread, Status};
 use jackalope_protocol::TokenId;
-use jackalope_server::{Model, ModelDetails, ServerConfig, ServerState, router};
+use jackalope_server::{ModelDetails, RunningModel, ServerConfig, ServerState, router};
 use jackalope_text::ModelText;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -116,11 +116,11 @@ impl Setup {
             ..FakeOptions::default()
         });
         let (engine, thread) = Engine::spawn(self.engine, ranks);
-        let model = Model {
+        let model = RunningModel {
             aliases: self.aliases,
             enable_thinking: self.enable_thinking,
             details: self.details,
-            ..Model::new(MODEL, engine.clone(), Arc::clone(&self.text))
+            ..RunningModel::new(MODEL, engine.clone(), Arc::clone(&self.text))
         };
         let state = ServerState::new(model, self.server);
         Server { state, text: self.text, engine, control, thread: Some(thread) }

@@ -121,7 +121,7 @@ impl Holder {
 
     /// Adds headers with what is left of the key's limits.
     pub fn add_limit_headers(&self, headers: &mut HeaderMap) {
-        self.quota.tell(&self.limits, Instant::now(), headers);
+        self.quota.add_headers(&self.limits, Instant::now(), headers);
     }
 }
 
@@ -129,7 +129,7 @@ impl Holder {
 #[derive(Clone, Default)]
 pub struct ApiKeys {
     ring: Arc<Mutex<Ring>>,
-    /// Whether keys come from a file; an empty file then serves nobody instead of everybody.
+    /// Whether keys come from a file; with an empty file, no request is accepted.
     has_file: bool,
 }
 

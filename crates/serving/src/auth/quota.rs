@@ -124,11 +124,11 @@ impl Quota {
     }
 
     /// Adds what is left to the headers that clients of OpenAI's API read.
-    pub(super) fn tell(&self, limits: &KeyLimits, now: Instant, headers: &mut HeaderMap) {
+    pub(super) fn add_headers(&self, limits: &KeyLimits, now: Instant, headers: &mut HeaderMap) {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.requests.settle(now);
         buckets.tokens.settle(now);
-        let mut tell = |name: &'static str, value: String| {
+        let mut add = |name: &'static str, value: String| {
             if let Ok(value) = HeaderValue::try_from(value) {
                 headers.insert(HeaderName::from_static(name), value);
             }
@@ -138,14 +138,14 @@ impl Quota {
         };
         let reset = |bucket: &Bucket| spoken(bucket.time_to(0.0));
         if let Some(limit) = limits.requests_per_minute {
-            tell("x-ratelimit-limit-requests", limit.to_string());
-            tell("x-ratelimit-remaining-requests", left(limit, &buckets.requests));
-            tell("x-ratelimit-reset-requests", reset(&buckets.requests));
+            add("x-ratelimit-limit-requests", limit.to_string());
+            add("x-ratelimit-remaining-requests", left(limit, &buckets.requests));
+            add("x-ratelimit-reset-requests", reset(&buckets.requests));
         }
         if let Some(limit) = limits.tokens_per_minute {
-            tell("x-ratelimit-limit-tokens", limit.to_string());
-            tell("x-ratelimit-remaining-tokens", left(limit, &buckets.tokens));
-            tell("x-ratelimit-reset-tokens", reset(&buckets.tokens));
+            add("x-ratelimit-limit-tokens", limit.to_string());
+            add("x-ratelimit-remaining-tokens", left(limit, &buckets.tokens));
+            add("x-ratelimit-reset-tokens", reset(&buckets.tokens));
         }
     }
 }
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(reached.what, "tokens per minute");
         assert!((30.0..30.2).contains(&reached.retry_after.unwrap().as_secs_f64()));
         let mut headers = HeaderMap::new();
-        quota.tell(&limits, start, &mut headers);
+        quota.add_headers(&limits, start, &mut headers);
         assert_eq!(headers["x-ratelimit-remaining-tokens"], "0");
         assert_eq!(headers["x-ratelimit-reset-tokens"], "1m30s");
         quota.take(&limits, start + Duration::from_millis(30_200)).unwrap();

@@ -8,7 +8,7 @@ use jackalope_text::grammar::{CompiledGrammar, Constraint};
 use serde_json::Value;
 
 use super::checks::check_count;
-use super::token_constraints::{AfterReasoning, GrammarGuide, Reasoning, WithoutRuns};
+use super::token_constraints::{AfterReasoning, GrammarConstraint, Reasoning, WithoutRuns};
 use crate::error::ApiError;
 use crate::state::Serving;
 
@@ -95,27 +95,30 @@ impl TokenConstraints {
     /// Attaches the constraint of one choice to a request, if there is any. `ends` are the tokens
     /// that end a choice.
     pub(super) fn apply(&self, request: Request, ends: &[TokenId]) -> Request {
-        match self.guide(ends) {
-            Some(guide) => request.with_constraint(guide),
+        match self.constraint(ends) {
+            Some(constraint) => request.with_constraint(constraint),
             None => request,
         }
     }
 
-    fn guide(&self, ends: &[TokenId]) -> Option<Box<dyn TokenConstraint>> {
-        let mut guide: Option<Box<dyn TokenConstraint>> = None;
+    fn constraint(&self, ends: &[TokenId]) -> Option<Box<dyn TokenConstraint>> {
+        let mut constraint: Option<Box<dyn TokenConstraint>> = None;
         if let Some(grammar) = &self.grammar {
-            guide = Some(Box::new(GrammarGuide::new(grammar.start())));
+            constraint = Some(Box::new(GrammarConstraint::new(grammar.start())));
         }
         if let Some(reasoning) = &self.reasoning
-            && (guide.is_some() || reasoning.budget_tokens.is_some())
+            && (constraint.is_some() || reasoning.budget_tokens.is_some())
         {
-            guide = Some(Box::new(AfterReasoning::new(reasoning.clone(), guide)));
+            constraint = Some(Box::new(AfterReasoning::new(reasoning.clone(), constraint)));
         }
         if !self.forbidden_runs.is_empty() {
-            guide =
-                Some(Box::new(WithoutRuns::new(self.forbidden_runs.clone(), ends.to_vec(), guide)));
+            constraint = Some(Box::new(WithoutRuns::new(
+                self.forbidden_runs.clone(),
+                ends.to_vec(),
+                constraint,
+            )));
         }
-        guide
+        constraint
     }
 }
 

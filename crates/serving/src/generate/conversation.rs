@@ -200,7 +200,7 @@ impl Conversation {
     /// wrote before the answer then, and leave out reasoning. Only models with states use it; 0 for
     /// others, and if the template does not render the next turn.
     fn stable_tokens(&self, prompt: &[TokenId], serving: &Serving) -> u32 {
-        if self.continues_message || !serving.engine().has_states() {
+        if self.continues_message || !serving.engine.has_states() {
             return 0;
         }
         let mut messages = self.messages.clone();

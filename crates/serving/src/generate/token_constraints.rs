@@ -6,13 +6,13 @@ use jackalope_text::grammar::{GrammarError, Matcher};
 
 /// Constrains a choice to a grammar from its first token to its last.
 #[derive(Clone, Debug)]
-pub(super) struct GrammarGuide {
+pub(super) struct GrammarConstraint {
     matcher: Matcher,
 }
 
-impl GrammarGuide {
-    pub(super) fn new(matcher: Matcher) -> GrammarGuide {
-        GrammarGuide { matcher }
+impl GrammarConstraint {
+    pub(super) fn new(matcher: Matcher) -> GrammarConstraint {
+        GrammarConstraint { matcher }
     }
 }
 
@@ -20,7 +20,7 @@ fn refused(err: &GrammarError) -> ConstraintError {
     ConstraintError { message: err.to_string() }
 }
 
-impl TokenConstraint for GrammarGuide {
+impl TokenConstraint for GrammarConstraint {
     fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         self.matcher.fill(mask.words_mut()).map_err(|err| refused(&err))?;
         Ok(AllowedTokens::Masked)
@@ -53,7 +53,7 @@ pub(super) struct Reasoning {
 }
 
 /// Lets a model reason first: while the reasoning is open, every token is allowed except those that
-/// end the choice; after that, the inner guide takes over. Reasoning beyond its budget is closed by
+/// end the choice; after that, the inner constraint applies. Reasoning beyond its budget is closed by
 /// forcing the closing tokens.
 #[derive(Debug)]
 pub(super) struct AfterReasoning {
@@ -69,7 +69,7 @@ pub(super) struct AfterReasoning {
 ///     │                       └─budget─▶ Closing ────▲             ▲
 ///     └── an answer without reasoning ─────────────────────────────┘
 /// ```
-/// Without an inner guide, reasoning that ends by itself goes from `Open` to `Closed`.
+/// Without an inner constraint, reasoning that ends by itself goes from `Open` to `Closed`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Thought {
     /// Number of tokens of the opening marker sampled so far.
@@ -94,9 +94,9 @@ impl AfterReasoning {
             (false, false) => Thought::Unopened(0),
             (false, true) => Thought::Closed,
         };
-        let mut guide = AfterReasoning { reasoning, state, tail: Vec::new(), inner };
-        guide.keep_to_budget();
-        guide
+        let mut constraint = AfterReasoning { reasoning, state, tail: Vec::new(), inner };
+        constraint.keep_to_budget();
+        constraint
     }
 
     /// Closes reasoning that has reached its budget, continuing a closing marker that has already
@@ -112,10 +112,10 @@ impl AfterReasoning {
         }
     }
 
-    /// Continues towards the answer; `num_drawn` tokens of [`Reasoning::resume`] have been sampled.
-    fn resume(&mut self, num_drawn: usize) {
-        self.state = match num_drawn < self.reasoning.resume.len() {
-            true => Thought::Resuming(num_drawn),
+    /// Continues towards the answer; `num_sampled` tokens of [`Reasoning::resume`] have been sampled.
+    fn resume(&mut self, num_sampled: usize) {
+        self.state = match num_sampled < self.reasoning.resume.len() {
+            true => Thought::Resuming(num_sampled),
             false => Thought::Closed,
         };
     }
@@ -129,14 +129,18 @@ impl AfterReasoning {
     }
 
     /// Takes a token before any reasoning: part of the opening marker, or of the answer itself.
-    fn accept_unopened(&mut self, token: TokenId, num_drawn: usize) -> Result<(), ConstraintError> {
+    fn accept_unopened(
+        &mut self,
+        token: TokenId,
+        num_sampled: usize,
+    ) -> Result<(), ConstraintError> {
         let open = &self.reasoning.open;
-        let is_marker = open[num_drawn] == token;
+        let is_marker = open[num_sampled] == token;
         match &mut self.inner {
             None if self.tail.ends_with(open) => self.state = Thought::Open(0),
             None => {}
-            Some(_) if is_marker && num_drawn + 1 == open.len() => self.state = Thought::Open(0),
-            Some(_) if is_marker => self.state = Thought::Unopened(num_drawn + 1),
+            Some(_) if is_marker && num_sampled + 1 == open.len() => self.state = Thought::Open(0),
+            Some(_) if is_marker => self.state = Thought::Unopened(num_sampled + 1),
             Some(inner) => {
                 self.state = Thought::Closed;
                 return inner.accept(token);
@@ -159,10 +163,10 @@ impl TokenConstraint for AfterReasoning {
                 mask.allow(self.reasoning.open[0]);
                 Ok(allowed)
             }
-            (Thought::Unopened(num_drawn), _) => force(mask, self.reasoning.open[num_drawn]),
+            (Thought::Unopened(num_sampled), _) => force(mask, self.reasoning.open[num_sampled]),
             (Thought::Open(_), _) => Ok(AllowedTokens::NotEnd),
-            (Thought::Closing(num_drawn), _) => force(mask, self.reasoning.close[num_drawn]),
-            (Thought::Resuming(num_drawn), _) => force(mask, self.reasoning.resume[num_drawn]),
+            (Thought::Closing(num_sampled), _) => force(mask, self.reasoning.close[num_sampled]),
+            (Thought::Resuming(num_sampled), _) => force(mask, self.reasoning.resume[num_sampled]),
             (Thought::Closed, Some(inner)) => inner.allowed(mask),
         }
     }
@@ -170,17 +174,17 @@ impl TokenConstraint for AfterReasoning {
     fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         self.remember(token);
         match self.state {
-            Thought::Unopened(num_drawn) => self.accept_unopened(token, num_drawn)?,
+            Thought::Unopened(num_sampled) => self.accept_unopened(token, num_sampled)?,
             Thought::Open(_) if self.tail.ends_with(&self.reasoning.close) => match self.inner {
                 Some(_) => self.resume(0),
                 None => self.state = Thought::Closed,
             },
             Thought::Open(num_tokens) => self.state = Thought::Open(num_tokens + 1),
-            Thought::Closing(num_drawn) if num_drawn + 1 == self.reasoning.close.len() => {
+            Thought::Closing(num_sampled) if num_sampled + 1 == self.reasoning.close.len() => {
                 self.resume(0);
             }
-            Thought::Closing(num_drawn) => self.state = Thought::Closing(num_drawn + 1),
-            Thought::Resuming(num_drawn) => self.resume(num_drawn + 1),
+            Thought::Closing(num_sampled) => self.state = Thought::Closing(num_sampled + 1),
+            Thought::Resuming(num_sampled) => self.resume(num_sampled + 1),
             Thought::Closed => {
                 if let Some(inner) = &mut self.inner {
                     inner.accept(token)?;
@@ -202,7 +206,7 @@ impl TokenConstraint for AfterReasoning {
 }
 
 /// Keeps forbidden sequences of tokens out of a choice: bans the last token of a sequence after its
-/// other tokens. If the inner guide allows nothing else, the inner guide wins.
+/// other tokens. If the inner constraint allows nothing else, it wins.
 #[derive(Debug)]
 pub(super) struct WithoutRuns {
     /// Forbidden sequences, each of at least two tokens.
@@ -272,18 +276,21 @@ mod tests {
     const VOCAB_SIZE: u32 = 20;
 
     /// Accepts `tokens`, each of which must be allowed, and returns what is allowed after them.
-    fn after(guide: &mut dyn TokenConstraint, tokens: &[TokenId]) -> (AllowedTokens, Vec<TokenId>) {
+    fn after(
+        constraint: &mut dyn TokenConstraint,
+        tokens: &[TokenId],
+    ) -> (AllowedTokens, Vec<TokenId>) {
         for &token in tokens {
-            let (_, allowed) = asked(guide);
+            let (_, allowed) = asked(constraint);
             assert!(allowed.contains(&token), "{token} is not in {allowed:?}");
-            guide.accept(token).unwrap();
+            constraint.accept(token).unwrap();
         }
-        asked(guide)
+        asked(constraint)
     }
 
-    fn asked(guide: &mut dyn TokenConstraint) -> (AllowedTokens, Vec<TokenId>) {
+    fn asked(constraint: &mut dyn TokenConstraint) -> (AllowedTokens, Vec<TokenId>) {
         let mut mask = TokenMask::all(VOCAB_SIZE);
-        let allowed = guide.allowed(&mut mask).unwrap();
+        let allowed = constraint.allowed(&mut mask).unwrap();
         let mask = mask.to_mask();
         (allowed, (0..VOCAB_SIZE).filter(|token| mask.allows(*token)).collect())
     }
@@ -299,7 +306,7 @@ mod tests {
         }
 
         fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
-            assert_eq!(token, 7, "only the answer reaches the guide within");
+            assert_eq!(token, 7, "only the answer reaches the constraint within");
             Ok(())
         }
 
@@ -329,48 +336,51 @@ mod tests {
 
     #[test]
     fn an_answer_is_bound_once_the_thought_is_closed() {
-        let guide = || AfterReasoning::new(reasoning(true, None), Some(Box::new(Seven)));
-        assert_eq!(after(&mut guide(), &[9, 3, 3]).0, AllowedTokens::NotEnd);
-        assert_eq!(after(&mut guide(), &[9, 3, 3, 4]), (AllowedTokens::Masked, vec![7]));
-        assert_eq!(after(&mut guide(), &[3, 4, 7, 7]), (AllowedTokens::Masked, vec![7]));
+        let constraint = || AfterReasoning::new(reasoning(true, None), Some(Box::new(Seven)));
+        assert_eq!(after(&mut constraint(), &[9, 3, 3]).0, AllowedTokens::NotEnd);
+        assert_eq!(after(&mut constraint(), &[9, 3, 3, 4]), (AllowedTokens::Masked, vec![7]));
+        assert_eq!(after(&mut constraint(), &[3, 4, 7, 7]), (AllowedTokens::Masked, vec![7]));
     }
 
     #[test]
     fn a_model_may_think_first_or_answer_at_once() {
-        let guide = || AfterReasoning::new(reasoning(false, None), Some(Box::new(Seven)));
-        assert_eq!(after(&mut guide(), &[]), (AllowedTokens::Masked, vec![1, 7]));
-        assert_eq!(after(&mut guide(), &[7]), (AllowedTokens::Masked, vec![7]));
-        assert_eq!(after(&mut guide(), &[1]), (AllowedTokens::Masked, vec![2]));
-        assert_eq!(after(&mut guide(), &[1, 2]).0, AllowedTokens::NotEnd);
-        assert_eq!(after(&mut guide(), &[1, 2, 9, 3, 4]), (AllowedTokens::Masked, vec![7]));
-        let mut copy = guide();
+        let constraint = || AfterReasoning::new(reasoning(false, None), Some(Box::new(Seven)));
+        assert_eq!(after(&mut constraint(), &[]), (AllowedTokens::Masked, vec![1, 7]));
+        assert_eq!(after(&mut constraint(), &[7]), (AllowedTokens::Masked, vec![7]));
+        assert_eq!(after(&mut constraint(), &[1]), (AllowedTokens::Masked, vec![2]));
+        assert_eq!(after(&mut constraint(), &[1, 2]).0, AllowedTokens::NotEnd);
+        assert_eq!(after(&mut constraint(), &[1, 2, 9, 3, 4]), (AllowedTokens::Masked, vec![7]));
+        let mut copy = constraint();
         after(&mut copy, &[1]);
         assert_eq!(after(&mut *copy.clone_boxed(), &[2, 3, 4]), (AllowedTokens::Masked, vec![7]));
     }
 
     #[test]
     fn a_budget_closes_the_thought() {
-        let guide = |is_open| AfterReasoning::new(reasoning(is_open, Some(2)), None);
-        assert_eq!(after(&mut guide(true), &[9]).0, AllowedTokens::NotEnd);
-        assert_eq!(after(&mut guide(true), &[9, 9]), (AllowedTokens::Masked, vec![3]));
+        let constraint = |is_open| AfterReasoning::new(reasoning(is_open, Some(2)), None);
+        assert_eq!(after(&mut constraint(true), &[9]).0, AllowedTokens::NotEnd);
+        assert_eq!(after(&mut constraint(true), &[9, 9]), (AllowedTokens::Masked, vec![3]));
         assert_eq!(
-            after(&mut guide(true), &[9, 3]),
+            after(&mut constraint(true), &[9, 3]),
             (AllowedTokens::Masked, vec![4]),
             "it has begun"
         );
-        assert_eq!(after(&mut guide(true), &[9, 9, 3]), (AllowedTokens::Masked, vec![4]));
-        assert_eq!(after(&mut guide(true), &[9, 9, 3, 4, 9, 9, 9]).0, AllowedTokens::All);
-        assert_eq!(after(&mut guide(false), &[9, 1, 2, 9, 9]), (AllowedTokens::Masked, vec![3]));
-        assert_eq!(after(&mut guide(false), &[9, 9, 9]).0, AllowedTokens::All);
+        assert_eq!(after(&mut constraint(true), &[9, 9, 3]), (AllowedTokens::Masked, vec![4]));
+        assert_eq!(after(&mut constraint(true), &[9, 9, 3, 4, 9, 9, 9]).0, AllowedTokens::All);
+        assert_eq!(
+            after(&mut constraint(false), &[9, 1, 2, 9, 9]),
+            (AllowedTokens::Masked, vec![3])
+        );
+        assert_eq!(after(&mut constraint(false), &[9, 9, 9]).0, AllowedTokens::All);
         let mut none = AfterReasoning::new(reasoning(true, Some(0)), None);
         assert_eq!(after(&mut none, &[]), (AllowedTokens::Masked, vec![3]));
     }
 
     #[test]
     fn the_last_token_of_a_run_is_banned_after_the_others() {
-        let guide = || WithoutRuns::new(vec![vec![5, 6], vec![7, 7]], vec![0], None);
-        assert_eq!(after(&mut guide(), &[6, 6]).0, AllowedTokens::All);
-        let (allowed, tokens) = after(&mut guide(), &[9, 5]);
+        let constraint = || WithoutRuns::new(vec![vec![5, 6], vec![7, 7]], vec![0], None);
+        assert_eq!(after(&mut constraint(), &[6, 6]).0, AllowedTokens::All);
+        let (allowed, tokens) = after(&mut constraint(), &[9, 5]);
         assert_eq!((allowed, tokens.len()), (AllowedTokens::Masked, 19));
         assert!(!tokens.contains(&6));
         let mut bound = WithoutRuns::new(vec![vec![7, 7]], vec![0], Some(Box::new(Seven)));

@@ -13,7 +13,7 @@ mod store;
 mod totals;
 
 pub use open_request::{AnswerInProgress, AnswerStart};
-pub use record::{AnswerRecord, Ending};
+pub use record::{AnswerEnding, AnswerRecord};
 pub use recorder::Recorder;
 pub use request_log::{RequestLog, RequestLogError};
 pub use spans::{SpanExporter, SpanExporterError};

@@ -11,7 +11,7 @@ use crate::trace_parent::TraceParent;
 
 /// How an answer ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Ending {
+pub enum AnswerEnding {
     /// The whole answer was sent.
     Ok,
     /// The answer failed, with this message.
@@ -22,23 +22,23 @@ pub enum Ending {
     Cancelled,
 }
 
-impl Ending {
-    /// The names used in records and metrics, in the order of [`Ending::idx`].
+impl AnswerEnding {
+    /// The names used in records and metrics, in the order of [`AnswerEnding::idx`].
     pub const NAMES: [&str; 4] = ["ok", "error", "timeout", "cancelled"];
 
-    /// Index of the ending in [`Ending::NAMES`].
+    /// Index of the ending in [`AnswerEnding::NAMES`].
     pub fn idx(&self) -> usize {
         match self {
-            Ending::Ok => 0,
-            Ending::Error(_) => 1,
-            Ending::Timeout => 2,
-            Ending::Cancelled => 3,
+            AnswerEnding::Ok => 0,
+            AnswerEnding::Error(_) => 1,
+            AnswerEnding::Timeout => 2,
+            AnswerEnding::Cancelled => 3,
         }
     }
 
     /// Name of the ending in records and metrics.
     pub fn name(&self) -> &'static str {
-        Ending::NAMES[self.idx()]
+        AnswerEnding::NAMES[self.idx()]
     }
 }
 
@@ -62,7 +62,7 @@ pub struct AnswerRecord {
     /// The client's span that the request belongs to.
     pub trace_parent: Option<TraceParent>,
     /// How the answer ended.
-    pub ending: Ending,
+    pub ending: AnswerEnding,
     /// Finish reason of the first choice that the engine ended.
     pub finish_reason: Option<&'static str>,
     /// Memory of the ranks' arrays in bytes, when the answer began and when it ended.
@@ -81,9 +81,9 @@ impl AnswerRecord {
         let AnswerRecord { start, summary, .. } = self;
         let (before, after) = self.memory_bytes;
         let message = match &self.ending {
-            Ending::Error(message) => Some(message.as_str()),
-            Ending::Timeout => Some("the request was not answered in time"),
-            Ending::Ok | Ending::Cancelled => None,
+            AnswerEnding::Error(message) => Some(message.as_str()),
+            AnswerEnding::Timeout => Some("the request was not answered in time"),
+            AnswerEnding::Ok | AnswerEnding::Cancelled => None,
         };
         let seconds = |time: Duration| rounded(time.as_secs_f64(), 3);
         json!({

@@ -7,13 +7,13 @@ use std::time::Instant;
 use jackalope_engine::EngineHandle;
 
 use super::open_request::{AnswerInProgress, AnswerStart, Finishes};
-use super::record::{AnswerRecord, Ending};
+use super::record::{AnswerEnding, AnswerRecord};
 use super::store::Journal;
 use crate::caller::ApiCaller;
 use crate::error::ApiError;
 
 use crate::ids::unix_time;
-use crate::model::Model;
+use crate::model::RunningModel;
 use crate::outcome::{AnswerSummary, Finish};
 
 /// Writes an answer's record when it is dropped.
@@ -23,7 +23,7 @@ pub struct Recorder {
     open: Arc<AnswerInProgress>,
     open_id: u64,
     memory_before: u64,
-    ending: Ending,
+    ending: AnswerEnding,
     finish_reason: Option<&'static str>,
     finishes: Finishes,
     /// Whether a choice was cancelled by its id.
@@ -33,7 +33,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// Starts to follow an answer of this model for the current caller.
-    pub fn begin(journal: &Arc<Journal>, model: &Model, opening: AnswerStart) -> Recorder {
+    pub fn begin(journal: &Arc<Journal>, model: &RunningModel, opening: AnswerStart) -> Recorder {
         let open = Arc::new(AnswerInProgress {
             caller: ApiCaller::current(),
             model: model.id.clone(),
@@ -50,7 +50,7 @@ impl Recorder {
             open_id,
             // Unless another ending is set, the recorder was dropped because the client
             // disconnected.
-            ending: Ending::Cancelled,
+            ending: AnswerEnding::Cancelled,
             finish_reason: None,
             finishes: Finishes::default(),
             is_cancelled: false,
@@ -78,15 +78,15 @@ impl Recorder {
 
     /// Records that the whole answer was sent.
     pub fn succeeded(&mut self) {
-        self.ending = if self.is_cancelled { Ending::Cancelled } else { Ending::Ok };
+        self.ending = if self.is_cancelled { AnswerEnding::Cancelled } else { AnswerEnding::Ok };
     }
 
-    /// Records a failure. `is_sent` says that the response head was already sent, so that nobody
-    /// else records the error.
+    /// Records a failure. `is_sent` says that the response head was already sent, so that the error
+    /// is recorded only here.
     pub fn failed(&mut self, err: &ApiError, is_sent: bool) {
         self.ending = match err {
-            ApiError::TimedOut { .. } => Ending::Timeout,
-            _ => Ending::Error(err.to_string()),
+            ApiError::TimedOut { .. } => AnswerEnding::Timeout,
+            _ => AnswerEnding::Error(err.to_string()),
         };
         if is_sent {
             self.journal.note_error(&self.open.caller, err);

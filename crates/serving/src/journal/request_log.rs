@@ -84,12 +84,12 @@ impl Drop for RequestLog {
 }
 
 fn write_all(mut pages: Pages, waiting: &Receiver<Arc<AnswerRecord>>, dropped: &AtomicU64) {
-    let mut is_told = false;
+    let mut is_warned = false;
     for record in waiting {
         let line = format!("{}\n", record.to_json());
         let Err(err) = pages.write(line.as_bytes()) else { continue };
         dropped.fetch_add(1, Ordering::Relaxed);
-        if !std::mem::replace(&mut is_told, true) {
+        if !std::mem::replace(&mut is_warned, true) {
             warn!(%err, path = %pages.path.display(), "the request log loses lines");
         }
     }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tracing::warn;
 
-use super::record::{AnswerRecord, Ending};
+use super::record::{AnswerEnding, AnswerRecord};
 use crate::ids::random_u64;
 
 /// Maximum number of spans that wait to be sent.
@@ -177,9 +177,11 @@ fn span(record: &AnswerRecord) -> Value {
         None => (format!("{:016x}{:016x}", random_u64(), random_u64()), None),
     };
     let status = match &record.ending {
-        Ending::Ok => json!({"code": 1}),
-        Ending::Error(message) => json!({"code": 2, "message": message}),
-        Ending::Timeout | Ending::Cancelled => json!({"code": 2, "message": record.ending.name()}),
+        AnswerEnding::Ok => json!({"code": 1}),
+        AnswerEnding::Error(message) => json!({"code": 2, "message": message}),
+        AnswerEnding::Timeout | AnswerEnding::Cancelled => {
+            json!({"code": 2, "message": record.ending.name()})
+        }
     };
     json!({
         "traceId": trace,

@@ -4,7 +4,7 @@
 use jackalope_engine::Buckets;
 
 use super::open_request::Finishes;
-use super::record::{AnswerRecord, Ending};
+use super::record::{AnswerEnding, AnswerRecord};
 
 /// Bucket bounds of vLLM's `request_params_n`.
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
@@ -16,8 +16,8 @@ const HTTP_SECONDS: &[f64] =
 /// Totals of one model.
 #[derive(Clone, Debug)]
 pub struct ModelTotals {
-    /// Number of answers by [`Ending::idx`].
-    pub endings: [u64; Ending::NAMES.len()],
+    /// Number of answers by [`AnswerEnding::idx`].
+    pub endings: [u64; AnswerEnding::NAMES.len()],
     /// Number of choices by finish reason.
     pub finishes: Finishes,
     /// Number of prompt tokens.
@@ -39,7 +39,7 @@ pub struct ModelTotals {
 impl Default for ModelTotals {
     fn default() -> ModelTotals {
         ModelTotals {
-            endings: [0; Ending::NAMES.len()],
+            endings: [0; AnswerEnding::NAMES.len()],
             finishes: Finishes::default(),
             prompt_tokens: 0,
             cached_tokens: 0,

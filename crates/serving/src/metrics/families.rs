@@ -2,7 +2,7 @@
 
 use jackalope_engine::{Buckets, EngineState, RankStatus, Status};
 
-use crate::journal::{Ending, ModelTotals, Totals};
+use crate::journal::{AnswerEnding, ModelTotals, Totals};
 use crate::memory::memory_of;
 
 /// A loaded model with its status and totals.
@@ -388,5 +388,5 @@ pub(super) fn finish_reasons(totals: &ModelTotals) -> [(&'static str, f64); 3] {
 
 /// Number of answers by how they ended.
 pub(super) fn endings(totals: &ModelTotals) -> impl Iterator<Item = (&'static str, f64)> {
-    Ending::NAMES.into_iter().zip(totals.endings.map(|it| it as f64))
+    AnswerEnding::NAMES.into_iter().zip(totals.endings.map(|it| it as f64))
 }

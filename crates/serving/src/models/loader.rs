@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use jackalope_protocol::counted;
 use thiserror::Error;
 
-use crate::model::{Model, ModelDetails};
+use crate::model::{ModelDetails, RunningModel};
 
 /// Memory in bytes, by machine: what a model takes, or what models may take together.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -83,12 +83,12 @@ impl KnownModel {
 }
 
 /// The result of a loader's work, which may take long.
-pub type LoadFuture<T> = BoxFuture<'static, Result<T, LoadError>>;
+pub type LoadFuture<T> = BoxFuture<'static, Result<T, ModelLoadError>>;
 
 /// A model whose engine has been started; its ranks may still be loading.
 pub struct StartedModel {
     /// The model, with the handle of its engine.
-    pub model: Model,
+    pub model: RunningModel,
     /// Completes when the engine and its ranks have ended, with an error unless they were asked to
     /// end.
     pub ended: LoadFuture<()>,
@@ -103,7 +103,7 @@ impl std::fmt::Debug for StartedModel {
 /// Reason why a model is not loaded, for people.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{message}")]
-pub struct LoadError {
+pub struct ModelLoadError {
     /// What happened, possibly with a hint.
     pub message: String,
 }
@@ -124,7 +124,7 @@ pub trait ModelLoader: Send + Sync + 'static {
 pub enum LoadFailure {
     /// The loader failed.
     #[error("{0}")]
-    Failed(#[from] LoadError),
+    Failed(#[from] ModelLoadError),
     /// A machine has too little memory even without other models.
     #[error("{} has {} for models, and it needs {}", .0.machine, counted(.0.budget_bytes, "byte"), .0.needed_bytes)]
     NeverFits(Shortage),

@@ -16,16 +16,16 @@
 //!
 //! Only the [`ModelLoader`] knows machines and how to start an engine.
 
+mod eviction;
 pub mod loader;
 mod opening;
-mod room;
 mod table;
 mod tasks;
 
 pub use loader::{
-    KnownModel, LoadError, LoadFailure, LoadFuture, MachineBytes, ModelLoader, Shortage,
+    KnownModel, LoadFailure, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, Shortage,
     StartedModel,
 };
 pub use opening::Lease;
-pub use table::{Ending, KeptBecause, ModelStatus, Models, ModelsConfig};
+pub use table::{KeptBecause, ModelStatus, Models, ModelsConfig, ShutdownMode};
 pub use tasks::Kept;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use jackalope_engine::EngineHandle;
 use tokio::time::{Instant, timeout_at};
 
-use super::loader::{LoadError, LoadFailure};
+use super::loader::{LoadFailure, ModelLoadError};
 use super::table::{Entry, ModelStatus, Models, RETRY_AFTER, Shared, State};
 use super::tasks;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
-use crate::model::Model;
+use crate::model::RunningModel;
 
 /// Time to retry after, if the progress of a load is unknown.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ impl Drop for Lease {
         let is_last = entry.num_open == 0;
         drop(entries);
         if is_last {
-            self.shared.tell();
+            self.shared.notify();
         }
     }
 }
@@ -50,13 +50,13 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.models.lock()[self.idx].num_waiting -= 1;
-        self.models.shared.tell();
+        self.models.shared.notify();
     }
 }
 
 /// The result of looking up a model for a request.
 enum Found {
-    Model(Arc<Model>, Lease),
+    Model(Arc<RunningModel>, Lease),
     /// The request has to wait for a change.
     NotYet,
     /// The ranks of an engine that the caller manages are loading.
@@ -71,7 +71,7 @@ impl Models {
         &self,
         name: Option<&str>,
         limits: &ServerLimits,
-    ) -> Result<(Arc<Model>, Lease), ApiError> {
+    ) -> Result<(Arc<RunningModel>, Lease), ApiError> {
         let unknown = || ApiError::UnknownModel {
             found: name.unwrap_or_default().to_owned(),
             served: self.served(),
@@ -86,7 +86,7 @@ impl Models {
         idx: usize,
         mut awaited: Option<u64>,
         limits: &ServerLimits,
-    ) -> Result<(Arc<Model>, Lease), ApiError> {
+    ) -> Result<(Arc<RunningModel>, Lease), ApiError> {
         let deadline = Instant::now() + limits.load_wait;
         let mut waiting = None;
         loop {
@@ -122,7 +122,7 @@ impl Models {
     /// # Errors
     /// Returns an error if there is no such model, if there is no memory for it, or if its engine
     /// does not start.
-    pub async fn load(&self, name: &str) -> Result<EngineHandle, LoadError> {
+    pub async fn load(&self, name: &str) -> Result<EngineHandle, ModelLoadError> {
         let limits = ServerLimits {
             load_wait: Duration::from_secs(365 * 24 * 3600),
             load_waiting: usize::MAX,
@@ -130,8 +130,8 @@ impl Models {
         };
         let opened = self.load_and_open(name, &limits).await;
         let opened = opened.map_err(|err| match err {
-            ApiError::NotLoadable { why, .. } => LoadError { message: why.to_string() },
-            err => LoadError { message: err.to_string() },
+            ApiError::NotLoadable { why, .. } => ModelLoadError { message: why.to_string() },
+            err => ModelLoadError { message: err.to_string() },
         });
         opened.map(|(model, _)| model.engine.clone())
     }
@@ -152,7 +152,7 @@ impl Models {
         &self,
         name: &str,
         limits: &ServerLimits,
-    ) -> Result<(Arc<Model>, Lease), ApiError> {
+    ) -> Result<(Arc<RunningModel>, Lease), ApiError> {
         let Some(idx) = self.find(Some(name)) else {
             return self.open(Some(name), limits).await;
         };

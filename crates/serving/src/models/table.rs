@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::loader::{KnownModel, LoadFailure, MachineBytes, ModelLoader};
 use crate::error::ApiError;
 use crate::ids::unix_seconds;
-use crate::model::{Model, ModelDetails};
+use crate::model::{ModelDetails, RunningModel};
 
 /// Time after a failed load during which requests do not start another one.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub(super) struct Entry {
     /// Number of requests that wait until the model is loaded.
     pub(super) num_waiting: usize,
     pub(super) last_used: Instant,
-    /// Idle time set by the last request that set one (none within: the model stays for ever).
+    /// Idle time set by the last request that set one; `Some(None)`: the model stays loaded.
     pub(super) keep_alive: Option<Option<Duration>>,
     pub(super) num_loads: u64,
     pub(super) failed: Option<Failed>,
@@ -99,7 +99,7 @@ pub(super) enum State {
 }
 
 pub(super) struct Loaded {
-    pub(super) model: Arc<Model>,
+    pub(super) model: Arc<RunningModel>,
     pub(super) need: MachineBytes,
     pub(super) since: Instant,
     /// Duration of the load, once the ranks have loaded.
@@ -107,13 +107,13 @@ pub(super) struct Loaded {
 }
 
 pub(super) struct Task {
-    pub(super) stop: Option<oneshot::Sender<Ending>>,
+    pub(super) stop: Option<oneshot::Sender<ShutdownMode>>,
     pub(super) handle: JoinHandle<()>,
 }
 
 /// How an engine is ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Ending {
+pub enum ShutdownMode {
     /// The engine ends together with its ranks.
     Shutdown,
     /// The ranks keep running, so that a later server can take them over.
@@ -159,7 +159,7 @@ pub struct ModelStatus {
     /// `unloaded`, `loading`, `unloading`, or the state of its engine.
     pub state: &'static str,
     /// Present while the model's engine runs.
-    pub model: Option<Arc<Model>>,
+    pub model: Option<Arc<RunningModel>>,
     /// Duration of the load, once the ranks have loaded.
     pub load_time: Option<Duration>,
     /// Bytes of weights loaded so far and in total, while the model is loading.
@@ -170,7 +170,7 @@ pub struct ModelStatus {
     pub num_open: usize,
     /// Number of requests that wait until it is loaded.
     pub num_waiting: usize,
-    /// Time until the model is unloaded if no request comes; none if it stays for ever.
+    /// Time until the model is unloaded without a request; none if it stays loaded.
     pub expires_in: Option<Duration>,
     /// Reason why the last load failed or the engine ended.
     pub failure: Option<String>,
@@ -194,7 +194,7 @@ impl ModelStatus {
 impl Models {
     /// Creates a registry of one model whose engine the caller manages; it is never loaded or
     /// unloaded.
-    pub fn fixed(model: Model) -> Models {
+    pub fn fixed(model: RunningModel) -> Models {
         let known = KnownModel {
             aliases: model.aliases.clone(),
             details: model.details.clone(),
@@ -265,7 +265,7 @@ impl Models {
             return true;
         }
         self.lock()[idx].keep_alive = Some(time);
-        self.shared.tell();
+        self.shared.notify();
         true
     }
 
@@ -282,7 +282,7 @@ impl Models {
             None => entries.push(Entry::new(known)),
         }
         drop(entries);
-        self.shared.tell();
+        self.shared.notify();
         true
     }
 
@@ -332,12 +332,12 @@ impl Models {
 
     /// The ids of the models, shortened for error messages.
     pub fn served(&self) -> String {
-        const TOLD_MAX: usize = 16;
+        const IDS_MAX: usize = 16;
         let entries = self.lock();
         let all = entries.iter().filter(|it| !it.is_gone).map(|it| it.known.id.as_str());
-        let mut ids: Vec<&str> = all.take(TOLD_MAX + 1).collect();
-        if TOLD_MAX < ids.len() {
-            ids[TOLD_MAX] = "…";
+        let mut ids: Vec<&str> = all.take(IDS_MAX + 1).collect();
+        if IDS_MAX < ids.len() {
+            ids[IDS_MAX] = "…";
         }
         ids.join(", ")
     }
@@ -397,7 +397,7 @@ impl Entry {
         }
     }
 
-    /// Returns whether the model is loaded and nobody uses it or waits for it.
+    /// Returns whether the model is loaded and no request uses it or waits for it.
     pub(super) fn is_idle(&self) -> bool {
         let is_up = self.loaded().is_some_and(|it| it.load_time.is_some());
         is_up && self.num_open == 0 && self.num_waiting == 0
@@ -416,7 +416,7 @@ impl Shared {
     }
 
     /// Wakes all tasks that wait for a change.
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 

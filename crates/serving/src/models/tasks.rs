@@ -8,21 +8,23 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
+use super::eviction::{EvictionPlan, Resident, plan_eviction};
 use super::loader::{
-    KnownModel, LoadError, LoadFailure, LoadFuture, MachineBytes, ModelLoader, StartedModel,
+    KnownModel, LoadFailure, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, StartedModel,
 };
-use super::room::{Resident, Room, make_room};
-use super::table::{Ending, Entry, Failed, Loaded, Models, ModelsConfig, Shared, State, Task};
-use crate::model::Model;
+use super::table::{
+    Entry, Failed, Loaded, Models, ModelsConfig, Shared, ShutdownMode, State, Task,
+};
+use crate::model::RunningModel;
 
 /// Time to wait for models in use before the load of another one fails.
-const ROOM_WAIT: Duration = Duration::from_secs(30);
+const EVICTION_WAIT: Duration = Duration::from_secs(30);
 
 /// Time that an engine may take to end with its ranks.
 const END_WAIT: Duration = Duration::from_secs(30);
 
-/// Tells a model's task how to end its engine.
-type Stop = oneshot::Receiver<Ending>;
+/// Receives how a model's task should end its engine.
+type Stop = oneshot::Receiver<ShutdownMode>;
 
 /// Reason why a model was not unloaded.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -53,8 +55,8 @@ impl Models {
         models
     }
 
-    /// Unloads a model, waiting at most `patience` until nobody uses it. Returns when its memory is
-    /// free.
+    /// Unloads a model, waiting at most `patience` until no request uses it. Returns when its
+    /// memory is free.
     pub async fn unload(&self, name: &str, patience: Duration) -> Result<(), Kept> {
         let idx = self.find(Some(name)).ok_or(Kept::Unknown)?;
         if self.is_fixed() {
@@ -80,7 +82,7 @@ impl Models {
         }
     }
 
-    /// Ends the load of a model that is not up yet and that nobody waits for. Returns when its
+    /// Ends the load of a model that is not up yet and that no request waits for. Returns when its
     /// memory is free.
     pub async fn give_up(&self, name: &str) {
         let Some(idx) = self.find(Some(name)) else { return };
@@ -99,8 +101,8 @@ impl Models {
         };
         if let Some(stop) = stop {
             // If the task no longer listens, it is already ending.
-            stop.send(Ending::Shutdown).ok();
-            self.shared.tell();
+            stop.send(ShutdownMode::Shutdown).ok();
+            self.shared.notify();
             self.shared.until_unloaded(idx).await;
         }
     }
@@ -127,12 +129,12 @@ impl Models {
 
     /// Waits until a load of the model has failed or its engine has ended unasked; returns the
     /// reason.
-    pub async fn ended(&self, name: &str) -> LoadError {
+    pub async fn ended(&self, name: &str) -> ModelLoadError {
         loop {
             let mut changed = self.shared.changed.subscribe();
             let failed = self.find(Some(name)).and_then(|idx| self.lock()[idx].failed.clone());
             if let Some(failed) = failed {
-                return LoadError { message: failed.why.to_string() };
+                return ModelLoadError { message: failed.why.to_string() };
             }
             // The sender lives as long as `self`.
             changed.changed().await.ok();
@@ -140,7 +142,7 @@ impl Models {
     }
 
     /// Ends every engine, even one in use, and waits for its end.
-    pub async fn end(&self, ending: Ending) {
+    pub async fn end(&self, ending: ShutdownMode) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         let mut tasks = Vec::new();
         for entry in self.lock().iter_mut() {
@@ -195,14 +197,14 @@ impl Drop for Unloaded {
             None => info!(id, "model unloaded"),
         }
         drop(entries);
-        self.shared.tell();
+        self.shared.notify();
     }
 }
 
 impl Unloaded {
     async fn after(mut self, mut stop: Stop) {
         // Reported if the loader panics.
-        self.why = Some(LoadError { message: "loading it failed by a bug".to_owned() }.into());
+        self.why = Some(ModelLoadError { message: "loading it failed by a bug".to_owned() }.into());
         let shared = Arc::clone(&self.shared);
         let started = tokio::select! {
             started = shared.bring_up(self.idx) => started,
@@ -224,25 +226,25 @@ impl Shared {
         let loader = self.loader.clone().expect("models without a loader are never loaded");
         let id = self.lock()[idx].known.id.clone();
         let need = loader.need(&id).await?;
-        self.find_room(idx, &need).await?;
+        self.reserve_memory(idx, &need).await?;
         info!(id, "loading model");
         Ok(loader.start(&id).await?)
     }
 
     /// Evicts other models until there is enough memory, and reserves it.
-    async fn find_room(&self, idx: usize, need: &MachineBytes) -> Result<(), LoadFailure> {
+    async fn reserve_memory(&self, idx: usize, need: &MachineBytes) -> Result<(), LoadFailure> {
         let _moving = self.moving.lock().await;
-        let deadline = Instant::now() + ROOM_WAIT;
+        let deadline = Instant::now() + EVICTION_WAIT;
         loop {
             let mut changed = self.changed.subscribe();
-            match self.room(idx, need) {
-                Room::Enough => {
+            match self.eviction_plan(idx, need) {
+                EvictionPlan::Enough => {
                     if let State::Preparing { need: taken, .. } = &mut self.lock()[idx].state {
                         *taken = Some(need.clone());
                     }
                     return Ok(());
                 }
-                Room::After(idle) => {
+                EvictionPlan::After(idle) => {
                     // A model that has just been requested is kept; another one is chosen in the
                     // next round.
                     let goes: Vec<usize> =
@@ -251,20 +253,20 @@ impl Shared {
                         self.until_unloaded(idx).await;
                     }
                 }
-                Room::Behind(busy) => {
+                EvictionPlan::Behind(busy) => {
                     if timeout_at(deadline, changed.changed()).await.is_err() {
                         return Err(LoadFailure::InTheWay { models: self.names(&busy, "in use") });
                     }
                 }
-                Room::BesidePinned(pinned, _) => {
+                EvictionPlan::BesidePinned(pinned, _) => {
                     return Err(LoadFailure::InTheWay { models: self.names(&pinned, "pinned") });
                 }
-                Room::Never(shortage) => return Err(LoadFailure::NeverFits(shortage)),
+                EvictionPlan::Never(shortage) => return Err(LoadFailure::NeverFits(shortage)),
             }
         }
     }
 
-    fn room(&self, idx: usize, need: &MachineBytes) -> Room {
+    fn eviction_plan(&self, idx: usize, need: &MachineBytes) -> EvictionPlan {
         let entries = self.lock();
         let resident = |(at, entry): (usize, &Entry)| {
             let is_other = at != idx;
@@ -278,7 +280,7 @@ impl Shared {
             })
         };
         let residents: Vec<Resident> = entries.iter().enumerate().filter_map(resident).collect();
-        make_room(need, &self.config.budget, &residents)
+        plan_eviction(need, &self.config.budget, &residents)
     }
 
     fn names(&self, idxs: &[usize], why: &str) -> Vec<String> {
@@ -298,9 +300,9 @@ impl Shared {
         let Some(stop) = stop else { return false };
         entry.state = State::Unloading { need };
         // If the task no longer listens, it is already ending.
-        stop.send(Ending::Shutdown).ok();
+        stop.send(ShutdownMode::Shutdown).ok();
         drop(entries);
-        self.tell();
+        self.notify();
         true
     }
 
@@ -321,7 +323,7 @@ impl Shared {
         idx: usize,
         started: StartedModel,
         mut stop: Stop,
-    ) -> Option<LoadError> {
+    ) -> Option<ModelLoadError> {
         let StartedModel { model, mut ended } = started;
         let engine = model.engine.clone();
         self.set_loaded(idx, model);
@@ -346,7 +348,7 @@ impl Shared {
         }
     }
 
-    fn set_loaded(&self, idx: usize, model: Model) {
+    fn set_loaded(&self, idx: usize, model: RunningModel) {
         let mut entries = self.lock();
         let entry = &mut entries[idx];
         let since = match &entry.state {
@@ -356,10 +358,10 @@ impl Shared {
             _ => Instant::now(),
         };
         let need = entry.need().cloned().unwrap_or_default();
-        let model = Arc::new(Model { aliases: entry.known.aliases.clone(), ..model });
+        let model = Arc::new(RunningModel { aliases: entry.known.aliases.clone(), ..model });
         entry.state = State::Loaded(Loaded { model, need, since, load_time: None });
         drop(entries);
-        self.tell();
+        self.notify();
     }
 
     fn set_up(&self, idx: usize) {
@@ -375,7 +377,7 @@ impl Shared {
             );
         }
         drop(entries);
-        self.tell();
+        self.notify();
     }
 
     /// Starts to unload models that have been idle for too long. Returns when the next one expires.
@@ -400,12 +402,12 @@ impl Shared {
 /// Ends an engine in the requested way, and waits for its end for a bounded time.
 async fn end(
     engine: &jackalope_engine::EngineHandle,
-    ending: Result<Ending, oneshot::error::RecvError>,
+    ending: Result<ShutdownMode, oneshot::error::RecvError>,
     ended: &mut LoadFuture<()>,
 ) {
     match ending {
-        Ok(Ending::HandOver) => engine.hand_over(),
-        Ok(Ending::Shutdown) | Err(_) => engine.shutdown(),
+        Ok(ShutdownMode::HandOver) => engine.hand_over(),
+        Ok(ShutdownMode::Shutdown) | Err(_) => engine.shutdown(),
     }
     match timeout(END_WAIT, ended).await {
         Ok(Ok(())) => {}
@@ -414,8 +416,8 @@ async fn end(
     }
 }
 
-fn reason(result: Result<(), LoadError>) -> LoadError {
-    let unexplained = || LoadError { message: "its engine ended".to_owned() };
+fn reason(result: Result<(), ModelLoadError>) -> ModelLoadError {
+    let unexplained = || ModelLoadError { message: "its engine ended".to_owned() };
     result.err().unwrap_or_else(unexplained)
 }
 
@@ -434,8 +436,8 @@ pub(super) async fn unload_idle(shared: Weak<Shared>) {
         };
         tokio::select! {
             () = expiry => {}
-            told = changed.changed() => {
-                if told.is_err() {
+            change = changed.changed() => {
+                if change.is_err() {
                     return;
                 }
             }

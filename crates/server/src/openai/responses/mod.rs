@@ -153,11 +153,11 @@ fn check_refused(request: &ResponseRequest) -> Result<(), ApiError> {
 fn notes(request: &ResponseRequest) -> Notes {
     let mut notes = Notes::default();
     let verbosity = request.text.as_ref().and_then(|text| text.verbosity.as_ref());
-    notes.add_if(verbosity.is_some(), "text.verbosity is passed over");
-    notes.add_if(request.max_tool_calls.is_some(), "max_tool_calls is passed over");
+    notes.add_if(verbosity.is_some(), "text.verbosity is ignored");
+    notes.add_if(request.max_tool_calls.is_some(), "max_tool_calls is ignored");
     let include = request.include.as_deref().unwrap_or_default();
     let is_unknown = |it: &String| it != INCLUDE_LOGPROBS;
-    notes.add_if(include.iter().any(is_unknown), "include is passed over but for logprobs");
+    notes.add_if(include.iter().any(is_unknown), "include is ignored except for logprobs");
     notes
 }
 
@@ -260,6 +260,7 @@ fn kept(state: &ServerState, id: &str) -> Result<Arc<KeptResponse>, ApiError> {
 
 /// Query parameters of a stored response.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ShowQuery {
     /// Return the response as a stream of events. Default: `false`.
     stream: Option<bool>,
@@ -307,6 +308,7 @@ pub(super) async fn delete_response(
 
 /// Query parameters of a list of input items.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ItemsQuery {
     /// Maximum number of items. Default: 20.
     #[param(minimum = 1, maximum = 100)]

@@ -258,8 +258,9 @@ impl InputItem {
             Some("reasoning") => {
                 let content = self.content.as_ref();
                 let summary = || self.summary.as_deref().map_or(Ok(String::new()), joined_summary);
-                let told = content.map(|content| joined(content, &param("content"))).transpose()?;
-                let text = told.filter(|text| !text.is_empty()).map_or_else(summary, Ok)?;
+                let written =
+                    content.map(|content| joined(content, &param("content"))).transpose()?;
+                let text = written.filter(|text| !text.is_empty()).map_or_else(summary, Ok)?;
                 Ok(Item::Reasoning { id: id("rs_"), text })
             }
             Some("function_call") => Ok(Item::Call {

@@ -19,7 +19,7 @@ pub(super) struct Resident {
 
 /// What has to happen before a model can be loaded.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum Room {
+pub(super) enum EvictionPlan {
     /// Nothing: there is enough memory.
     Enough,
     /// These models, which are idle, have to be unloaded.
@@ -33,7 +33,11 @@ pub(super) enum Room {
 }
 
 /// Evicts the least recently used models, and no more of them than necessary.
-pub(super) fn make_room(need: &MachineBytes, budget: &MachineBytes, all: &[Resident]) -> Room {
+pub(super) fn plan_eviction(
+    need: &MachineBytes,
+    budget: &MachineBytes,
+    all: &[Resident],
+) -> EvictionPlan {
     let beyond = |stays: &dyn Fn(&Resident) -> bool| {
         let mut sum = need.clone();
         all.iter().filter(|it| stays(it)).for_each(|it| sum.add(&it.need));
@@ -43,13 +47,13 @@ pub(super) fn make_room(need: &MachineBytes, budget: &MachineBytes, all: &[Resid
         all.iter().filter(|it| is(it)).map(|it| it.idx).collect()
     };
     if let Some(shortage) = beyond(&|_| false) {
-        return Room::Never(shortage);
+        return EvictionPlan::Never(shortage);
     }
     if let Some(shortage) = beyond(&|it| it.is_pinned) {
-        return Room::BesidePinned(of(&|it| it.is_pinned), shortage);
+        return EvictionPlan::BesidePinned(of(&|it| it.is_pinned), shortage);
     }
     if beyond(&|it| it.is_pinned || it.is_busy).is_some() {
-        return Room::Behind(of(&|it| it.is_busy && !it.is_pinned));
+        return EvictionPlan::Behind(of(&|it| it.is_busy && !it.is_pinned));
     }
     let mut idle: Vec<&Resident> = all.iter().filter(|it| !it.is_pinned && !it.is_busy).collect();
     idle.sort_by_key(|it| it.last_used);
@@ -67,7 +71,7 @@ pub(super) fn make_room(need: &MachineBytes, budget: &MachineBytes, all: &[Resid
             goes.retain(|&it| it != idx);
         }
     }
-    if goes.is_empty() { Room::Enough } else { Room::After(goes) }
+    if goes.is_empty() { EvictionPlan::Enough } else { EvictionPlan::After(goes) }
 }
 
 #[cfg(test)]
@@ -96,20 +100,20 @@ mod tests {
     #[test]
     fn the_least_recently_used_go_first_and_no_more_than_needed() {
         let budget = bytes(&[("a", 10)]);
-        let room =
-            |need, takes: &[u64]| make_room(&bytes(&[("a", need)]), &budget, &residents(takes));
-        assert_eq!(room(4, &[3, 3]), Room::Enough);
-        assert_eq!(room(10, &[]), Room::Enough);
-        assert_eq!(room(5, &[3, 3]), Room::After(vec![1]));
-        assert_eq!(room(9, &[3, 3]), Room::After(vec![1, 0]));
+        let plan =
+            |need, takes: &[u64]| plan_eviction(&bytes(&[("a", need)]), &budget, &residents(takes));
+        assert_eq!(plan(4, &[3, 3]), EvictionPlan::Enough);
+        assert_eq!(plan(10, &[]), EvictionPlan::Enough);
+        assert_eq!(plan(5, &[3, 3]), EvictionPlan::After(vec![1]));
+        assert_eq!(plan(9, &[3, 3]), EvictionPlan::After(vec![1, 0]));
         // Evicting only the oldest is not enough; once the next one is evicted too, the oldest can
         // stay.
-        assert_eq!(room(5, &[2, 6, 1]), Room::After(vec![1]));
+        assert_eq!(plan(5, &[2, 6, 1]), EvictionPlan::After(vec![1]));
         let shortage = Shortage { machine: "a".to_owned(), needed_bytes: 11, budget_bytes: 10 };
-        assert_eq!(room(11, &[3]), Room::Never(shortage));
+        assert_eq!(plan(11, &[3]), EvictionPlan::Never(shortage));
         assert_eq!(
-            make_room(&bytes(&[("b", 99)]), &budget, &residents(&[10])),
-            Room::Enough,
+            plan_eviction(&bytes(&[("b", 99)]), &budget, &residents(&[10])),
+            EvictionPlan::Enough,
             "a machine without a budget is not bounded"
         );
     }
@@ -120,12 +124,15 @@ mod tests {
         let mut all = residents(&[4, 4]);
         all[1].is_pinned = true;
         let need = |it| bytes(&[("a", it)]);
-        assert_eq!(make_room(&need(5), &budget, &all), Room::After(vec![0]));
+        assert_eq!(plan_eviction(&need(5), &budget, &all), EvictionPlan::After(vec![0]));
         let shortage = Shortage { machine: "a".to_owned(), needed_bytes: 11, budget_bytes: 10 };
-        assert_eq!(make_room(&need(7), &budget, &all), Room::BesidePinned(vec![1], shortage));
+        assert_eq!(
+            plan_eviction(&need(7), &budget, &all),
+            EvictionPlan::BesidePinned(vec![1], shortage)
+        );
         all[0].is_busy = true;
-        assert_eq!(make_room(&need(5), &budget, &all), Room::Behind(vec![0]));
-        assert_eq!(make_room(&need(2), &budget, &all), Room::Enough);
+        assert_eq!(plan_eviction(&need(5), &budget, &all), EvictionPlan::Behind(vec![0]));
+        assert_eq!(plan_eviction(&need(2), &budget, &all), EvictionPlan::Enough);
     }
 
     #[test]
@@ -134,6 +141,9 @@ mod tests {
         let mut all = residents(&[1, 1]);
         all[0].need = bytes(&[("b", 8)]);
         // The older model takes no memory on the machine that is short of it.
-        assert_eq!(make_room(&bytes(&[("a", 5), ("b", 5)]), &budget, &all), Room::After(vec![0]));
+        assert_eq!(
+            plan_eviction(&bytes(&[("a", 5), ("b", 5)]), &budget, &all),
+            EvictionPlan::After(vec![0])
+        );
     }
 }
