@@ -31,6 +31,7 @@ mod memory;
 mod panel;
 mod profile;
 mod quant;
+mod recurrence;
 mod router;
 mod rowwise;
 mod simd;
@@ -55,6 +56,10 @@ pub use matmul::{DenseMatrix, Matrix, Product, matmul, matmul_each, quantized_ma
 pub use memory::{advise_huge_pages, move_into_huge_pages};
 pub use profile::{KernelTime, Span};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
+pub use recurrence::{
+    ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
+    RecurrenceWeights, SequenceState, gated_norm, recurrence, sigmoid_gate,
+};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};
 pub use rowwise::{HeadNorm, Rotation, Terms, add_bias, add_terms, place_heads, rms_norm, swiglu};
 pub use simd::{InstructionSet, InstructionSetError};

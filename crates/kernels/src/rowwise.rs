@@ -64,7 +64,7 @@ fn norm_rows_with<S: Simd>(
 
 /// Normalises one row in place. The sum has eight lanes, as in every dot product.
 #[inline(always)]
-fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
+pub(crate) fn norm_row<S: Simd>(simd: S, row: &mut [f32], (weight, eps): (&[f32], f32)) {
     let (whole, rest) = row.as_chunks::<LANES>();
     let mut last = [0.0; LANES];
     last[..rest.len()].copy_from_slice(rest);

@@ -6,5 +6,6 @@ mod embedding;
 mod experts;
 mod fixtures;
 mod matmul;
+mod recurrence;
 mod rowwise;
 mod support;

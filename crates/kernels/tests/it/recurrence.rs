@@ -1,0 +1,279 @@
+//! Recurrences against their definition in f64, and alone against chunks, other sequences and a part
+//! of the heads.
+
+use jackalope_kernels::{
+    ConvKernels, DecayWeights, Elements, ElementsMut, HeadNorm, InstructionSet, RecurrenceInputs,
+    RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState, Threads, gated_norm,
+    recurrence, sigmoid_gate,
+};
+
+/// Numbers in `-1..1` that are told by a seed.
+fn numbers(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1_u32 << 23) as f32 - 1.0
+    };
+    (0..len).map(next).collect()
+}
+
+fn pools() -> Vec<Threads> {
+    let sets = InstructionSet::available().into_iter();
+    sets.flat_map(|set| [1, 3].map(|count| Threads::with_instructions(count, set))).collect()
+}
+
+/// Sizes, among them widths that are no multiple of a block or of a vector.
+const SIZES: [RecurrenceSizes; 4] = [
+    RecurrenceSizes { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 64, conv_width: 4 },
+    RecurrenceSizes { key_heads: 3, value_heads: 3, key_dim: 20, value_dim: 40, conv_width: 3 },
+    RecurrenceSizes { key_heads: 1, value_heads: 5, key_dim: 7, value_dim: 9, conv_width: 2 },
+    RecurrenceSizes { key_heads: 2, value_heads: 2, key_dim: 16, value_dim: 32, conv_width: 1 },
+];
+
+const RULE: RecurrenceRule = RecurrenceRule::GatedDelta { rate_max: 2.0 };
+
+/// Projections and weights of some rows.
+struct Sample {
+    sizes: RecurrenceSizes,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    decays: Vec<f32>,
+    rates: Vec<f32>,
+    kernels: [Vec<f32>; 3],
+    a_log: Vec<f32>,
+    dt_bias: Vec<f32>,
+}
+
+impl Sample {
+    fn new(sizes: RecurrenceSizes, rows: usize) -> Sample {
+        let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = sizes;
+        let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+        Sample {
+            sizes,
+            queries: numbers(rows * keys, 1),
+            keys: numbers(rows * keys, 2),
+            values: numbers(rows * values, 3),
+            decays: numbers(rows * value_heads, 4),
+            rates: numbers(rows * value_heads, 5),
+            kernels: [keys, keys, values].map(|len| numbers(len * conv_width, len as u64)),
+            a_log: numbers(value_heads, 6),
+            dt_bias: numbers(value_heads, 7),
+        }
+    }
+
+    fn weights(&self) -> RecurrenceWeights {
+        let [queries, keys, values] = self.kernels.each_ref().map(Vec::as_slice);
+        let kernels = ConvKernels { queries, keys, values };
+        let decay = DecayWeights { a_log: &self.a_log, dt_bias: &self.dt_bias };
+        RecurrenceWeights::new(self.sizes, RULE, kernels, decay)
+    }
+
+    /// The same sequence with some of its key heads and their value heads alone.
+    fn part(&self, heads: std::ops::Range<usize>) -> Sample {
+        let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = self.sizes;
+        let group = value_heads / key_heads;
+        let values = heads.start * group..heads.end * group;
+        let take = |x: &[f32], all: usize, own: &std::ops::Range<usize>, width: usize| {
+            let rows = x.chunks_exact(all * width);
+            rows.flat_map(|row| row[own.start * width..own.end * width].to_vec()).collect()
+        };
+        let [q, k, v] = &self.kernels;
+        Sample {
+            sizes: RecurrenceSizes {
+                key_heads: heads.len(),
+                value_heads: values.len(),
+                ..self.sizes
+            },
+            queries: take(&self.queries, key_heads, &heads, key_dim),
+            keys: take(&self.keys, key_heads, &heads, key_dim),
+            values: take(&self.values, value_heads, &values, value_dim),
+            decays: take(&self.decays, value_heads, &values, 1),
+            rates: take(&self.rates, value_heads, &values, 1),
+            kernels: [
+                take(q, key_heads, &heads, key_dim * conv_width),
+                take(k, key_heads, &heads, key_dim * conv_width),
+                take(v, value_heads, &values, value_dim * conv_width),
+            ],
+            a_log: take(&self.a_log, value_heads, &values, 1),
+            dt_bias: take(&self.dt_bias, value_heads, &values, 1),
+        }
+    }
+
+    /// Computes rows of these lengths; each sequence continues its state.
+    fn run(&self, lens: &[usize], states: &mut [Vec<f32>], threads: &Threads) -> Vec<f32> {
+        self.run_from(0, lens, states, threads)
+    }
+
+    fn run_from(
+        &self,
+        first: usize,
+        lens: &[usize],
+        states: &mut [Vec<f32>],
+        threads: &Threads,
+    ) -> Vec<f32> {
+        let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
+        let last = first + lens.iter().sum::<usize>();
+        let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+        let inputs = RecurrenceInputs {
+            queries: &self.queries[first * keys..last * keys],
+            keys: &self.keys[first * keys..last * keys],
+            values: &self.values[first * values..last * values],
+            decays: &self.decays[first * value_heads..last * value_heads],
+            rates: &self.rates[first * value_heads..last * value_heads],
+        };
+        let sequences = lens.iter().zip(states);
+        let sequences =
+            sequences.map(|(&num_rows, state)| SequenceState { num_rows, state }).collect();
+        recurrence(&inputs, sequences, &self.weights(), threads)
+    }
+
+    fn zeros(&self) -> Vec<f32> {
+        vec![0.0; self.sizes.state_len()]
+    }
+
+    /// The definition, in f64: one sequence from an empty state.
+    fn expected(&self, rows: usize) -> Vec<f64> {
+        let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
+        let [q, k, v] = [
+            (&self.queries, &self.kernels[0], key_heads * key_dim),
+            (&self.keys, &self.kernels[1], key_heads * key_dim),
+            (&self.values, &self.kernels[2], value_heads * value_dim),
+        ]
+        .map(|(x, kernel, width)| convolved(x, kernel, width, self.sizes.conv_width));
+        let mut results = vec![0.0; rows * value_heads * value_dim];
+        for head in 0..value_heads {
+            let key_head = head / (value_heads / key_heads);
+            let mut state = vec![vec![0.0_f64; key_dim]; value_dim];
+            for row in 0..rows {
+                let unit = |x: &[f64]| -> Vec<f64> {
+                    let start = (row * key_heads + key_head) * key_dim;
+                    let x = &x[start..start + key_dim];
+                    let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+                    x.iter().map(|x| x / length).collect()
+                };
+                let (query, key) = (unit(&q), unit(&k));
+                let idx = row * value_heads + head;
+                let x = f64::from(self.decays[idx]) + f64::from(self.dt_bias[head]);
+                let decay = (-f64::from(self.a_log[head]).exp() * x.exp().ln_1p()).exp();
+                let rate = 2.0 / (1.0 + (-f64::from(self.rates[idx])).exp());
+                for (lane, state) in state.iter_mut().enumerate() {
+                    state.iter_mut().for_each(|s| *s *= decay);
+                    let found: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
+                    let correction = (v[idx * value_dim + lane] - found) * rate;
+                    state.iter_mut().zip(&key).for_each(|(s, k)| *s += correction * k);
+                    let result: f64 = state.iter().zip(&query).map(|(s, q)| s * q).sum();
+                    results[idx * value_dim + lane] = result / (key_dim as f64).sqrt();
+                }
+            }
+        }
+        results
+    }
+}
+
+fn convolved(x: &[f32], kernel: &[f32], width: usize, taps: usize) -> Vec<f64> {
+    let at = |row: usize, idx: usize| f64::from(x[row * width + idx]);
+    let element = |flat: usize| {
+        let (row, idx) = (flat / width, flat % width);
+        let terms = (0..taps).filter(|tap| taps <= row + 1 + tap);
+        let sum: f64 = terms
+            .map(|tap| at(row + 1 + tap - taps, idx) * f64::from(kernel[idx * taps + tap]))
+            .sum();
+        sum / (1.0 + (-sum).exp())
+    };
+    (0..x.len()).map(element).collect()
+}
+
+#[test]
+fn the_gated_delta_rule_is_its_definition() {
+    const ROWS: usize = 23;
+    for sizes in SIZES {
+        let sample = Sample::new(sizes, ROWS);
+        let expected = sample.expected(ROWS);
+        for threads in pools() {
+            let found = sample.run(&[ROWS], &mut [sample.zeros()], &threads);
+            for (idx, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let error = (f64::from(*found) - expected).abs();
+                assert!(error < 2e-5, "{sizes:?}, element {idx}: {found}, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequence_in_chunks_and_among_others_has_the_bits_of_the_whole() {
+    const ROWS: usize = 23;
+    for sizes in SIZES {
+        let sample = Sample::new(sizes, ROWS);
+        for threads in pools() {
+            let mut whole_state = [sample.zeros()];
+            let whole = sample.run(&[ROWS], &mut whole_state, &threads);
+            for chunk in [1, 2, 7, 22] {
+                let mut state = [sample.zeros()];
+                let found: Vec<f32> = (0..ROWS)
+                    .step_by(chunk)
+                    .flat_map(|first| {
+                        let len = chunk.min(ROWS - first);
+                        sample.run_from(first, &[len], &mut state, &threads)
+                    })
+                    .collect();
+                assert!(found == whole && state == whole_state, "{sizes:?}: chunks of {chunk}");
+            }
+            // Three sequences that begin within the rows.
+            let lens = [5, 1, 17];
+            let mut states = [sample.zeros(), sample.zeros(), sample.zeros()];
+            let together = sample.run(&lens, &mut states, &threads);
+            let mut first = 0;
+            let width = sizes.value_heads * sizes.value_dim;
+            for (len, state) in lens.into_iter().zip(states) {
+                let mut own = [sample.zeros()];
+                let alone = sample.run_from(first, &[len], &mut own, &threads);
+                assert_eq!(together[first * width..(first + len) * width], alone);
+                assert_eq!(state, own[0]);
+                first += len;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_part_of_the_heads_has_the_bits_of_all() {
+    const ROWS: usize = 9;
+    let sample = Sample::new(SIZES[1], ROWS);
+    for threads in pools() {
+        let whole = sample.run(&[ROWS], &mut [sample.zeros()], &threads);
+        let part = sample.part(1..3);
+        let found = part.run(&[ROWS], &mut [part.zeros()], &threads);
+        let dim = SIZES[1].value_dim;
+        for (row, found) in whole.chunks_exact(3 * dim).zip(found.chunks_exact(2 * dim)) {
+            assert_eq!(row[dim..], *found);
+        }
+    }
+}
+
+#[test]
+fn gates_are_their_definitions() {
+    let (x, gates) = (numbers(6 * 1000, 1), numbers(6 * 1000, 2));
+    let weight = numbers(40, 3);
+    let silu = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
+    for threads in pools() {
+        let mut found = vec![0.0; x.len()];
+        let norm = HeadNorm { weight: Elements::F32(&weight), eps: 1e-5 };
+        gated_norm(&x, norm, &gates, ElementsMut::F32(&mut found), &threads);
+        for ((x, gates), found) in x.chunks(40).zip(gates.chunks(40)).zip(found.chunks(40)) {
+            let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+            let scale = 1.0 / (squares / 40.0 + 1e-5).sqrt();
+            for (((x, gate), weight), found) in x.iter().zip(gates).zip(&weight).zip(found) {
+                let expected = f64::from(*x) * scale * f64::from(*weight) * silu(*gate);
+                assert!((f64::from(*found) - expected).abs() < 1e-5, "{found}, not {expected}");
+            }
+        }
+        sigmoid_gate(Elements::F32(&x), &gates, ElementsMut::F32(&mut found), &threads);
+        for ((x, gate), found) in x.iter().zip(&gates).zip(&found) {
+            let expected = f64::from(*x) / (1.0 + (-f64::from(*gate)).exp());
+            assert!((f64::from(*found) - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
+    }
+}
