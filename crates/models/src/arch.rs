@@ -3,6 +3,7 @@
 mod decoder;
 mod feed_forward;
 mod layer;
+mod mixer;
 mod parts;
 
 use std::ops::Range;

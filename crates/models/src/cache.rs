@@ -1,4 +1,4 @@
-//! What is kept of one sequence between steps: the keys and values of each layer.
+//! What is kept of one sequence between steps: keys and values of each position, or a state.
 //!
 //! Lengths change when a step's graph is built, contents when it is evaluated. Graphs are evaluated
 //! in the order in which they were built.
@@ -6,6 +6,7 @@
 mod arrays;
 mod pages;
 mod slots;
+mod states;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,11 +15,13 @@ use jackalope_mlx::{Array, Dtype, Error};
 use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
 
 use self::pages::PageList;
+use self::states::LayerStates;
 use crate::parallel::Compute;
 
 pub(crate) use self::arrays::KvArrays;
 pub(crate) use self::pages::{LayerPages, Page};
 pub(crate) use self::slots::{Decoding, Place, SlotAssignment, SlotPool};
+pub(crate) use self::states::{StateArrays, StateStep};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
@@ -46,13 +49,28 @@ impl KvShape {
 pub(crate) enum LayerCacheShape {
     /// Keys and values of every position.
     Positions(KvShape),
+    /// A state in single precision.
+    State {
+        /// Number of elements on this rank.
+        elements: usize,
+    },
 }
 
 impl LayerCacheShape {
     /// Returns the number of elements for one position.
     fn elements_per_token(&self) -> usize {
-        let LayerCacheShape::Positions(shape) = self;
-        shape.elements()
+        match self {
+            LayerCacheShape::Positions(shape) => shape.elements(),
+            LayerCacheShape::State { .. } => 0,
+        }
+    }
+
+    /// Returns the size of the state in bytes.
+    fn state_bytes(&self) -> usize {
+        match self {
+            LayerCacheShape::Positions(_) => 0,
+            LayerCacheShape::State { elements } => elements * Dtype::F32.size_bytes(),
+        }
     }
 }
 
@@ -74,7 +92,18 @@ pub(crate) struct CacheShape {
 impl CacheShape {
     /// Returns the memory that caches take.
     pub(crate) fn cost(&self) -> CacheCost {
-        CacheCost { bytes_per_token: self.bytes_per_token() as u64, state_bytes: 0 }
+        let state_bytes = self.state_bytes() as u64;
+        CacheCost { bytes_per_token: self.bytes_per_token() as u64, state_bytes }
+    }
+
+    /// Whether there are layers with states, even if this rank has no part of them.
+    fn has_states(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer, LayerCacheShape::State { .. }))
+    }
+
+    /// Returns the size of the states of one length in bytes.
+    fn state_bytes(&self) -> usize {
+        self.layers.iter().map(LayerCacheShape::state_bytes).sum()
     }
 
     /// Returns the size of one token's keys and values in bytes.
@@ -93,18 +122,24 @@ pub struct SequenceCache {
     place: Rc<RefCell<Place>>,
     len: usize,
     capacity: usize,
+    /// Lengths at which the layers keep their states, in ascending order.
+    kept: Vec<usize>,
 }
 
 impl SequenceCache {
     /// Creates an empty cache.
     pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
-        let layer = |_: &LayerCacheShape| match shape.compute {
-            Compute::Kernels(_) => LayerCache::Pages(PageList::default()),
-            Compute::Stock => LayerCache::Placed,
+        let layer = |layer: &LayerCacheShape| match (layer, &shape.compute) {
+            (LayerCacheShape::State { .. }, _) => LayerCache::States(LayerStates::default()),
+            (LayerCacheShape::Positions(_), Compute::Kernels(_)) => {
+                LayerCache::Pages(PageList::default())
+            }
+            (LayerCacheShape::Positions(_), Compute::Stock) => LayerCache::Placed,
         };
         let layers = shape.layers.iter().map(layer).collect();
         let place = Rc::new(RefCell::new(Place::Own(vec![None; shape.layers.len()])));
-        SequenceCache { shape: shape.clone(), layers, place, len: 0, capacity: 0 }
+        let (shape, kept) = (shape.clone(), Vec::new());
+        SequenceCache { shape, layers, place, len: 0, capacity: 0, kept }
     }
 
     /// Returns the number of positions held.
@@ -119,54 +154,85 @@ impl SequenceCache {
 
     /// Returns the memory held, in bytes.
     pub fn bytes(&self) -> usize {
-        self.capacity * self.shape.bytes_per_token()
+        let has_own_state = 0 < self.len && !self.kept.contains(&self.len);
+        let num_states = self.kept.len() + usize::from(has_own_state);
+        self.capacity * self.shape.bytes_per_token() + num_states * self.shape.state_bytes()
     }
 
-    /// Whether the cache can be cut or forked at `tokens`: always, unless it holds states.
+    /// Whether the cache can be cut or forked at `tokens`: at every length, unless it holds states;
+    /// then at its own length, at the kept ones and at 0.
     pub fn can_cut(&self, tokens: usize) -> bool {
-        tokens <= self.len
+        let is_known = tokens == 0 || tokens == self.len || self.kept.contains(&tokens);
+        tokens <= self.len && (is_known || !self.shape.has_states())
     }
 
     /// Returns the lengths at which states are kept, in ascending order; none without states.
     pub fn kept(&self) -> &[usize] {
-        &[]
+        &self.kept
     }
 
     /// Keeps the states at the present length. Does nothing without states.
-    pub fn keep(&mut self) {}
+    pub fn keep(&mut self) {
+        if self.shape.has_states() && 0 < self.len && !self.kept.contains(&self.len) {
+            self.kept.push(self.len);
+            self.states().for_each(LayerStates::keep);
+        }
+    }
 
-    /// Gives up the states at a kept length. Does nothing without states.
-    pub fn forget(&mut self, _tokens: usize) {}
+    /// Gives up the states at a kept length. Does nothing if none are kept there.
+    pub fn forget(&mut self, tokens: usize) {
+        if let Some(idx) = self.kept.iter().position(|kept| *kept == tokens) {
+            self.kept.remove(idx);
+            self.states().for_each(|states| states.forget(idx));
+        }
+    }
 
-    /// Drops all positions from `tokens` on. Their memory is kept for later positions.
+    /// Drops all positions from `tokens` on, and all states of longer lengths. The memory of the
+    /// positions is kept for later ones.
     ///
     /// # Panics
-    /// Panics if fewer than `tokens` positions are held.
+    /// Panics if the cache cannot be cut there; see [`SequenceCache::can_cut`].
     #[track_caller]
     pub fn truncate(&mut self, tokens: usize) {
-        assert!(tokens <= self.len, "a cache of {} tokens cannot be cut to {tokens}", self.len);
+        assert!(self.can_cut(tokens), "{} cannot be cut to {tokens}", self.describe());
+        if tokens == self.len {
+            return;
+        }
+        let num_kept = self.kept.partition_point(|kept| *kept <= tokens);
+        self.kept.truncate(num_kept);
+        // What is left of the kept lengths ends with this one, unless this one is 0.
+        self.states().for_each(|states| states.cut(num_kept));
         self.len = tokens;
     }
 
-    /// Creates an independent cache with the first `tokens` positions.
+    /// Creates an independent cache with the first `tokens` positions. It keeps this length if this
+    /// cache does.
     ///
     /// # Errors
     /// Fails if a step that wrote to this cache fails.
     ///
     /// # Panics
-    /// Panics if fewer than `tokens` positions are held.
+    /// Panics if the cache cannot be forked there; see [`SequenceCache::can_cut`].
     #[track_caller]
     pub fn fork(&self, tokens: usize) -> Result<SequenceCache, Error> {
-        assert!(tokens <= self.len, "a cache of {} tokens has no prefix of {tokens}", self.len);
+        assert!(self.can_cut(tokens), "{} cannot be forked at {tokens}", self.describe());
         if let Some(last_step) = &*self.shape.last_step.borrow()
             && 0 < tokens
         {
             last_step.eval()?;
         }
+        let kept_idx = self.kept.iter().position(|kept| *kept == tokens);
+        let at = match kept_idx {
+            Some(idx) => ForkAt::Kept(idx),
+            None if tokens == 0 => ForkAt::Start,
+            None => ForkAt::End,
+        };
         let capacity = tokens.next_multiple_of(BLOCK_TOKENS);
-        let layers = self.layers.iter().map(|layer| layer.fork(capacity)).collect();
+        let layers = self.layers.iter().map(|layer| layer.fork(capacity, at)).collect();
+        let kept = kept_idx.map(|_| tokens).into_iter().collect();
         let place = Rc::new(RefCell::new(self.fork_place(capacity)));
-        Ok(SequenceCache { shape: self.shape.clone(), layers, place, len: tokens, capacity })
+        let shape = self.shape.clone();
+        Ok(SequenceCache { shape, layers, place, len: tokens, capacity, kept })
     }
 
     /// Returns copies of the first `capacity` positions, for MLX's operations.
@@ -185,11 +251,64 @@ impl SequenceCache {
         }
     }
 
+    fn describe(&self) -> String {
+        let SequenceCache { len, kept, .. } = self;
+        if self.shape.has_states() {
+            format!("a cache of {len} tokens that keeps states at {kept:?}")
+        } else {
+            format!("a cache of {len} tokens")
+        }
+    }
+
+    fn states(&mut self) -> impl Iterator<Item = &mut LayerStates> {
+        self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerCache::States(states) => Some(states),
+            LayerCache::Pages(_) | LayerCache::Placed => None,
+        })
+    }
+
+    fn state(&mut self, layer_idx: usize) -> &mut LayerStates {
+        match &mut self.layers[layer_idx - self.shape.first_layer] {
+            LayerCache::States(states) => states,
+            LayerCache::Pages(_) | LayerCache::Placed => panic!("this layer keeps positions"),
+        }
+    }
+
+    /// Returns one layer's state for the next rows of the sequence, for the kernels.
+    ///
+    /// # Panics
+    /// Panics if the layer keeps positions, or the model computes with MLX's operations.
+    pub(crate) fn state_step(&mut self, layer_idx: usize) -> StateStep {
+        self.state(layer_idx).step()
+    }
+
+    /// Returns one layer's state, for MLX's operations; `None` at length 0.
+    ///
+    /// # Panics
+    /// Panics if the layer keeps positions, or the model computes with our kernels.
+    pub(crate) fn state_arrays(&mut self, layer_idx: usize) -> Option<StateArrays> {
+        self.state(layer_idx).arrays().cloned()
+    }
+
+    /// Replaces one layer's state, for MLX's operations.
+    ///
+    /// # Panics
+    /// Panics if the layer keeps positions.
+    pub(crate) fn set_state_arrays(&mut self, layer_idx: usize, arrays: StateArrays) {
+        self.state(layer_idx).set_arrays(arrays);
+    }
+
     /// Returns the arrays that must be evaluated so that this cache holds the positions that it
     /// counts.
     pub fn arrays(&self) -> Vec<Array> {
+        let states = self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::States(states) => states.arrays(),
+            LayerCache::Pages(_) | LayerCache::Placed => None,
+        });
+        let states = states.flat_map(|held| [held.inputs.clone(), held.state.clone()]);
         let copies = self.shape.slots.borrow_mut().take_copies();
-        copies.into_iter().chain(self.shape.last_step.borrow().clone()).collect()
+        let last_step = self.shape.last_step.borrow().clone();
+        states.chain(copies).chain(last_step).collect()
     }
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
@@ -207,7 +326,9 @@ impl SequenceCache {
         let LayerCache::Pages(pages) = &self.layers[idx] else {
             panic!("this cache is not the kernels'")
         };
-        let LayerCacheShape::Positions(shape) = self.shape.layers[idx];
+        let LayerCacheShape::Positions(shape) = self.shape.layers[idx] else {
+            panic!("this layer keeps a state")
+        };
         let num_pages = self.capacity / BLOCK_TOKENS;
         LayerPages { pages: pages.clone(), num_pages, shape, dtype: self.shape.dtype }
     }
@@ -241,20 +362,34 @@ impl SequenceCache {
     }
 }
 
-/// The keys and values of one layer.
+/// Where a cache is forked.
+#[derive(Clone, Copy, Debug)]
+enum ForkAt {
+    /// At length 0.
+    Start,
+    /// At the kept length with this index.
+    Kept(usize),
+    /// At another length: if there are states, at the present one.
+    End,
+}
+
+/// What is kept of one layer.
 #[derive(Debug)]
 enum LayerCache {
-    /// For our kernels.
+    /// Keys and values for our kernels.
     Pages(PageList),
-    /// For MLX's operations: they are at the sequence's [`Place`].
+    /// Keys and values for MLX's operations: they are at the sequence's [`Place`].
     Placed,
+    /// A state, for both.
+    States(LayerStates),
 }
 
 impl LayerCache {
-    fn fork(&self, capacity: usize) -> LayerCache {
+    fn fork(&self, capacity: usize, at: ForkAt) -> LayerCache {
         match self {
             LayerCache::Pages(pages) => LayerCache::Pages(pages.fork(capacity)),
             LayerCache::Placed => LayerCache::Placed,
+            LayerCache::States(states) => LayerCache::States(states.fork(at)),
         }
     }
 }

@@ -47,7 +47,7 @@ impl Checkpoint {
         let config = config::read(&path, &**files)?;
         let refused = |source| LoadError::Spec { path: path.clone(), source };
         let spec = ModelSpec::computed_from(&config).map_err(refused)?;
-        let tensors = TensorIndex::open(files)?;
+        let tensors = TensorIndex::open(files)?.of_model(&spec.names);
         let layout = spec.layout(&tensors.headers());
         let layout = layout.map_err(|report| LoadError::Tensors { dir: dir.clone(), report })?;
         Ok(Checkpoint { dir, spec, layout, tensors })

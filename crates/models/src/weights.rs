@@ -41,6 +41,8 @@ pub(crate) enum Part<'a> {
     Whole,
     /// A part of one dimension.
     Axis { axis: usize, cut: &'a Cut },
+    /// Several ranges of one dimension, which follow one another in memory.
+    Ranges { axis: usize, ranges: &'a [Range<usize>], is_shared: bool },
 }
 
 impl<'a> Part<'a> {
@@ -52,23 +54,40 @@ impl<'a> Part<'a> {
     /// Returns the shape of the part of a tensor of `shape`.
     fn shape(self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
-        if let Part::Axis { axis, cut } = self {
-            shape[axis] = cut.len();
+        match self {
+            Part::Whole => {}
+            Part::Axis { axis, cut } => shape[axis] = cut.len(),
+            Part::Ranges { axis, ranges, .. } => shape[axis] = ranges.iter().map(Range::len).sum(),
         }
         shape
     }
 
-    /// Returns the bytes of the part in a tensor of `shape` that begins at `offset` in its file.
-    fn pieces(self, shape: &[usize], dtype: Dtype, offset: u64) -> Pieces {
+    /// Returns the bytes of the part in a tensor of `shape` that begins at `offset` in its file, in
+    /// the order in which they follow one another in memory.
+    fn pieces(self, shape: &[usize], dtype: Dtype, offset: u64) -> Vec<Pieces> {
         let bytes = |dims: &[usize]| dims.iter().product::<usize>() * dtype.size_bytes();
-        let Part::Axis { axis, cut } = self else { return Pieces::run(offset, bytes(shape)) };
-        let element_bytes = bytes(&shape[axis + 1..]);
-        let offset = offset + (cut.own.start * element_bytes) as u64;
-        if axis == 0 || cut.is_whole() {
-            return Pieces::run(offset, bytes(&self.shape(shape)));
+        let element_bytes = |axis: usize| bytes(&shape[axis + 1..]);
+        match self {
+            Part::Whole => vec![Pieces::run(offset, bytes(shape))],
+            Part::Axis { axis, cut } => {
+                let offset = offset + (cut.own.start * element_bytes(axis)) as u64;
+                if axis == 0 || cut.is_whole() {
+                    return vec![Pieces::run(offset, bytes(&self.shape(shape)))];
+                }
+                let stride_bytes = (shape[axis] * element_bytes(axis)) as u64;
+                let piece_bytes = cut.len() * element_bytes(axis);
+                vec![Pieces { offset, piece_bytes, stride_bytes }]
+            }
+            Part::Ranges { axis, ranges, .. } => {
+                let outer = (0..shape[..axis].iter().product()).map(|idx: usize| idx * shape[axis]);
+                let each = outer.flat_map(|first| ranges.iter().map(move |range| (first, range)));
+                let piece = |(first, range): (usize, &Range<usize>)| {
+                    let start = (first + range.start) * element_bytes(axis);
+                    Pieces::run(offset + start as u64, range.len() * element_bytes(axis))
+                };
+                each.map(piece).collect()
+            }
         }
-        let stride_bytes = (shape[axis] * element_bytes) as u64;
-        Pieces { offset, piece_bytes: cut.len() * element_bytes, stride_bytes }
     }
 }
 
@@ -155,6 +174,7 @@ impl<'a> Loader<'a> {
         let is_replicated = match part {
             Part::Whole => true,
             Part::Axis { cut, .. } => cut.is_shared,
+            Part::Ranges { is_shared, .. } => is_shared,
         };
         let (mut counters, read) = (self.counters.get(), array.nbytes() as u64);
         counters.bytes_read += read;
@@ -247,12 +267,17 @@ impl<'a> Weights<'a> {
         Ok(array)
     }
 
-    /// Loads the vector of `len` floats at this very path, converted to `dtype`.
-    pub(crate) fn vector_as(&self, dtype: Dtype, len: usize) -> Result<Array, LoadError> {
+    /// Loads a part of the vector of `len` floats at this very path, converted to `dtype`.
+    pub(crate) fn vector_as(
+        &self,
+        dtype: Dtype,
+        len: usize,
+        part: Part<'_>,
+    ) -> Result<Array, LoadError> {
         let (path, name) = self.path.rsplit_once('.').unwrap_or(("", &self.path));
         let parent =
             Weights { loader: self.loader, path: path.to_owned(), stacked: None, blocks: None };
-        parent.floats_as(dtype, name, &[len], Part::Whole)
+        parent.floats_as(dtype, name, &[len], part)
     }
 
     /// Loads a tensor of packed codes or of their eight-bit scales.
@@ -325,7 +350,23 @@ fn read_part(
     part: Part<'_>,
     target: &mut [u8],
 ) -> Result<(), LoadError> {
-    entry.file.read(part.pieces(&entry.header.shape, dtype, entry.offset), target)
+    read_pieces(entry, part.pieces(&entry.header.shape, dtype, entry.offset), target)
+}
+
+/// Reads pieces one after another.
+fn read_pieces(
+    entry: &TensorEntry,
+    mut pieces: Vec<Pieces>,
+    target: &mut [u8],
+) -> Result<(), LoadError> {
+    let last = pieces.pop();
+    let mut rest = target;
+    for pieces in pieces {
+        let (own, others) = rest.split_at_mut(pieces.piece_bytes);
+        entry.file.read(pieces, own)?;
+        rest = others;
+    }
+    last.map_or(Ok(()), |pieces| entry.file.read(pieces, rest))
 }
 
 /// Reads a part of the tensor that consists of `entries`, stacked along a new first dimension.
@@ -338,6 +379,10 @@ fn read_stacked(
     let (entries, part) = match part {
         Part::Axis { axis: 0, cut } => (&entries[cut.own.clone()], Part::Whole),
         Part::Axis { axis, cut } => (entries, Part::Axis { axis: axis - 1, cut }),
+        Part::Ranges { axis: 0, .. } => panic!("experts are not read in ranges"),
+        Part::Ranges { axis, ranges, is_shared } => {
+            (entries, Part::Ranges { axis: axis - 1, ranges, is_shared })
+        }
         Part::Whole => (entries, Part::Whole),
     };
     let part_bytes = target.len() / entries.len().max(1);
@@ -360,12 +405,14 @@ fn read_blocks(
 ) -> Result<(), LoadError> {
     let &BlockSource { first_row, row_step, .. } = source;
     if row_step == 1 {
-        return entry.file.read(part.pieces(shape, dtype, entry.offset), target);
+        return read_pieces(entry, part.pieces(shape, dtype, entry.offset), target);
     }
     let rows = match part {
         Part::Whole => 0..shape[1],
         Part::Axis { axis: 1, cut } => cut.own.clone(),
-        Part::Axis { axis, .. } => panic!("rows lie between others, not dimension {axis}"),
+        Part::Axis { axis, .. } | Part::Ranges { axis, .. } => {
+            panic!("rows lie between others, not dimension {axis}")
+        }
     };
     let row_bytes = shape[2..].iter().product::<usize>() * dtype.size_bytes();
     if rows.is_empty() {

@@ -19,6 +19,7 @@ impl ModelSpec {
     /// # Errors
     /// Fails with every tensor that is missing, unexpected or of another shape or type.
     pub fn layout(&self, headers: &TensorHeaders) -> Result<ModelLayout, CheckReport> {
+        let headers = &self.names.headers_of_model(headers);
         let mut check = Check { headers, used: BTreeSet::new(), problems: Vec::new() };
         let is_tied = match self.head_table {
             HeadTable::Tied => true,

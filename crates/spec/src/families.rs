@@ -4,6 +4,7 @@
 mod blocks;
 mod decoder;
 mod ernie4_5_moe;
+mod gated_delta;
 mod glm4_moe;
 mod gpt_oss;
 mod llama;
@@ -14,7 +15,9 @@ mod olmoe;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 mod windows;
 
@@ -54,6 +57,9 @@ const FAMILIES: &[Family] = &[
     computed("ministral3", ministral3::read),
     computed("minimax", minimax::read),
     computed("minimax_m2", minimax::read),
+    computed("qwen3_next", qwen3_next::read),
+    computed("qwen3_5", qwen3_5::read),
+    computed("qwen3_5_moe", qwen3_5::read),
 ];
 
 const fn computed(

@@ -18,6 +18,7 @@ mod error;
 mod families;
 mod layout;
 mod model;
+mod names;
 mod quantization;
 mod recurrent;
 mod report;
@@ -33,6 +34,7 @@ pub use model::{
     HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, QueryGrowth, RouterGroups,
     RouterScores, RouterSpec, StackedModule, Support,
 };
+pub use names::TensorNames;
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
 pub use report::{CheckReport, TensorProblem};

@@ -1,5 +1,6 @@
 //! The description of a model.
 
+use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
 use crate::recurrent::GatedDeltaSpec;
 use crate::rope::RopeSpec;
@@ -32,6 +33,8 @@ pub struct ModelSpec {
     pub head_table: HeadTable,
     /// What the configuration states about quantisation.
     pub quantization: QuantizationMap,
+    /// How a checkpoint names the tensors.
+    pub names: TensorNames,
 }
 
 impl ModelSpec {
@@ -93,7 +96,11 @@ impl Mixer {
     pub fn heads(&self) -> HeadShape {
         match self {
             Mixer::Attention(attention) => attention.shape(),
-            Mixer::GatedDelta(delta) => delta.sizes.heads(),
+            Mixer::GatedDelta(delta) => HeadShape {
+                heads: delta.sizes.value_heads,
+                kv_heads: delta.sizes.key_heads,
+                head_dim: delta.sizes.value_dim,
+            },
         }
     }
 }
@@ -122,6 +129,9 @@ pub struct AttentionSpec {
     pub has_qkv_bias: bool,
     /// Whether the output has a bias.
     pub has_output_bias: bool,
+    /// Whether the results are multiplied by the logistic function of a projection, whose rows
+    /// follow those of each query head.
+    pub has_output_gate: bool,
     /// Norm of queries and keys; `None` if they have none.
     pub qk_norm: Option<QkNorm>,
     /// Name, below the block, of a vector with a score for each head that takes part in the soft-max
@@ -346,6 +356,7 @@ impl AttentionSpec {
             head_dim,
             has_qkv_bias: false,
             has_output_bias: false,
+            has_output_gate: false,
             qk_norm: None,
             sinks: None,
             window: None,

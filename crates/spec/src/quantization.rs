@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::SpecError;
+use crate::names::TensorNames;
 use crate::report::TensorProblem;
 use crate::tensor::{ElementType, TensorHeaders};
 
@@ -167,6 +168,15 @@ impl QuantizationMap {
         let most = number("bits").zip(number("group_size"));
         let most = most.map(|(bits, group_size)| StatedFormat { bits, group_size });
         Ok(QuantizationMap { most, overrides })
+    }
+
+    /// Returns the map with the names of the language model.
+    pub(crate) fn of_model(self, names: TensorNames) -> QuantizationMap {
+        let overrides = self.overrides.into_iter().filter_map(|(module, stated)| {
+            // Prefixes end with a dot, so a module is renamed as its tensors are.
+            Some((names.of_model(&module)?.into_owned(), stated))
+        });
+        QuantizationMap { most: self.most, overrides: overrides.collect() }
     }
 
     /// Returns the format of the matrix at `module` with `input` features; `None` if it is not

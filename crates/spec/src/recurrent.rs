@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use crate::model::HeadShape;
-
 /// A gated delta net (Yang et al. 2024, "Gated Delta Networks"): a causal convolution over queries,
 /// keys and values, then for each value head a state `[value_dim, key_dim]`, which a token decays and
 /// corrects towards its value.
@@ -51,13 +49,6 @@ pub struct GatedDeltaSizes {
     pub value_dim: usize,
     /// Number of positions that the convolution sees, including its own.
     pub conv_width: usize,
-}
-
-impl GatedDeltaSizes {
-    /// Returns the heads by which ranks divide the layer: key heads with their value heads.
-    pub(crate) fn heads(&self) -> HeadShape {
-        HeadShape { heads: self.value_heads, kv_heads: self.key_heads, head_dim: self.value_dim }
-    }
 }
 
 /// The rows of a stored tensor that belong to one projection of a fused one. Heads of the projection

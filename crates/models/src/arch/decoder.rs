@@ -3,7 +3,7 @@
 use jackalope_mlx::Array;
 use jackalope_protocol::TokenId;
 
-use super::layer::AttentionLayer;
+use super::layer::DecoderLayer;
 use super::parts::LayerParts;
 use super::{Dimensions, Network};
 use crate::cache::LayerCacheShape;
@@ -18,7 +18,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Decoder {
     embed_tokens: Embedding,
-    layers: Stack<AttentionLayer>,
+    layers: Stack<DecoderLayer>,
     norm: RmsNorm,
     lm_head: Head,
     hidden_size: usize,
@@ -54,13 +54,13 @@ impl Decoder {
                 root: w,
                 parallel,
             };
-            AttentionLayer::load(&w.at(&layer.prefix), &parts)
+            DecoderLayer::load(&w.at(&layer.prefix), &parts)
         };
         let layers = Stack::load(num_layers, hidden, w.dtype(), parallel, load)?;
         let norm = RmsNorm::load(&w.at(spec.norm.module()), hidden, spec.norm_eps, parallel)?;
         Ok(Decoder {
             embed_tokens,
-            heads: layers.first().heads().clone(),
+            heads: reported_heads(&layers).clone(),
             layers,
             norm,
             lm_head,
@@ -68,6 +68,12 @@ impl Decoder {
             context_tokens: spec.context_tokens,
         })
     }
+}
+
+/// Returns the heads of the first layer with attention; of the first layer if none has.
+fn reported_heads(layers: &Stack<DecoderLayer>) -> &Heads {
+    let attention = layers.iter().find(|layer| layer.has_attention());
+    attention.unwrap_or_else(|| layers.first()).heads()
 }
 
 impl Network for Decoder {
@@ -85,7 +91,7 @@ impl Network for Decoder {
     }
 
     fn cache_shapes(&self) -> Vec<LayerCacheShape> {
-        self.layers.iter().map(AttentionLayer::cache_shape).collect()
+        self.layers.iter().map(DecoderLayer::cache_shape).collect()
     }
 
     fn dimensions(&self) -> Dimensions {

@@ -16,18 +16,22 @@ pub(crate) struct KvArrays {
 }
 
 impl KvArrays {
-    /// Creates room for `sequences` sequences of `capacity` positions.
+    /// Creates room for `sequences` sequences of `capacity` positions; `None` for a layer that keeps
+    /// no positions.
     pub(super) fn zeros(
         shape: &LayerCacheShape,
         sequences: usize,
         capacity: usize,
         dtype: Dtype,
-    ) -> KvArrays {
-        let LayerCacheShape::Positions(KvShape { kv_heads, key_dim, value_dim }) = *shape;
+    ) -> Option<KvArrays> {
+        let KvShape { kv_heads, key_dim, value_dim } = match *shape {
+            LayerCacheShape::Positions(shape) => shape,
+            LayerCacheShape::State { .. } => return None,
+        };
         let zeros = |width| {
             Array::zeros(&[dim(sequences), dim(kv_heads), dim(capacity), dim(width)], dtype)
         };
-        KvArrays { keys: zeros(key_dim), values: zeros(value_dim) }
+        Some(KvArrays { keys: zeros(key_dim), values: zeros(value_dim) })
     }
 
     /// Returns handles to both arrays.

@@ -69,7 +69,8 @@ pub(crate) struct SlotPool {
 #[derive(Debug)]
 struct SlotClass {
     slots: Vec<Option<Occupant>>,
-    /// Arrays `[slots, kv_heads, capacity, dim]` of each layer; `None` only while they are replaced.
+    /// Arrays `[slots, kv_heads, capacity, dim]` of each layer that keeps positions; of such a layer,
+    /// `None` only while they are replaced.
     layers: Vec<Option<KvArrays>>,
 }
 
@@ -144,11 +145,11 @@ impl SlotPool {
         slot: usize,
         capacity: usize,
     ) -> Vec<Option<KvArrays>> {
-        let layers = self.classes[&class].layers.iter().flatten();
-        let copies = layers.map(|layer| layer.slots(slot, slot + 1).fork(capacity));
-        let copies: Vec<KvArrays> = copies.collect();
-        self.copies.extend(copies.iter().flat_map(KvArrays::handles));
-        copies.into_iter().map(Some).collect()
+        let layers = self.classes[&class].layers.iter();
+        let copy = |layer: &KvArrays| layer.slots(slot, slot + 1).fork(capacity);
+        let copies: Vec<Option<KvArrays>> = layers.map(|layer| layer.as_ref().map(copy)).collect();
+        self.copies.extend(copies.iter().flatten().flat_map(KvArrays::handles));
+        copies
     }
 
     /// Writes one new position of each sequence into a layer, `[sequences, kv_heads, 1, dim]`, and
@@ -161,7 +162,7 @@ impl SlotPool {
         at: [&Array; 2],
     ) -> KvArrays {
         let class = self.classes.get_mut(&class).expect("an assigned class exists");
-        let held = class.layers[layer].take().expect("a class has all layers");
+        let held = class.layers[layer].take().expect("a class has all layers with positions");
         class.layers[layer].insert(held.scattered(new, at)).clone()
     }
 
@@ -175,7 +176,7 @@ impl SlotPool {
     /// those of sequences that have not decoded for a while, then new ones.
     fn make_room(&mut self, class: usize, needed: usize) {
         let entry = self.classes.entry(class).or_insert_with(|| {
-            let empty = |shape: &_| Some(KvArrays::zeros(shape, 0, class, self.dtype));
+            let empty = |shape: &_| KvArrays::zeros(shape, 0, class, self.dtype);
             SlotClass { slots: Vec::new(), layers: self.shapes.iter().map(empty).collect() }
         });
         entry.forget_gone();
@@ -195,7 +196,7 @@ impl SlotPool {
         let more = (needed - free).max(num_slots / 4);
         for (layer, shape) in entry.layers.iter_mut().zip(&*self.shapes) {
             let room = KvArrays::zeros(shape, more, class, self.dtype);
-            *layer = layer.take().map(|held| held.joined(&room));
+            *layer = layer.take().zip(room).map(|(held, room)| held.joined(&room));
         }
         entry.slots.resize_with(num_slots + more, || None);
     }

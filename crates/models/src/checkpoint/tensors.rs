@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jackalope_protocol::counted;
-use jackalope_spec::{ElementType, TensorHeader, TensorHeaders};
+use jackalope_spec::{ElementType, TensorHeader, TensorHeaders, TensorNames};
 use safetensors::tensor::Metadata;
 
 use super::files::{Files, Pieces};
@@ -79,6 +79,14 @@ impl TensorIndex {
             }
         }
         Ok(TensorIndex { entries })
+    }
+
+    /// Returns the tensors of the language model, by the names that it has for them.
+    pub(super) fn of_model(self, names: &TensorNames) -> TensorIndex {
+        let entries = self.entries.into_iter();
+        let named =
+            entries.filter_map(|(name, entry)| Some((names.of_model(&name)?.into_owned(), entry)));
+        TensorIndex { entries: named.collect() }
     }
 
     /// Returns the tensor with this name.

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, AttentionConfig, Elements, Floats, KvPage, SequenceKv, Threads,
+    self as kernels, AttentionConfig, Elements, Float, Floats, KvPage, SequenceKv, Threads,
 };
 use jackalope_mlx::{Array, Dtype, Pinned};
 use jackalope_spec::QueryGrowth;
@@ -27,6 +27,9 @@ use crate::step::{Reach, Step, StepSpan};
 pub(crate) struct AttentionParts {
     /// Projection `[hidden] -> [heads, head_dim]`.
     pub(crate) q_proj: Linear,
+    /// Projection `[hidden] -> [heads, head_dim]` whose logistic function the results are multiplied
+    /// by, if there is one.
+    pub(crate) gate: Option<Linear>,
     /// Projection `[hidden] -> [kv_heads, head_dim]`.
     pub(crate) k_proj: Linear,
     /// Projection `[hidden] -> [kv_heads, head_dim]`.
@@ -95,8 +98,10 @@ impl Attention {
         };
         let (projection, kernel) = (self.projection(), self.kernel(step));
         let (queries, keys) = (parts.heads.queries().len(), parts.heads.keys().len());
+        let mut widths = vec![queries, keys, keys];
+        widths.extend(parts.gate.as_ref().map(|_| queries));
         let block = TwoParts {
-            widths: vec![queries, keys, keys],
+            widths,
             first: move |x: Elements<'_>, threads: &Threads| projection.project(x, threads),
             second: move |middle, threads: &Threads| kernel.product(middle, threads),
         };
@@ -108,6 +113,7 @@ impl Attention {
         let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
         ProjectionKernel {
             qkv: linears.map(Linear::kernel),
+            gate: parts.gate.as_ref().map(Linear::kernel),
             norms: parts.head_norms.as_ref().map(HeadNorms::kernel),
         }
     }
@@ -159,7 +165,11 @@ impl Attention {
             norms: parts.head_norms.as_ref().and_then(HeadNorms::rotated),
             sinks: parts.sinks.as_ref(),
         };
-        attention.forward(&StockHeads { q, k, v }, step)
+        let out = attention.forward(&StockHeads { q, k, v }, step);
+        match &parts.gate {
+            Some(gate) => out.mul(&gate.stock(x).sigmoid()),
+            None => out,
+        }
     }
 
     fn split(&self, x: &Array) -> Array {
@@ -176,6 +186,7 @@ fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32> {
 /// The first part of the attention primitive: the projections.
 struct ProjectionKernel {
     qkv: [LinearKernel; 3],
+    gate: Option<LinearKernel>,
     norms: Option<HeadNormsKernel>,
 }
 
@@ -183,7 +194,11 @@ impl ProjectionKernel {
     fn project(&self, x: Elements<'_>, threads: &Threads) -> Middle {
         let values = LinearKernel::products(&self.qkv, x, threads);
         let sums = self.norms.as_ref().map(|norms| norms.sums([&values[0], &values[1]], threads));
-        Middle { values: values.into(), sums: sums.unwrap_or_default() }
+        let mut values = Vec::from(values);
+        if let Some(gate) = &self.gate {
+            values.extend(LinearKernel::products(std::array::from_ref(gate), x, threads));
+        }
+        Middle { values, sums: sums.unwrap_or_default() }
     }
 }
 
@@ -204,16 +219,26 @@ struct AttentionKernel {
 
 impl AttentionKernel {
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias.
-    fn product(&self, projected: Middle, threads: &Threads) -> Vec<f64> {
-        self.output.multiply(self.heads(projected, threads).elements(), threads)
+    fn product(&self, mut projected: Middle, threads: &Threads) -> Vec<f64> {
+        // The gates follow queries, keys and values.
+        let gates = projected.values.get_mut(3).map(std::mem::take);
+        let Some(gates) = gates else {
+            let heads = self.heads(&mut projected, float(self.dtype), threads);
+            return self.output.multiply(heads.elements(), threads);
+        };
+        let heads = self.heads(&mut projected, Float::F32, threads);
+        let mut gated = Floats::zeros(float(self.dtype), gates.len());
+        kernels::sigmoid_gate(heads.elements(), &gates, gated.elements_mut(), threads);
+        self.output.multiply(gated.elements(), threads)
     }
 
-    /// Computes the heads' results `[tokens, heads * head_dim]`.
-    fn heads(&self, projected: Middle, threads: &Threads) -> Floats {
+    /// Computes the heads' results `[tokens, heads * head_dim]`, rounded to `result`.
+    fn heads(&self, projected: &mut Middle, result: Float, threads: &Threads) -> Floats {
         let Middle { values, sums } = projected;
-        let [mut q, mut k, v] = <[Vec<f32>; 3]>::try_from(values).expect("three projections");
+        let [q, k, v] = &mut values[..3] else { panic!("three projections") };
+        let (mut q, mut k, v) = (std::mem::take(q), std::mem::take(k), std::mem::take(v));
         let norms = self.norms.as_ref();
-        let norms = norms.and_then(|norms| norms.apply([&mut q, &mut k], &sums, threads));
+        let norms = norms.and_then(|norms| norms.apply([&mut q, &mut k], sums, threads));
         let norms = norms.map(|norms| norms.each_ref().map(NormKernel::of_heads));
         let rotation = self.rotations.rotation(self.config.head_dim);
         kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
@@ -241,7 +266,7 @@ impl AttentionKernel {
             SequenceKv { pages, length: span.start + num_queries, num_queries }
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        let mut out = Floats::zeros(float(self.dtype), q.len());
+        let mut out = Floats::zeros(result, q.len());
         let q = Elements::F32(&q);
         let sinks = self.sinks.as_ref().map(|sinks| elements(sinks).to_f32());
         let config = AttentionConfig { sinks: sinks.as_deref(), ..self.config };

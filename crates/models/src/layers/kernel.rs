@@ -2,6 +2,7 @@
 //! access to a custom primitive's inputs in the order in which they were passed.
 
 use std::cell::{Cell, OnceCell};
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -11,6 +12,7 @@ use jackalope_kernels::{
 };
 use jackalope_mlx::{self as mlx, Array, Buffer, BufferMut, Dtype, Pinned, custom, quant};
 use jackalope_protocol::KernelTimings;
+use jackalope_spec::HeadRows;
 
 use crate::error::LoadError;
 use crate::split::Cut;
@@ -36,8 +38,51 @@ enum Stored {
 /// The dimension in which a matrix is divided.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MatrixCut<'a> {
-    Output { output: &'a Cut, input: usize },
-    Input { output: usize, input: &'a Cut },
+    Output {
+        output: &'a Cut,
+        input: usize,
+    },
+    Input {
+        output: usize,
+        input: &'a Cut,
+    },
+    /// Some of the rows.
+    Rows {
+        rows: &'a OwnRows,
+        input: usize,
+    },
+}
+
+/// The rows of a stored matrix that a rank has of one projection.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnRows {
+    /// Number of rows of the stored matrix.
+    pub(crate) full: usize,
+    pub(crate) ranges: Vec<Range<usize>>,
+    /// Whether another rank has the same rows.
+    pub(crate) is_shared: bool,
+}
+
+impl OwnRows {
+    /// Returns the rows of the heads of a cut.
+    pub(crate) fn new(rows: &HeadRows, heads: &Cut) -> OwnRows {
+        let ranges = rows.of_heads(heads.own.clone());
+        OwnRows { full: rows.num_rows, ranges, is_shared: heads.is_shared }
+    }
+
+    /// Returns the number of rows of this rank.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.iter().map(Range::len).sum()
+    }
+
+    /// Returns these rows of a tensor with as many.
+    pub(crate) fn part(&self) -> Part<'_> {
+        self.part_of_axis(0)
+    }
+
+    fn part_of_axis(&self, axis: usize) -> Part<'_> {
+        Part::Ranges { axis, ranges: &self.ranges, is_shared: self.is_shared }
+    }
 }
 
 impl MatrixCut<'_> {
@@ -45,6 +90,7 @@ impl MatrixCut<'_> {
         match *self {
             MatrixCut::Output { output, input } => (output.full, input),
             MatrixCut::Input { output, input } => (output, input.full),
+            MatrixCut::Rows { rows, input } => (rows.full, input),
         }
     }
 
@@ -52,16 +98,27 @@ impl MatrixCut<'_> {
         match *self {
             MatrixCut::Output { output, input } => (output.len(), input),
             MatrixCut::Input { output, input } => (output, input.len()),
+            MatrixCut::Rows { rows, input } => (rows.len(), input),
         }
     }
 
-    /// Returns the divided axis of a tensor with `ndim` dimensions, of which the last two are those
-    /// of the matrix, and its division. `columns` maps the division of the input to that of the
-    /// last axis.
-    fn axis(&self, ndim: usize, columns: impl Fn(&Cut) -> Cut) -> (usize, Cut) {
+    /// Returns this rank's part of a tensor with `ndim` dimensions, of which the last two are those
+    /// of the matrix. `columns` is the division of the last axis, if the input is divided.
+    fn part<'c>(&'c self, ndim: usize, columns: Option<&'c Cut>) -> Part<'c> {
         match self {
-            MatrixCut::Output { output, .. } => (ndim - 2, Cut::clone(output)),
-            MatrixCut::Input { input, .. } => (ndim - 1, columns(input)),
+            MatrixCut::Output { output, .. } => Part::Axis { axis: ndim - 2, cut: output },
+            MatrixCut::Input { input, .. } => {
+                Part::Axis { axis: ndim - 1, cut: columns.unwrap_or(input) }
+            }
+            MatrixCut::Rows { rows, .. } => rows.part_of_axis(ndim - 2),
+        }
+    }
+
+    /// Returns the division of the input, in other units, if it is divided.
+    fn columns(&self, columns: impl Fn(&Cut) -> Cut) -> Option<Cut> {
+        match self {
+            MatrixCut::Input { input, .. } => Some(columns(input)),
+            MatrixCut::Output { .. } | MatrixCut::Rows { .. } => None,
         }
     }
 }
@@ -93,8 +150,7 @@ impl Matrix {
         let stored = match format {
             None => {
                 let shape = shape(input);
-                let (axis, cut) = cut.axis(shape.len(), Cut::clone);
-                Stored::Plain(w.floats("weight", &shape, Part::Axis { axis, cut: &cut })?)
+                Stored::Plain(w.floats("weight", &shape, cut.part(shape.len(), None))?)
             }
             Some(format) => Stored::Quantized(load_quantized(w, shape, cut, format)?),
         };
@@ -190,11 +246,10 @@ fn load_quantized(
     let words_shape = shape(format.words_per_row(input));
     let scales_shape = shape(format.groups_per_row(input));
     let ndim = words_shape.len();
-    let words_of = |columns: &Cut| columns.scaled(format.bits as usize).divided(32);
-    let (axis, words_cut) = cut.axis(ndim, words_of);
-    let (_, scales_cut) = cut.axis(ndim, |columns| columns.divided(format.group_size as usize));
-    let words_part = Part::Axis { axis, cut: &words_cut };
-    let scales_part = Part::Axis { axis, cut: &scales_cut };
+    let words_cut = cut.columns(|columns| columns.scaled(format.bits as usize).divided(32));
+    let scales_cut = cut.columns(|columns| columns.divided(format.group_size as usize));
+    let words_part = cut.part(ndim, words_cut.as_ref());
+    let scales_part = cut.part(ndim, scales_cut.as_ref());
     let words = w.integers("weight", &words_shape, words_part, Dtype::U32)?;
     let (scales, biases) = if format.mode == QuantMode::Affine {
         let scales = w.floats("scales", &scales_shape, scales_part)?;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{DivisibleKernel, Matrix, MatrixCut, MatrixKernel, elements, zeros_after};
+use super::kernel::{
+    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, OwnRows, elements, zeros_after,
+};
 use super::output::{Bias, BlockOutput};
 use crate::error::LoadError;
 use crate::split::Cut;
@@ -55,6 +57,21 @@ impl Linear {
         let matrix = Matrix::load(w, MatrixCut::Output { output, input })?;
         let bias = match bias {
             HasBias::Yes => Some(w.floats("bias", &[output.full], Part::rows(output))?),
+            HasBias::No => None,
+        };
+        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit: None })
+    }
+
+    /// Loads a layer whose output are some rows of the matrix at `w`.
+    pub(crate) fn of_rows(
+        w: &Weights<'_>,
+        input: usize,
+        rows: &OwnRows,
+        bias: HasBias,
+    ) -> Result<Linear, LoadError> {
+        let matrix = Matrix::load(w, MatrixCut::Rows { rows, input })?;
+        let bias = match bias {
+            HasBias::Yes => Some(w.floats("bias", &[rows.full], rows.part())?),
             HasBias::No => None,
         };
         Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit: None })

@@ -69,7 +69,7 @@ impl Router {
             .has_bias
             .then(|| gate.floats_as(Dtype::F32, "bias", &[num_experts], Part::Whole));
         let selection_bias = match bias {
-            Some(bias) => Some(bias.vector_as(Dtype::F32, num_experts)?),
+            Some(bias) => Some(bias.vector_as(Dtype::F32, num_experts, Part::Whole)?),
             None => None,
         };
         let plain_gate = match parallel.compute() {

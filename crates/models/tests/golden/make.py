@@ -128,6 +128,12 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
         elif kind == "sinks":
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
+        elif kind == "A_log":
+            tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
+        elif kind == "dt_bias":
+            tensors[name] = uniform(dtype, value.shape, 0.0, 1.0)
+        elif path.endswith("conv1d"):
+            tensors[name] = uniform(dtype, value.shape, 0.0, 2.0)
         elif kind == "weight" and value.ndim == 2:  # a router that is never quantised
             matrix(tensors, path, value.shape, dtype, None, 1.3 / math.sqrt(value.shape[-1]))
         else:

@@ -97,8 +97,22 @@ impl Case {
     /// the case's own layers, in turn, of other numbers.
     pub(crate) fn deepened(&self, num_layers: usize) -> Case {
         let mut case = self.clone();
-        let own = self.config["num_hidden_layers"].as_u64().unwrap() as usize;
-        case.config["num_hidden_layers"] = num_layers.into();
+        let text = case.config.get("text_config").map(|_| "text_config");
+        let config = match text {
+            Some(text) => &mut case.config[text],
+            None => &mut case.config,
+        };
+        let own = config["num_hidden_layers"].as_u64().unwrap() as usize;
+        config["num_hidden_layers"] = num_layers.into();
+        if let Some(Value::Array(dense)) = config.get_mut("mlp_only_layers") {
+            let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
+            *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
+        }
+        // Lists with an entry for each layer.
+        let lists = config.as_object_mut().unwrap().values_mut();
+        for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {
+            *list = list.iter().cycle().take(num_layers).cloned().collect();
+        }
         let copy = |entries: &mut Map<String, Value>| {
             for (name, value) in entries.clone() {
                 let Some((head, rest)) = name.split_once("layers.") else { continue };
@@ -112,15 +126,6 @@ impl Case {
         copy(&mut case.tensors);
         if let Some(formats) = case.config.get_mut("quantization") {
             copy(formats.as_object_mut().unwrap());
-        }
-        if let Some(Value::Array(dense)) = case.config.get_mut("mlp_only_layers") {
-            let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
-            *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
-        }
-        // Lists with an entry for each layer.
-        let lists = case.config.as_object_mut().unwrap().values_mut();
-        for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {
-            *list = list.iter().cycle().take(num_layers).cloned().collect();
         }
         case
     }

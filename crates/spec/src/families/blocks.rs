@@ -3,8 +3,8 @@
 use crate::config::{count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
-    AttentionSpec, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, MlpSpec, QkNorm,
-    RouterSpec, StackedModule,
+    AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, Mixer,
+    MlpSpec, QkNorm, RouterSpec, StackedModule,
 };
 use crate::tensor::{BlockSource, CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
 
@@ -77,8 +77,20 @@ impl Linear {
     }
 }
 
-/// Returns the tensors of grouped-query attention at `module`.
-pub(super) fn attention(module: &str, hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
+/// A mixer.
+pub(super) struct MixerBlock {
+    pub(super) mixer: Mixer,
+    pub(super) cache: CacheKind,
+    pub(super) tensors: Vec<TensorSpec>,
+}
+
+/// Returns grouped-query attention at `module`.
+pub(super) fn attention(module: &str, hidden: usize, spec: AttentionSpec) -> MixerBlock {
+    let tensors = attention_tensors(module, hidden, &spec);
+    MixerBlock { cache: spec.cache(), mixer: Mixer::Attention(spec), tensors }
+}
+
+fn attention_tensors(module: &str, hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
     let &AttentionSpec { heads, kv_heads, head_dim, has_qkv_bias, has_output_bias, .. } = spec;
     let role = TensorRole::Mixer;
     let project = |name: &str, heads: usize, dimension| {
@@ -88,7 +100,8 @@ pub(super) fn attention(module: &str, hidden: usize, spec: &AttentionSpec) -> Ve
     };
     let output =
         Linear { role, output: hidden, input: heads * head_dim, has_bias: has_output_bias };
-    let mut tensors = project("q_proj", heads, Dimension::Heads);
+    let query_rows = if spec.has_output_gate { 2 * heads } else { heads };
+    let mut tensors = project("q_proj", query_rows, Dimension::Heads);
     tensors.extend(project("k_proj", kv_heads, Dimension::KvHeads));
     tensors.extend(project("v_proj", kv_heads, Dimension::KvHeads));
     tensors.extend(output.row(&format!("{module}.o_proj"), Dimension::Heads));

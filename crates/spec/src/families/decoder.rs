@@ -2,10 +2,11 @@
 
 use serde::Deserialize;
 
-use super::blocks::{Block, matrix, vector};
+use super::blocks::{Block, MixerBlock, matrix, vector};
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, HeadTable, LayerSpec, Mixer, ModelSpec, Support};
+use crate::model::{AttentionSpec, HeadTable, LayerSpec, ModelSpec, Support};
+use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
 use crate::rope::RopeConfig;
 use crate::tensor::{Dimension, TensorCut, TensorRole, TensorSpec};
@@ -43,6 +44,8 @@ pub(super) struct Description {
     norm_eps: f32,
     head_table: HeadTable,
     layers: Vec<LayerSpec>,
+    /// How a checkpoint names the tensors.
+    names: TensorNames,
 }
 
 impl DecoderConfig {
@@ -74,7 +77,14 @@ impl DecoderConfig {
             None => HeadTable::IfPresent,
         };
         let context_tokens = self.rope.context_tokens();
-        Description { sizes, context_tokens, norm_eps: self.rms_norm_eps, head_table, layers }
+        Description {
+            sizes,
+            context_tokens,
+            norm_eps: self.rms_norm_eps,
+            head_table,
+            layers,
+            names: TensorNames::PLAIN,
+        }
     }
 }
 
@@ -115,6 +125,11 @@ impl Sizes {
 }
 
 impl Description {
+    /// Returns the description for checkpoints with these names.
+    pub(super) fn with_names(self, names: TensorNames) -> Description {
+        Description { names, ..self }
+    }
+
     /// Completes the description.
     pub(super) fn into_model(
         self,
@@ -137,7 +152,8 @@ impl Description {
             norm: norm("model.norm", hidden),
             head: table("lm_head", TensorRole::Head),
             head_table: self.head_table,
-            quantization,
+            quantization: quantization.of_model(self.names),
+            names: self.names,
         }
     }
 }
@@ -155,11 +171,22 @@ pub(super) fn pre_norm_layer(
     block: Block,
 ) -> LayerSpec {
     let prefix = format!("model.layers.{layer_idx}");
+    let mixer = super::blocks::attention(&format!("{prefix}.self_attn"), hidden, attention);
+    mixed_layer(prefix, hidden, mixer, block)
+}
+
+/// Returns a layer of a mixer and a feed-forward block, each after a norm.
+pub(super) fn mixed_layer(
+    prefix: String,
+    hidden: usize,
+    mixer: MixerBlock,
+    block: Block,
+) -> LayerSpec {
+    let MixerBlock { mixer, cache, tensors: of_mixer } = mixer;
     let mut tensors = vec![norm(&format!("{prefix}.input_layernorm"), hidden)];
-    tensors.extend(super::blocks::attention(&format!("{prefix}.self_attn"), hidden, &attention));
+    tensors.extend(of_mixer);
     tensors.push(norm(&format!("{prefix}.post_attention_layernorm"), hidden));
     let Block { feed_forward, tensors: of_block } = block;
     tensors.extend(of_block);
-    let cache = attention.cache();
-    LayerSpec { prefix, mixer: Mixer::Attention(attention), feed_forward, cache, tensors }
+    LayerSpec { prefix, mixer, feed_forward, cache, tensors }
 }

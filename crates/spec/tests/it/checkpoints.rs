@@ -96,6 +96,8 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
             assert_eq!(once, whole.weights_bytes, "{} {shares:?}", sample.name);
             let cached: u64 = shards.iter().map(|shard| shard.cache.bytes_per_token).sum();
             assert_eq!(cached, whole.cache.bytes_per_token, "{} {shares:?}", sample.name);
+            let states: u64 = shards.iter().map(|shard| shard.cache.state_bytes).sum();
+            assert_eq!(states, whole.cache.state_bytes, "{} {shares:?}", sample.name);
         }
     }
 }
@@ -187,6 +189,43 @@ fn ranks_that_share_a_key_value_head_all_cache_it() {
     // Two key-value heads of 32 elements, keys and values, four bytes each, in two layers.
     assert_eq!(whole.cache.bytes_per_token, 2 * 2 * 32 * 4 * 2);
     assert!(shards.iter().all(|it| it.cache.bytes_per_token == whole.cache.bytes_per_token / 2));
+}
+
+#[test]
+fn states_are_divided_by_value_heads_and_shared_key_heads_are_kept_by_each_rank() {
+    let layout = sample("qwen3_next-q4-bf16").layout();
+    let whole = &layout.tensor_shards(&Shares::even(1))[0];
+    // One layer of 8 value heads of 32 with a state of 32 each and three inputs of the convolution,
+    // and 4 key heads with three inputs of a query and a key; four bytes each, whatever the type.
+    let (heads, key_heads) = (8 * 32 * (32 + 3) * 4, 4 * 2 * 32 * 3 * 4);
+    assert_eq!(whole.cache.state_bytes, heads + key_heads);
+    // The other layer has two key-value heads of 64 elements, in bf16.
+    assert_eq!(whole.cache.bytes_per_token, 2 * 2 * 64 * 2);
+    // More ranks than key heads: two of them share a key head, and have one of its value heads each.
+    let layout = sample("qwen3_next-f32").layout();
+    let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
+    assert_eq!(alone.cache.state_bytes, 3 * (heads + key_heads));
+    let shards = layout.tensor_shards(&Shares::even(5));
+    let states: u64 = shards.iter().map(|shard| shard.cache.state_bytes).sum();
+    assert_eq!(states, alone.cache.state_bytes + 3 * key_heads / 4);
+}
+
+#[test]
+fn parts_that_a_language_model_does_not_need_are_not_counted() {
+    let mut sample = sample("qwen3_5-q4-f32");
+    let whole = sample.layout();
+    let mut add = |name: &str| {
+        let header = TensorHeader { element_type: ElementType::F32, shape: vec![8] };
+        sample.headers.insert(name.to_owned(), header);
+    };
+    add("vision_tower.patch_embed.weight");
+    add("mtp.norm.weight");
+    assert_eq!(sample.layout(), whole);
+    sample
+        .headers
+        .insert("language_model.extra".to_owned(), sample.headers["mtp.norm.weight"].clone());
+    let problems: Vec<String> = sample.problems().iter().map(ToString::to_string).collect();
+    assert_eq!(problems, ["1 tensor that `qwen3_5` does not use: extra"]);
 }
 
 #[test]

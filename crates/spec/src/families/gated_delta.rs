@@ -1,0 +1,195 @@
+//! The tensors of gated delta nets.
+
+use serde::Deserialize;
+
+use super::blocks::{Linear, MixerBlock, matrix, vector};
+use super::decoder::norm;
+use crate::config::{bad_value, dimension};
+use crate::error::SpecError;
+use crate::model::{CacheKind, Mixer};
+use crate::recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
+use crate::tensor::{CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
+
+/// The fields of `config.json` about gated delta nets.
+#[derive(Debug, Deserialize)]
+pub(super) struct GatedDeltaConfig {
+    linear_num_key_heads: u32,
+    linear_num_value_heads: u32,
+    linear_key_head_dim: u32,
+    linear_value_head_dim: u32,
+    linear_conv_kernel_dim: u32,
+}
+
+impl GatedDeltaConfig {
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// Fails if a size is out of bounds, or key heads do not divide value heads.
+    pub(super) fn sizes(&self) -> Result<GatedDeltaSizes, SpecError> {
+        let key_heads = dimension("linear_num_key_heads", self.linear_num_key_heads)?;
+        let value_heads = dimension("linear_num_value_heads", self.linear_num_value_heads)?;
+        if !value_heads.is_multiple_of(key_heads) {
+            let expected = format!("a multiple of linear_num_key_heads, {key_heads}");
+            return Err(bad_value("linear_num_value_heads", value_heads, expected));
+        }
+        Ok(GatedDeltaSizes {
+            key_heads,
+            value_heads,
+            key_dim: dimension("linear_key_head_dim", self.linear_key_head_dim)?,
+            value_dim: dimension("linear_value_head_dim", self.linear_value_head_dim)?,
+            conv_width: dimension("linear_conv_kernel_dim", self.linear_conv_kernel_dim)?,
+        })
+    }
+}
+
+/// Returns the net of Qwen3-Next at `module`: two fused projections, whose rows are ordered by key
+/// head.
+pub(super) fn fused(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> MixerBlock {
+    let GatedDeltaSizes { key_heads, value_heads, key_dim, value_dim, .. } = sizes;
+    let group = value_heads / key_heads;
+    let [wide, narrow] = ["in_proj_qkvz", "in_proj_ba"].map(|name| format!("{module}.{name}"));
+    let (wide_stride, narrow_stride) = (2 * (key_dim + group * value_dim), 2 * group);
+    let of_keys = |start| HeadRows {
+        module: wide.clone(),
+        num_rows: key_heads * wide_stride,
+        start,
+        rows_per_head: key_dim,
+        heads_per_group: 1,
+        group_stride: wide_stride,
+    };
+    let of_values =
+        |start| HeadRows { rows_per_head: value_dim, heads_per_group: group, ..of_keys(start) };
+    let scalars = |start| HeadRows {
+        module: narrow.clone(),
+        num_rows: key_heads * narrow_stride,
+        start,
+        rows_per_head: 1,
+        heads_per_group: group,
+        group_stride: narrow_stride,
+    };
+    let spec = GatedDeltaSpec {
+        queries: of_keys(0),
+        keys: of_keys(key_dim),
+        values: of_values(2 * key_dim),
+        gates: of_values(2 * key_dim + group * value_dim),
+        rates: scalars(0),
+        decays: scalars(group),
+        ..unfused(module, sizes)
+    };
+    let projections = vec![
+        projection(
+            &wide,
+            hidden,
+            &[
+                (Dimension::KvHeads, 2 * key_heads * key_dim),
+                (Dimension::Heads, 2 * value_heads * value_dim),
+            ],
+        ),
+        projection(&narrow, hidden, &[(Dimension::Heads, 2 * value_heads)]),
+    ];
+    block(module, hidden, spec, projections)
+}
+
+/// Returns the net of Qwen3.5 at `module`: a projection of queries, keys and values, and one each of
+/// gates, rates and decays.
+pub(super) fn split(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> MixerBlock {
+    let spec = unfused(module, sizes);
+    let (keys, values) = (sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim);
+    let projections = vec![
+        projection(
+            &spec.queries.module,
+            hidden,
+            &[(Dimension::KvHeads, 2 * keys), (Dimension::Heads, values)],
+        ),
+        projection(&spec.gates.module, hidden, &[(Dimension::Heads, values)]),
+        projection(&spec.rates.module, hidden, &[(Dimension::Heads, sizes.value_heads)]),
+        projection(&spec.decays.module, hidden, &[(Dimension::Heads, sizes.value_heads)]),
+    ];
+    block(module, hidden, spec, projections)
+}
+
+/// Returns the description of a net with the names of Qwen3.5.
+fn unfused(module: &str, sizes: GatedDeltaSizes) -> GatedDeltaSpec {
+    let GatedDeltaSizes { key_heads, value_heads, key_dim, value_dim, .. } = sizes;
+    let at = |name: &str| format!("{module}.{name}");
+    let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+    // Queries, then keys, then values, each with all of its heads.
+    let mixed = |name: &str, start: usize, num_heads: usize, width: usize| HeadRows {
+        num_rows: 2 * keys + values,
+        start,
+        ..HeadRows::whole(at(name), num_heads, width)
+    };
+    let three = |name: &str| {
+        [
+            mixed(name, 0, key_heads, key_dim),
+            mixed(name, keys, key_heads, key_dim),
+            mixed(name, 2 * keys, value_heads, value_dim),
+        ]
+    };
+    let [queries, keys, values] = three("in_proj_qkv");
+    GatedDeltaSpec {
+        sizes,
+        queries,
+        keys,
+        values,
+        gates: HeadRows::whole(at("in_proj_z"), value_heads, value_dim),
+        rates: HeadRows::whole(at("in_proj_b"), value_heads, 1),
+        decays: HeadRows::whole(at("in_proj_a"), value_heads, 1),
+        convolutions: three("conv1d"),
+        a_log: at("A_log"),
+        dt_bias: at("dt_bias"),
+        norm: at("norm"),
+        output: at("out_proj"),
+        rate_max: 1,
+    }
+}
+
+/// Returns a projection whose rows belong to these dimensions.
+fn projection(module: &str, hidden: usize, rows: &[(Dimension, usize)]) -> TensorSpec {
+    let segments = rows.iter().map(|&(dimension, len)| CutSegment { dimension, len });
+    let cut = TensorCut::Column(segments.collect());
+    let num_rows = rows.iter().map(|(_, len)| len).sum();
+    matrix(module, TensorRole::Mixer, vec![num_rows, hidden], cut)
+}
+
+/// Adds the tensors that all nets have to the projections.
+fn block(
+    module: &str,
+    hidden: usize,
+    spec: GatedDeltaSpec,
+    projections: Vec<TensorSpec>,
+) -> MixerBlock {
+    let sizes = spec.sizes;
+    let values = sizes.value_heads * sizes.value_dim;
+    let heads = || TensorCut::whole_column(Dimension::Heads, sizes.value_heads);
+    let mut tensors = projections;
+    let kernels = vec![
+        CutSegment { dimension: Dimension::KvHeads, len: 2 * sizes.key_heads * sizes.key_dim },
+        CutSegment { dimension: Dimension::Heads, len: values },
+    ];
+    tensors.push(TensorSpec {
+        name: format!("{module}.conv1d.weight"),
+        role: TensorRole::Mixer,
+        shape: vec![2 * sizes.key_heads * sizes.key_dim + values, sizes.conv_width, 1],
+        cut: TensorCut::Column(kernels),
+        is_quantizable: false,
+        per_expert: None,
+        blocks: None,
+    });
+    tensors.push(vector(&spec.a_log, TensorRole::Mixer, sizes.value_heads, heads()));
+    tensors.push(vector(&spec.dt_bias, TensorRole::Mixer, sizes.value_heads, heads()));
+    tensors.push(norm(&spec.norm, sizes.value_dim));
+    let output = Linear { role: TensorRole::Mixer, output: hidden, input: values, has_bias: false };
+    tensors.extend(output.row(&spec.output, Dimension::Heads));
+    MixerBlock { mixer: Mixer::GatedDelta(Box::new(spec)), cache: cache(sizes), tensors }
+}
+
+/// Returns what a net keeps: states, and the last inputs of the convolutions.
+fn cache(sizes: GatedDeltaSizes) -> CacheKind {
+    let GatedDeltaSizes { key_dim, value_dim, conv_width, .. } = sizes;
+    let num_inputs = conv_width - 1;
+    CacheKind::State {
+        elements_per_head: (key_dim + num_inputs) * value_dim,
+        elements_per_kv_head: 2 * num_inputs * key_dim,
+    }
+}
