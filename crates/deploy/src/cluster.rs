@@ -275,16 +275,13 @@ fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> anyhow::Result<Placed
     let Wanted { model_dir, ranks, .. } = *wanted;
     let num_ranks = ranks.num_ranks;
     let backend = ranks.backend.unwrap_or(Backend::Tcp);
-    let setup = setup(wanted, backend)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let split = ranks.split.given_or_even(model_dir, num_ranks as usize, backend)?;
     let setup = Setup {
         num_ranks,
-        cache_costs: ExpectedCosts::read(model_dir).of(&split),
-        split,
         num_threads: ranks.num_threads.unwrap_or((cores / num_ranks).max(1)),
-        ..setup
+        ..setup_of(wanted, backend, split)?
     };
     check_encryption(ranks.encryption, backend)?;
     let encrypts = ranks.encryption == Encryption::On;
@@ -394,14 +391,12 @@ fn place_by_hand(
     let split = ranks.split.given_or_even(model_dir, hosts.len(), backend)?;
     let setup = Setup {
         num_ranks,
-        cache_costs: ExpectedCosts::read(model_dir).of(&split),
-        split,
         num_threads: ranks.num_threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(ranks.hosts.lease),
         // Nothing is known about the other machines: their ranks hash everything that they read.
         content: Some(ExpectedContent { states: Vec::new(), ..content }),
-        ..setup(wanted, backend)?
+        ..setup_of(wanted, backend, split)?
     };
     // A hostfile with a matrix of devices has no addresses; its transport finds its own routes.
     let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
@@ -570,6 +565,12 @@ fn first_epoch() -> u64 {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the part of the setup that is common to all ranks of a split; their number is still open.
+fn setup_of(wanted: &Wanted<'_>, backend: Backend, split: Split) -> anyhow::Result<Setup> {
+    let cache_costs = ExpectedCosts::read(wanted.model_dir).of(&split);
+    Ok(Setup { split, cache_costs, ..setup(wanted, backend)? })
 }
 
 /// Returns the part of the setup that is common to all ranks; their number and split are still

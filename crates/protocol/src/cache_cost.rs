@@ -4,7 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::KV_BLOCK_TOKENS;
+/// Number of positions by which a sequence's cache grows on a rank, the size of a KV block. The
+/// coordinator's accounting of memory and the ranks' allocation must agree on this number.
+pub const KV_BLOCK_TOKENS: u32 = 256;
 
 /// What the caches of sequences take on one rank. The coordinator computes it from the checkpoint's
 /// description, the rank from what it allocates; both have to agree.

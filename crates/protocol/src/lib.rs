@@ -44,7 +44,7 @@ pub mod secure;
 pub mod split;
 mod version;
 
-pub use cache_cost::CacheCost;
+pub use cache_cost::{CacheCost, KV_BLOCK_TOKENS};
 pub use content::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
 };
@@ -71,7 +71,3 @@ pub use secret::Secret;
 /// Maximum number of plans that the coordinator sends beyond the last answered one: the running
 /// step and its look-ahead. A longer pipeline has one for each stage.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
-
-/// Number of positions by which a sequence's cache grows on a rank, the size of a KV block. The
-/// coordinator's accounting of memory and the ranks' allocation must agree on this number.
-pub const KV_BLOCK_TOKENS: u32 = 256;
