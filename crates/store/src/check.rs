@@ -104,6 +104,9 @@ pub enum Problem {
     },
 }
 
+/// The files of which one holds the vocabulary.
+const TOKENIZERS: [&str; 3] = ["tokenizer.json", "tiktoken.model", "tekken.json"];
+
 impl Check {
     /// Checks names, sizes and headers. Reads no weights.
     pub fn of_dir(dir: &Path) -> Check {
@@ -116,7 +119,7 @@ impl Check {
             Err(err) => check.problems.push(Problem::Unreadable { detail: err.to_string() }),
         }
         check.config(dir);
-        if !dir.join("tokenizer.json").is_file() {
+        if !TOKENIZERS.iter().any(|name| dir.join(name).is_file()) {
             check.problems.push(Problem::Missing { name: "tokenizer.json".to_owned() });
         }
         let problems = weights::problems(dir, check.spec.as_ref());

@@ -39,6 +39,11 @@ impl TokenizerConfig {
         Ok(TokenizerConfig(config.unwrap_or_default()))
     }
 
+    /// Returns all fields of the file.
+    pub(crate) fn fields(&self) -> &Map<String, Value> {
+        &self.0
+    }
+
     /// Changes the tokenizer as transformers does when it reads this file.
     pub(crate) fn apply(&self, tokenizer: &mut tokenizers::Tokenizer, special: &SpecialTokens) {
         self.add_missing_tokens(tokenizer);

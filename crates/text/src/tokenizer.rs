@@ -1,10 +1,11 @@
 //! Converts text to tokens and back.
 
+mod byte_pairs;
 mod detokenize;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -46,18 +47,17 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of the checkpoint in `dir`, the special tokens from
+    /// Reads `tokenizer.json` of the checkpoint in `dir`, or else its `tiktoken.model` or
+    /// `tekken.json`, the special tokens from
     /// `tokenizer_config.json` (or the older `special_tokens_map.json`), and the tokens that end
     /// an answer from `generation_config.json` and `config.json`.
     ///
     /// # Errors
-    /// Fails if there is no `tokenizer.json`, or one of the files is unreadable, too large or
+    /// Fails if there is none of these files, or one of the files is unreadable, too large or
     /// corrupt.
     pub fn load(dir: &Path) -> Result<Tokenizer, TextLoadError> {
-        let path = dir.join("tokenizer.json");
-        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?.ok_or_else(|| {
-            TextLoadError::Missing { path: path.clone(), hint: missing_hint(dir) }
-        })?;
+        let config = TokenizerConfig::load(dir)?;
+        let (path, bytes) = tokenizer_json(dir, &config)?;
         let refused = |reason: String| TextLoadError::Tokenizer { path: path.clone(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
             .map_err(|error| refused(error.to_string()))?;
@@ -66,7 +66,6 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
 
-        let config = TokenizerConfig::load(dir)?;
         let special = config.special_tokens(dir)?;
         config.apply(&mut inner, &special);
         let decoder = match inner.get_decoder() {
@@ -261,6 +260,32 @@ impl Tokenizer {
     }
 }
 
+/// Returns `tokenizer.json` of the checkpoint in `dir`, or what it would say, and the file that it was
+/// read from.
+fn tokenizer_json(
+    dir: &Path,
+    config: &TokenizerConfig,
+) -> Result<(PathBuf, Vec<u8>), TextLoadError> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?;
+        Ok::<_, TextLoadError>((path, bytes))
+    };
+    let (missing, bytes) = read("tokenizer.json")?;
+    if let Some(bytes) = bytes {
+        return Ok((missing, bytes));
+    }
+    let (path, converted) = match (read("tiktoken.model")?, read("tekken.json")?) {
+        ((path, Some(bytes)), _) => (path, byte_pairs::from_tiktoken(&bytes, config.fields())),
+        (_, (path, Some(bytes))) => (path, byte_pairs::from_tekken(&bytes)),
+        _ => return Err(TextLoadError::Missing { path: missing, hint: missing_hint(dir) }),
+    };
+    match converted {
+        Ok(json) => Ok((path, json.to_string().into_bytes())),
+        Err(reason) => Err(TextLoadError::Tokenizer { path, reason }),
+    }
+}
+
 fn check_length(text: &str) -> Result<(), TextError> {
     match text.len() {
         0..=ENCODE_BYTES_MAX => Ok(()),
@@ -280,7 +305,7 @@ impl fmt::Debug for Tokenizer {
 
 /// Returns what to do without a `tokenizer.json`.
 fn missing_hint(dir: &Path) -> &'static str {
-    if dir.join("tokenizer.model").exists() || dir.join("tiktoken.model").exists() {
+    if dir.join("tokenizer.model").exists() {
         "this checkpoint has a tokenizer in another format; convert it with transformers: \
          AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
     } else if dir.is_dir() {

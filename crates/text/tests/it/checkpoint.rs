@@ -8,6 +8,9 @@ use jackalope_text::{ChatTemplate, Tokenizer};
 /// The families of tokenizers in `tests/data/tokenizers`.
 pub(crate) const FAMILIES: [&str; 5] = ["gpt2", "llama3", "qwen", "llama2", "gemma"];
 
+/// The tokenizers there whose vocabularies are not stored as `tokenizer.json`.
+pub(crate) const BYTE_PAIRS: [&str; 2] = ["kimi", "tekken"];
+
 /// A file of `tests/data`.
 pub(crate) fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)

@@ -127,6 +127,10 @@ fn the_template_comes_from_the_first_file_that_has_one() {
 #[test]
 fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
     let qwen = || Checkpoint::of("qwen");
+    let kimi = |model: &str| {
+        let config = r#"{"tokenizer_class": "TikTokenTokenizer"}"#;
+        Checkpoint::empty().with("tokenizer_config.json", config).with("tiktoken.model", model)
+    };
     let long = "x".repeat((1 << 20) + 1);
     let regex = r#"{"version": "1.0", "added_tokens": [], "normalizer": null,
         "pre_tokenizer": null, "post_processor": null, "truncation": null, "padding": null,
@@ -141,6 +145,14 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
             "tokenizer.json does not exist",
             "hint: this checkpoint has a tokenizer in another format",
         ),
+        (
+            Checkpoint::empty().with("tiktoken.model", "YQ== 0\n"),
+            "tiktoken.model: tokenizer_class is not stated",
+            "hint:",
+        ),
+        (kimi("YQ== 0\nYg== 2\n"), "line 2 has rank \"2\", expected 1", "hint:"),
+        (kimi("YQ== 0\n? 1\n"), "token 1 is \"?\", expected base64", "hint:"),
+        (Checkpoint::empty().with("tekken.json", "{}"), "tekken.json: missing field", "hint:"),
         (Checkpoint::empty().with("tokenizer.json", "{\"version\": "), "tokenizer.json", "hint:"),
         (Checkpoint::empty().with("tokenizer.json", "{}"), "tokenizer.json", "hint:"),
         (Checkpoint::empty().with("tokenizer.json", regex), "unsupported decoder CTC", "hint:"),

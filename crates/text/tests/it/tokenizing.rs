@@ -1,4 +1,5 @@
-//! Compares tokens with those of the Python package (`tests/data/make_tokenizers.py`).
+//! Compares tokens with those of the Python packages (`tests/data/make_tokenizers.py`,
+//! `make_byte_pairs.py`).
 
 use std::sync::OnceLock;
 
@@ -6,7 +7,7 @@ use jackalope_text::{TextError, TokenId, Tokenizer};
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, FAMILIES, data_json, tokenizer};
+use crate::checkpoint::{BYTE_PAIRS, Checkpoint, FAMILIES, data_json, tokenizer};
 
 fn ids(value: &Value) -> Vec<TokenId> {
     serde_json::from_value(value.clone()).unwrap()
@@ -14,7 +15,7 @@ fn ids(value: &Value) -> Vec<TokenId> {
 
 #[test]
 fn every_family_encodes_and_decodes_like_the_python_package() {
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().chain(BYTE_PAIRS) {
         let tokenizer = tokenizer(family);
         let cases = data_json(&format!("tokenizers/{family}/cases.json"));
         for case in cases.as_array().unwrap() {
@@ -52,13 +53,28 @@ fn a_text_beyond_the_limit_is_refused_before_it_is_tokenized() {
 
 #[test]
 fn long_runs_of_one_character_are_tokenized_whole() {
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().chain(BYTE_PAIRS) {
         let tokenizer = tokenizer(family);
         for character in ["a", " ", "\n", "\t", "!", "7", "é", "😀", "\u{301}"] {
             let text = format!("x{}x", character.repeat(30_000));
             let tokens = tokenizer.encode(&text, false).unwrap();
             assert_eq!(tokenizer.decode(&tokens, false), text, "{family}: {character:?}");
         }
+    }
+}
+
+#[test]
+fn reserved_and_named_tokens_of_byte_pairs_keep_their_ids() {
+    let kimi = tokenizer("kimi");
+    assert_eq!((kimi.vocab_size(), kimi.bos_token_id()), (956, Some(700)));
+    assert_eq!(kimi.eos_token_ids(), [701]);
+    assert_eq!(kimi.token_id("<|reserved_token_955|>"), Some(955));
+    let tekken = tokenizer("tekken");
+    assert_eq!((tekken.vocab_size(), tekken.token_id("[INST]")), (600, Some(3)));
+    assert_eq!(tekken.token_id("<SPECIAL_19>"), Some(19));
+    for tokenizer in [kimi, tekken] {
+        let special = (0..).take(tokenizer.vocab_size()).filter(|id| tokenizer.is_special(*id));
+        assert!([256, 20].contains(&special.count()));
     }
 }
 
