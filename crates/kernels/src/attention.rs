@@ -11,7 +11,7 @@
 
 pub(crate) mod exp;
 mod piece;
-mod product;
+pub(crate) mod product;
 mod soft_max;
 mod stream;
 
@@ -37,6 +37,10 @@ const MEMORY_ROWS: usize = 4;
 /// A piece with more than this fraction of a thread's share of the work may be divided into spans.
 const SHARE_PARTS: usize = 4;
 
+/// Minimum number of query heads of a piece, if the heads that share a KV head are divided among
+/// threads: fewer would convert the same keys too often.
+const PIECE_HEADS_MIN: usize = 16;
+
 /// Maximum size in bytes of the intermediate results of a piece's spans, if they are computed
 /// separately.
 const SPANS_BYTES: usize = 8 << 20;
@@ -48,8 +52,10 @@ pub struct AttentionConfig<'a> {
     pub heads: usize,
     /// Key and value heads of this rank.
     pub kv_heads: usize,
-    /// Number of elements of a head, for queries, keys and values.
+    /// Number of elements of a query and of a key.
     pub head_dim: usize,
+    /// Number of elements of a value.
+    pub value_dim: usize,
     /// Factor of every score, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// With `Some(window)` the key at position `j` is visible to the query at `i` only while `i < j + window`.
@@ -108,15 +114,17 @@ pub struct KvPage<'a> {
     /// In transposed tiles of [`KEY_TILE`] positions: `[kv_heads, positions / KEY_TILE, head_dim, KEY_TILE]`, where the
     /// last tile of a head is narrower if positions are left over; see [`key_place`].
     pub keys: Elements<'a>,
-    /// `[kv_heads, positions, head_dim]`.
-    pub values: Elements<'a>,
+    /// `[kv_heads, positions, value_dim]`. `None` if a value is the last `value_dim` elements of its
+    /// key, as in latent attention.
+    pub values: Option<Elements<'a>>,
 }
 
 impl KvPage<'_> {
-    /// Returns the type of keys and values, if both have the same type.
+    /// Returns the type of keys and values, if values are stored and both have the same type.
     #[inline(always)]
     fn floats(&self) -> Option<Float> {
-        Some(self.keys.float()).filter(|float| *float == self.values.float())
+        let values = self.values?;
+        Some(self.keys.float()).filter(|float| *float == values.float())
     }
 }
 
@@ -132,7 +140,7 @@ pub struct SequenceKv<'a> {
     pub num_queries: usize,
 }
 
-/// `out[tokens, heads, head_dim]` for `q[tokens, heads, head_dim]`, whose rows belong to `sequences` in order.
+/// `out[tokens, heads, value_dim]` for `q[tokens, heads, head_dim]`, whose rows belong to `sequences` in order.
 ///
 /// Computed in f32 and rounded once. A query none of whose scores is above negative infinity gives zeros.
 ///
@@ -151,7 +159,7 @@ pub fn attention(
     if out.is_empty() {
         return;
     }
-    let mut pieces = cut(q, sequences, config, out);
+    let mut pieces = cut(q, sequences, config, out, threads.count());
     let costs = pieces.iter().map(|piece| piece.cost(config));
     let share = costs.sum::<usize>() / threads.count();
     for piece in pieces.iter_mut().filter(|_| threads.count() > 1) {
@@ -188,22 +196,28 @@ fn assert_valid(
     config: &AttentionConfig<'_>,
     out: &ElementsMut<'_>,
 ) {
-    let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
+    let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = *config;
     assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads on {kv_heads} KV heads");
-    assert!(head_dim > 0, "heads have elements");
+    assert!(head_dim > 0 && value_dim > 0, "heads have elements");
     assert!(config.window != Some(0), "a window shows the query's own position at least");
     assert!(config.chunk != Some(0), "a chunk has positions");
     assert!(config.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each head");
     let tokens: usize = sequences.iter().map(|sequence| sequence.num_queries).sum();
     assert_eq!(q.len(), tokens * heads * head_dim, "queries of {tokens} tokens");
-    assert_eq!(out.len(), q.len(), "results of {tokens} tokens");
+    assert_eq!(out.len(), tokens * heads * value_dim, "results of {tokens} tokens");
     for sequence in sequences {
         let SequenceKv { pages, length, num_queries } = sequence;
         assert!(num_queries <= length, "{num_queries} queries in {length} positions");
         let page_tokens = sequence.page_tokens(config);
         for KvPage { keys, values } in *pages {
-            assert_eq!(keys.len(), values.len(), "as many values as keys");
             assert_eq!(keys.len(), page_tokens * kv_heads * head_dim, "pages of the same size");
+            match values {
+                Some(values) => {
+                    let expected = page_tokens * kv_heads * value_dim;
+                    assert_eq!(values.len(), expected, "as many values as keys");
+                }
+                None => assert!(value_dim <= head_dim, "values are parts of keys"),
+            }
         }
         assert!(
             *length <= page_tokens * pages.len(),
@@ -226,7 +240,7 @@ struct Piece<'a> {
     queries: HeadQueries<'a>,
     /// Intermediate result of each span, if the spans are computed separately.
     spans: Vec<Gathered>,
-    /// For each query `[group_heads, head_dim]`.
+    /// For each query `[heads, value_dim]`, of the piece's heads.
     out: Vec<ElementsMut<'a>>,
 }
 
@@ -240,14 +254,14 @@ enum Work<'a, 'b> {
 impl<'a> Piece<'a> {
     /// Returns the approximate cost.
     fn cost(&self, config: &AttentionConfig<'_>) -> usize {
-        self.queries.num_rows(config).max(MEMORY_ROWS) * self.queries.visible(config).len()
+        self.queries.num_rows().max(MEMORY_ROWS) * self.queries.visible(config).len()
     }
 
     /// Divides the piece into spans, if there are several and their intermediate results are small
     /// enough.
     fn split(&mut self, config: &AttentionConfig<'_>) {
         let num_spans = self.queries.spans(config).len();
-        let span_bytes = self.queries.num_rows(config) * value_stride(config) * size_of::<f32>();
+        let span_bytes = self.queries.num_rows() * value_stride(config) * size_of::<f32>();
         if num_spans > 1 && num_spans * span_bytes <= SPANS_BYTES {
             self.spans = vec![Gathered::nothing(&self.queries, config); num_spans];
         }
@@ -261,27 +275,42 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// Divides the work into pieces: one per sequence, run of queries and KV head; those with the most
-/// keys first.
+/// Divides the work into pieces: one per sequence, run of queries, KV head and run of its query
+/// heads; those with the most keys first.
 fn cut<'a>(
     q: Elements<'a>,
     sequences: &[SequenceKv<'a>],
     config: &AttentionConfig<'_>,
     out: ElementsMut<'a>,
+    num_threads: usize,
 ) -> Vec<Piece<'a>> {
-    let piece_queries = (PIECE_ROWS / config.group_heads()).max(1);
-    let mut outs = out.chunks(config.group_heads() * config.head_dim).into_iter();
+    let group_heads = config.group_heads();
+    let piece_queries = (PIECE_ROWS / group_heads).max(1);
+    let runs = sequences.iter().map(|it| it.num_queries.div_ceil(piece_queries));
+    let num_pieces = runs.sum::<usize>() * config.kv_heads;
+    // Without enough pieces for the threads, the heads of a group are divided too.
+    let num_runs =
+        num_threads.div_ceil(num_pieces).clamp(1, (group_heads / PIECE_HEADS_MIN).max(1));
+    let piece_heads = group_heads.div_ceil(num_runs);
+    let mut outs = out.chunks(config.heads * config.value_dim).into_iter();
     let mut pieces = Vec::new();
     let mut first_token = 0;
     for sequence in sequences {
         for start in (0..sequence.num_queries).step_by(piece_queries) {
             let num_queries = piece_queries.min(sequence.num_queries - start);
             let first_piece = pieces.len();
-            pieces.extend((0..config.kv_heads).map(|kv_head| Piece {
+            let groups = (0..config.kv_heads).map(|kv_head| (kv_head, kv_head * group_heads));
+            let runs = groups.flat_map(|(kv_head, first)| {
+                let starts = (first..first + group_heads).step_by(piece_heads);
+                starts.map(move |head| (kv_head, head, piece_heads.min(first + group_heads - head)))
+            });
+            pieces.extend(runs.map(|(kv_head, first_head, num_heads)| Piece {
                 queries: HeadQueries {
                     q,
                     sequence: *sequence,
                     kv_head,
+                    first_head,
+                    num_heads,
                     first_token: first_token + start,
                     first_position: sequence.length - sequence.num_queries + start,
                     num_queries,
@@ -289,9 +318,11 @@ fn cut<'a>(
                 spans: Vec::new(),
                 out: Vec::with_capacity(num_queries),
             }));
-            for _ in 0..num_queries {
-                for (piece, out) in pieces[first_piece..].iter_mut().zip(&mut outs) {
-                    piece.out.push(out);
+            for mut rest in outs.by_ref().take(num_queries) {
+                for piece in &mut pieces[first_piece..] {
+                    let (own, others) = rest.split_at(piece.queries.num_heads * config.value_dim);
+                    piece.out.push(own);
+                    rest = others;
                 }
             }
         }

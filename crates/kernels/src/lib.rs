@@ -23,6 +23,7 @@ mod embedding;
 mod experts;
 mod float8;
 mod floats;
+mod heads;
 mod integer;
 pub mod logits;
 mod machine;
@@ -51,6 +52,7 @@ pub use experts::{
     expert_matmul, scale_rows,
 };
 pub use floats::Floats;
+pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed, heads_apart};
 pub use machine::{Limits, limits};
 pub use matmul::{DenseMatrix, Matrix, Product, matmul, matmul_each, quantized_matmul};
 pub use memory::{advise_huge_pages, move_into_huge_pages};

@@ -25,8 +25,10 @@ pub enum Scores {
 pub struct ExpertGroups {
     /// Number of groups of neighbouring experts; a divisor of the number of experts.
     pub count: usize,
-    /// Number of groups that are considered: those with the largest sums of their two best scores.
+    /// Number of groups that are considered: those with the largest sums of their best scores.
     pub chosen: usize,
+    /// Number of these scores: 2 (DeepSeek V3), 1 (V2).
+    pub best: usize,
 }
 
 /// Settings of a router.
@@ -78,7 +80,7 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     if let Some(groups) = config.groups {
         // As in mlx-lm, the scores of other groups become zero, not minus infinity.
         let size = ranked.len() / groups.count;
-        let best: Vec<f32> = ranked.chunks(size).map(sum_of_two_best).collect();
+        let best: Vec<f32> = ranked.chunks(size).map(|it| sum_of_best(it, groups.best)).collect();
         let kept = largest(&best, groups.chosen);
         for (group, scores) in ranked.chunks_mut(size).enumerate() {
             if !kept.contains(&group) {
@@ -115,8 +117,8 @@ fn largest(values: &[f32], count: usize) -> Vec<usize> {
     order
 }
 
-fn sum_of_two_best(scores: &[f32]) -> f32 {
-    largest(scores, 2).into_iter().map(|idx| scores[idx]).sum()
+fn sum_of_best(scores: &[f32], count: usize) -> f32 {
+    largest(scores, count).into_iter().map(|idx| scores[idx]).sum()
 }
 
 fn softmax(logits: &[f32]) -> Vec<f32> {
@@ -196,11 +198,15 @@ mod tests {
 
     #[test]
     fn experts_of_other_groups_are_not_chosen() {
-        let groups = Some(ExpertGroups { count: 2, chosen: 1 });
+        let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 2 });
         let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
         // The single best expert is in the second group, the better pair in the first.
         let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
         assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1]);
+        let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 1 });
+        let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
+        let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
+        assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [3, 4]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(crate) struct KvShape {
     pub(crate) kv_heads: usize,
     /// Width of a key.
     pub(crate) key_dim: usize,
-    /// Width of a value.
+    /// Width of a value; 0 if values are parts of keys and are not stored.
     pub(crate) value_dim: usize,
 }
 
@@ -333,8 +333,8 @@ impl SequenceCache {
         LayerPages { pages: pages.clone(), num_pages, shape, dtype: self.shape.dtype }
     }
 
-    /// Appends keys `[1, kv_heads, tokens, key_dim]` and values `[1, kv_heads, tokens, value_dim]` at
-    /// `start` to one layer and returns all keys and values up to their end. For MLX's operations,
+    /// Appends keys `[1, kv_heads, tokens, key_dim]` and values `[1, kv_heads, tokens, value_dim]`, if
+    /// they are stored, at `start` to one layer and returns all keys and values up to their end. For MLX's operations,
     /// and sequences that are not in a slot.
     pub(crate) fn append(&mut self, layer_idx: usize, start: usize, new: &KvArrays) -> KvArrays {
         let Place::Own(held) = &mut *self.place.borrow_mut() else {

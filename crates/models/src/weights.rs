@@ -221,6 +221,11 @@ impl<'a> Weights<'a> {
         Weights { loader: self.loader, path: stacked.clone(), stacked: each, blocks }
     }
 
+    /// Whether the checkpoint has the tensor `name` below this path.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.loader.checkpoint.tensors.find(&format!("{}.{name}", self.path)).is_some()
+    }
+
     /// Returns the type that the model is computed in.
     pub(crate) fn dtype(&self) -> Dtype {
         self.loader.dtype

@@ -9,6 +9,15 @@ use crate::report::{CheckReport, TensorProblem};
 use crate::tensor::{BlockSource, ElementType, TensorHeader, TensorHeaders, TensorSpec};
 
 impl ModelSpec {
+    /// Returns every tensor that a checkpoint with these tensors must have.
+    fn stored_tensors<'a>(
+        &'a self,
+        is_tied: bool,
+        headers: &'a TensorHeaders,
+    ) -> impl Iterator<Item = &'a TensorSpec> {
+        self.tensors(is_tied).filter(|it| it.is_in(|name| headers.contains_key(name)))
+    }
+
     /// Compares the tensors of a checkpoint with those that the model needs.
     pub fn check(&self, headers: &TensorHeaders) -> CheckReport {
         self.layout(headers).err().unwrap_or_default()
@@ -28,13 +37,15 @@ impl ModelSpec {
         };
         let norm = check.find(&self.norm);
         let stored: Vec<StoredTensor<'_>> =
-            self.tensors(is_tied).map(|spec| check.tensor(self, spec)).collect();
+            self.stored_tensors(is_tied, headers).map(|spec| check.tensor(self, spec)).collect();
         let used = &check.used;
         // Frequencies that old exporters stored, and the second copy of a tied table, are not
         // needed.
         let head = format!("{}.", self.head.module());
         let is_unneeded = |name: &str| {
-            name.ends_with("rotary_emb.inv_freq") || (is_tied && name.starts_with(&head))
+            name.ends_with("rotary_emb.inv_freq")
+                || (is_tied && name.starts_with(&head))
+                || self.unused.iter().any(|prefix| name.starts_with(prefix))
         };
         let names = headers.keys().filter(|name| !used.contains(*name) && !is_unneeded(name));
         let names: Vec<String> = names.cloned().collect();

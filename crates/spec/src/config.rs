@@ -49,6 +49,20 @@ fn bounded(
     Err(bad_value(field, number, format!("a number from {} to {}", bounds.start(), bounds.end())))
 }
 
+/// Refuses a setting that is stated and not one of `supported`; anything passes if none is listed.
+pub(crate) fn setting(
+    what: &'static str,
+    found: Option<&str>,
+    supported: &'static [&'static str],
+) -> Result<(), SpecError> {
+    match found {
+        Some(found) if !supported.is_empty() && !supported.contains(&found) => {
+            Err(SpecError::Setting { what, found: found.to_owned(), supported })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Creates an error about a value.
 pub(crate) fn bad_value(
     field: &'static str,

@@ -3,13 +3,16 @@
 
 mod blocks;
 mod decoder;
+mod deepseek;
 mod ernie4_5_moe;
 mod gated_delta;
 mod glm4_moe;
 mod gpt_oss;
+mod latent;
 mod llama;
 mod minimax;
 mod ministral3;
+mod mistral3;
 mod mixtral;
 mod olmoe;
 mod qwen2;
@@ -60,6 +63,14 @@ const FAMILIES: &[Family] = &[
     computed("qwen3_next", qwen3_next::read),
     computed("qwen3_5", qwen3_5::read),
     computed("qwen3_5_moe", qwen3_5::read),
+    computed("deepseek_v2", deepseek::read_v2),
+    computed("deepseek_v3", deepseek::read_v3),
+    computed("kimi_k2", deepseek::read_v3),
+    computed("kimi_k25", deepseek::read_kimi_k25),
+    computed("kimi_vl", deepseek::read_kimi_k25),
+    computed("glm4_moe_lite", deepseek::read_glm_lite),
+    computed("mistral3", mistral3::read),
+    computed("mistral4", deepseek::read_mistral),
 ];
 
 const fn computed(

@@ -139,7 +139,7 @@ impl ModelLayout {
         let layers = spec.layers.iter().map(|layer| {
             let divisions = divisions(layer, &units, group_size);
             let mut parts = Vec::new();
-            for tensor in &layer.tensors {
+            for tensor in layer.tensors.iter().filter(|it| by_name.contains_key(it.name.as_str())) {
                 add_parts(&mut parts, find(tensor), |it| divisions[&it]);
             }
             let heads = units.counts(layer.mixer.heads());
@@ -291,7 +291,9 @@ fn add_parts(
     };
     match &spec.cut {
         TensorCut::Replicated => add(Division::Whole, *num_bytes),
-        TensorCut::Row(dimension) => add(division(*dimension), *num_bytes),
+        TensorCut::Row(dimension) | TensorCut::Stack(dimension) => {
+            add(division(*dimension), *num_bytes)
+        }
         TensorCut::Column(segments) => {
             let num_rows: usize = segments.iter().map(|segment| segment.len).sum();
             for &CutSegment { dimension, len } in segments {

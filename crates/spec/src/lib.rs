@@ -16,6 +16,7 @@ mod check;
 mod config;
 mod error;
 mod families;
+mod latent;
 mod layout;
 mod model;
 mod names;
@@ -28,19 +29,20 @@ mod tensor;
 
 pub use error::SpecError;
 pub use families::{computed_types, described_types};
+pub use latent::LatentSpec;
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, HeadShape,
-    HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, QueryGrowth, RouterGroups,
-    RouterScores, RouterSpec, StackedModule, Support,
+    HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, RouterGroups, RouterScores,
+    RouterSpec, StackedModule, Support,
 };
 pub use names::TensorNames;
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
 pub use report::{CheckReport, TensorProblem};
-pub use rope::{RopeScaling, RopeSpec};
+pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
 pub use tensor::{
-    BlockSource, CutSegment, Dimension, ElementType, TensorCut, TensorHeader, TensorHeaders,
-    TensorRole, TensorSpec,
+    BlockSource, CutSegment, Dimension, ElementType, Presence, TensorCut, TensorHeader,
+    TensorHeaders, TensorRole, TensorSpec,
 };

@@ -1,9 +1,10 @@
 //! The description of a model.
 
+use crate::latent::LatentSpec;
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
 use crate::recurrent::GatedDeltaSpec;
-use crate::rope::RopeSpec;
+use crate::rope::{QueryGrowth, RopeSpec};
 use crate::tensor::{BlockSource, TensorSpec};
 
 /// A model, as its `config.json` describes it.
@@ -31,6 +32,9 @@ pub struct ModelSpec {
     pub head: TensorSpec,
     /// Whether there is one.
     pub head_table: HeadTable,
+    /// What the names of tensors begin with that checkpoints may have and that are not used: other
+    /// parts of a larger model, layers that predict several tokens.
+    pub unused: Vec<String>,
     /// What the configuration states about quantisation.
     pub quantization: QuantizationMap,
     /// How a checkpoint names the tensors.
@@ -89,6 +93,8 @@ pub enum Mixer {
     Attention(AttentionSpec),
     /// A gated delta net.
     GatedDelta(Box<GatedDeltaSpec>),
+    /// Multi-head latent attention.
+    Latent(Box<LatentSpec>),
 }
 
 impl Mixer {
@@ -101,6 +107,7 @@ impl Mixer {
                 kv_heads: delta.sizes.key_heads,
                 head_dim: delta.sizes.value_dim,
             },
+            Mixer::Latent(latent) => latent.shape(),
         }
     }
 }
@@ -145,25 +152,6 @@ pub struct AttentionSpec {
     pub query_growth: Option<QueryGrowth>,
     /// Rotation of queries and keys.
     pub rope: RopeSpec,
-}
-
-/// The factor of a query at `position`: `1 + beta * ln(1 + floor((position + offset) / period))`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueryGrowth {
-    /// Factor of the logarithm.
-    pub beta: f32,
-    /// Number of positions after which the factor changes.
-    pub period: usize,
-    /// Added to the position.
-    pub offset: usize,
-}
-
-impl QueryGrowth {
-    /// Returns the factor of the query at a position.
-    pub fn factor(&self, position: usize) -> f32 {
-        let steps = (position + self.offset) / self.period;
-        (1.0 + f64::from(self.beta) * (1.0 + steps as f64).ln()) as f32
-    }
 }
 
 /// Norm of queries and keys.
@@ -282,6 +270,8 @@ pub struct RouterGroups {
     pub count: usize,
     /// Number of groups that are considered for a token.
     pub chosen: usize,
+    /// Number of a group's best scores whose sum ranks the group.
+    pub best: usize,
 }
 
 /// Where the tensors of a block of experts are.
@@ -334,6 +324,18 @@ pub enum CacheKind {
     },
     /// Nothing.
     None,
+}
+
+impl LatentSpec {
+    /// Returns the heads by which ranks divide it. All of them share one key.
+    pub(crate) fn shape(&self) -> HeadShape {
+        HeadShape { heads: self.heads, kv_heads: 1, head_dim: self.value_dim }
+    }
+
+    /// Returns what a layer with this attention keeps: the latent and the shared part of the key.
+    pub(crate) fn cache(&self) -> CacheKind {
+        CacheKind::Positions { elements_per_kv_head: self.kv_rank + self.rope_dim }
+    }
 }
 
 impl AttentionSpec {

@@ -21,7 +21,16 @@ impl TensorNames {
     /// A language model beside a vision tower and layers that draft, in conversions and originals.
     pub(crate) const WRAPPED: TensorNames = TensorNames {
         replaced: &[("language_model.", ""), ("model.language_model.", "model.")],
-        ignored: &["vision_tower.", "model.visual.", "visual.", "mtp.", "language_model.mtp."],
+        ignored: &[
+            "vision_tower.",
+            "vision_model.",
+            "multi_modal_projector.",
+            "mm_projector.",
+            "model.visual.",
+            "visual.",
+            "mtp.",
+            "language_model.mtp.",
+        ],
     };
 
     /// Names of a language model beside layers that draft.

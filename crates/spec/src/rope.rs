@@ -10,6 +10,9 @@ use crate::error::SpecError;
 const SUPPORTED: &[&str] =
     &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope (for text)"];
 
+/// Names of `YaRN`.
+const YARN: &[&str] = &["yarn", "deepseek_yarn", "telechat3-yarn"];
+
 /// Context length of a checkpoint that does not state one. Limits admission, not the computation.
 const DEFAULT_CONTEXT_TOKENS: u32 = 32_768;
 
@@ -71,6 +74,25 @@ pub enum RopeScaling {
         /// Context length before the extension, in tokens.
         original_context: f64,
     },
+}
+
+/// The factor of a query at `position`: `1 + beta * ln(1 + floor((position + offset) / period))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Factor of the logarithm.
+    pub beta: f32,
+    /// Number of positions after which the factor changes.
+    pub period: usize,
+    /// Added to the position.
+    pub offset: usize,
+}
+
+impl QueryGrowth {
+    /// Returns the factor of the query at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        let steps = (position + self.offset) / self.period;
+        (1.0 + f64::from(self.beta) * (1.0 + steps as f64).ln()) as f32
+    }
 }
 
 /// The fields of `rope_scaling`, or of `rope_parameters` in newer checkpoints.
@@ -139,7 +161,9 @@ impl RopeConfig {
         let scaling = self.scaling();
         match (scaling.kind(), scaling.original_max_position_embeddings, scaling.factor) {
             // Checkpoints state the length either before or after the extension.
-            ("yarn", Some(original), Some(factor)) => stated.max((original * factor) as u32),
+            (kind, Some(original), Some(factor)) if YARN.contains(&kind) => {
+                stated.max((original * factor) as u32)
+            }
             _ => stated,
         }
     }
@@ -161,6 +185,18 @@ impl RopeConfig {
             return Err(bad_value("partial_rotary_factor", or_absent(factor), expected));
         };
         Ok((head_dim as f64 * valid) as usize)
+    }
+
+    /// Returns the factor of attention scores that belongs to an extended context (Peng et al. 2023,
+    /// section 3.4), as mlx-lm computes it for latent attention.
+    pub(crate) fn score_factor(&self) -> f64 {
+        let ScalingConfig { factor, mscale_all_dim, .. } = self.scaling();
+        match (factor, mscale_all_dim) {
+            (Some(factor), Some(mscale)) if 1.0 < factor => {
+                (0.1 * mscale * factor.ln() + 1.0).powi(2)
+            }
+            _ => 1.0,
+        }
     }
 
     /// Returns the rotation of a family whose scaling mlx-lm ignores.
@@ -210,7 +246,7 @@ impl RopeConfig {
                 high_freq_factor: scaling.high_freq_factor.unwrap_or(4.0),
                 original_context: original.unwrap_or(8192.0),
             },
-            "yarn" => RopeScaling::Yarn {
+            kind if YARN.contains(&kind) => RopeScaling::Yarn {
                 factor: scaling.factor()?,
                 original_context: original.unwrap_or(4096.0),
                 beta_fast: scaling.beta_fast.unwrap_or(32.0),

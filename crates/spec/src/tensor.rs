@@ -22,6 +22,8 @@ pub struct TensorSpec {
     pub per_expert: Option<[String; 2]>,
     /// Where OpenAI's own checkpoints have it.
     pub blocks: Option<BlockSource>,
+    /// Which checkpoints have it.
+    pub presence: Presence,
 }
 
 /// Where OpenAI's own checkpoints have a projection of all experts: in MXFP4, with the codes of each
@@ -54,6 +56,29 @@ impl BlockSource {
     }
 }
 
+impl TensorSpec {
+    /// Whether a checkpoint has the tensor, for which `is_stored` says whether it has the tensor of a
+    /// name.
+    pub fn is_in(&self, is_stored: impl Fn(&str) -> bool) -> bool {
+        match &self.presence {
+            Presence::Always => true,
+            Presence::With(name) => is_stored(name),
+            Presence::Without(name) => !is_stored(name),
+        }
+    }
+}
+
+/// Which checkpoints have a tensor: some weights are stored in one of two forms.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Presence {
+    /// All of them.
+    Always,
+    /// Those that have the tensor of this name.
+    With(String),
+    /// Those that do not have the tensor of this name.
+    Without(String),
+}
+
 /// The purpose of a tensor.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum TensorRole {
@@ -83,6 +108,8 @@ pub enum TensorCut {
     Column(Vec<CutSegment>),
     /// Each rank holds a part of the input, the last dimension; products are summed over the ranks.
     Row(Dimension),
+    /// Each rank holds some of the matrices, the first of three dimensions.
+    Stack(Dimension),
 }
 
 /// Consecutive rows of a column-parallel tensor that are divided in the same way.

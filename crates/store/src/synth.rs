@@ -142,7 +142,7 @@ impl SyntheticModel {
         let spec = ModelSpec::from_config(&config)?;
         let is_tied = spec.head_table == HeadTable::Tied;
         let (mut tensors, mut quantization) = (Vec::new(), Map::new());
-        for tensor in spec.tensors(is_tied) {
+        for tensor in spec.tensors(is_tied).filter(|tensor| tensor.is_in(|_| false)) {
             let width = tensor.shape.last().copied().unwrap_or(0);
             if !tensor.is_quantizable {
                 let kind =

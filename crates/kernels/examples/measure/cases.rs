@@ -202,6 +202,7 @@ const HEADS: AttentionConfig<'_> = AttentionConfig {
     heads: 16,
     kv_heads: 8,
     head_dim: 128,
+    value_dim: 128,
     scale: 0.09,
     window: None,
     chunk: None,
@@ -252,7 +253,7 @@ fn measure_sequences(
     let values = filled(len, |idx| bf16::from_f32((idx % 251) as f32));
     let pages = keys.chunks(page_len).zip(values.chunks(page_len)).map(|(keys, values)| KvPage {
         keys: Elements::Bf16(keys),
-        values: Elements::Bf16(values),
+        values: Some(Elements::Bf16(values)),
     });
     let pages: Vec<KvPage<'_>> = pages.collect();
     let q = filled(num_sequences * num_queries * heads * head_dim, |_| bf16::from_f32(0.1));

@@ -24,13 +24,18 @@ const AHEAD_BLOCKS: [usize; 2] = [1, 2];
 /// Number of query rows that process the same keys together if only some of them see all.
 const TILE_ROWS: usize = 12;
 
-/// Consecutive queries of a sequence, with the heads that share a KV head. A row is a query with one of these heads.
+/// Consecutive queries of a sequence, with consecutive heads that share a KV head. A row is a query with one of these
+/// heads.
 #[derive(Clone, Copy)]
 pub(super) struct HeadQueries<'a> {
     /// Queries of all tokens, `[tokens, heads, head_dim]`.
     pub(super) q: Elements<'a>,
     pub(super) sequence: SequenceKv<'a>,
     pub(super) kv_head: usize,
+    /// First query head.
+    pub(super) first_head: usize,
+    /// Number of query heads.
+    pub(super) num_heads: usize,
     /// Row of `q` of the first query.
     pub(super) first_token: usize,
     /// Position of the first query in the sequence.
@@ -49,7 +54,7 @@ pub(super) struct Gathered {
 impl Gathered {
     /// Creates an empty result.
     pub(super) fn nothing(queries: &HeadQueries<'_>, config: &AttentionConfig<'_>) -> Gathered {
-        let num_rows = queries.num_rows(config);
+        let num_rows = queries.num_rows();
         let values = vec![0.0; num_rows * value_stride(config)];
         Gathered { states: vec![State::EMPTY; num_rows], values }
     }
@@ -63,13 +68,13 @@ impl Gathered {
 /// Returns the number of elements between the weighted sums of two rows.
 #[inline(always)]
 pub(super) fn value_stride(config: &AttentionConfig<'_>) -> usize {
-    config.head_dim.next_multiple_of(WIDEST)
+    config.value_dim.next_multiple_of(WIDEST)
 }
 
 impl<'a> HeadQueries<'a> {
     #[inline(always)]
-    pub(super) fn num_rows(&self, config: &AttentionConfig<'_>) -> usize {
-        self.num_queries * config.group_heads()
+    pub(super) fn num_rows(&self) -> usize {
+        self.num_queries * self.num_heads
     }
 
     /// Returns the range of keys that any of the queries sees.
@@ -89,12 +94,12 @@ impl<'a> HeadQueries<'a> {
     #[inline(always)]
     fn load(&self, config: &AttentionConfig<'_>) -> Vec<[f32; DEPTH]> {
         let AttentionConfig { heads, head_dim, .. } = *config;
-        let (group_heads, num_rows) = (config.group_heads(), self.num_rows(config));
+        let num_rows = self.num_rows();
         let mut pieces = vec![[0.0; DEPTH]; head_dim.div_ceil(DEPTH) * num_rows];
         for (idx, piece) in pieces.iter_mut().enumerate() {
             let (row, column) = (idx % num_rows, idx / num_rows * DEPTH);
-            let token = self.first_token + row / group_heads;
-            let head = self.kv_head * group_heads + row % group_heads;
+            let token = self.first_token + row / self.num_heads;
+            let head = self.first_head + row % self.num_heads;
             let len = DEPTH.min(head_dim - column);
             self.q.load((token * heads + head) * head_dim + column, &mut piece[..len]);
         }
@@ -137,7 +142,7 @@ fn gather_with<W: Wide>(
 
 dispatched_wide! {
     /// Combines the intermediate results of all spans in their order, and rounds the result; `out`
-    /// has one view `[group_heads, head_dim]` per query.
+    /// has one view `[num_heads, value_dim]` per query.
     pub(super) fn finish(
         queries: &HeadQueries<'_>,
         config: &AttentionConfig<'_>,
@@ -156,14 +161,14 @@ fn finish_with<W: Wide>(
 ) {
     let Some((all, later)) = spans.split_first_mut() else { return };
     later.iter().for_each(|span| all.add::<W>(span));
-    let group_heads = config.group_heads();
+    let HeadQueries { first_head, num_heads, .. } = *queries;
     let rows = all.states.iter().zip(all.values.chunks_exact_mut(value_stride(config)));
     for (row, (state, values)) in rows.enumerate() {
-        let (query, head) = (row / group_heads, row % group_heads);
-        let sink = config.sinks.map(|sinks| sinks[queries.kv_head * group_heads + head]);
-        let values = &mut values[..config.head_dim];
+        let (query, head) = (row / num_heads, row % num_heads);
+        let sink = config.sinks.map(|sinks| sinks[first_head + head]);
+        let values = &mut values[..config.value_dim];
         state.finish::<W::Narrow>(values, sink);
-        out[query].store(head * config.head_dim, values);
+        out[query].store(head * config.value_dim, values);
     }
 }
 
@@ -232,11 +237,11 @@ impl<'a> Keys<'a> {
         &page[place.start..][..head_dim * BLOCK_KEYS]
     }
 
-    /// The page's values of a block, `[BLOCK_KEYS, head_dim]`.
+    /// The page's values of a block, `[BLOCK_KEYS, value_dim]`.
     #[inline(always)]
     fn value_block<E>(&self, page: &'a [E], block: usize) -> &'a [E] {
         let first = self.positions.start % self.page_tokens() + block * BLOCK_KEYS;
-        &self.values_of(page, first).values[..self.config.head_dim * BLOCK_KEYS]
+        &self.values_of(page, first).values[..self.config.value_dim * BLOCK_KEYS]
     }
 
     /// Returns the data that is read after `idx` blocks: the keys of `num_blocks` blocks, then
@@ -247,7 +252,7 @@ impl<'a> Keys<'a> {
         let block = if idx < num_blocks {
             E::slice(page.keys).map(|keys| self.key_block(keys, idx))
         } else if idx < 2 * num_blocks {
-            E::slice(page.values).map(|values| self.value_block(values, idx - num_blocks))
+            page.values.and_then(E::slice).map(|values| self.value_block(values, idx - num_blocks))
         } else {
             self.later_keys(self.positions.start + (idx - num_blocks) * BLOCK_KEYS)
         };
@@ -278,13 +283,13 @@ impl<'a> Keys<'a> {
         Right { values, stride: place.step, columns: KEY_TILE }
     }
 
-    /// The values of a page from `first` on, `[keys, head_dim]`.
+    /// The values of a page from `first` on, `[keys, value_dim]`.
     #[inline(always)]
     fn values_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
-        let head_dim = self.config.head_dim;
-        let head = self.page_tokens() * head_dim;
-        let values = &page[self.queries.kv_head * head..][first * head_dim..head];
-        Right { values, stride: head_dim, columns: head_dim }
+        let value_dim = self.config.value_dim;
+        let head = self.page_tokens() * value_dim;
+        let values = &page[self.queries.kv_head * head..][first * value_dim..head];
+        Right { values, stride: value_dim, columns: value_dim }
     }
 
     /// The keys of a block that each row sees, counted from the block's start: they neither start nor end earlier than
@@ -292,7 +297,7 @@ impl<'a> Keys<'a> {
     #[inline(always)]
     fn write_visible(&self, block: usize, visible: &mut [Range<usize>]) {
         let block = self.block(block);
-        let rows = visible.chunks_exact_mut(self.config.group_heads());
+        let rows = visible.chunks_exact_mut(self.queries.num_heads);
         for (position, rows) in (self.queries.first_position..).zip(rows) {
             let visible = self.config.visible(position);
             let start = visible.start.clamp(block.start, block.end);
@@ -321,7 +326,7 @@ struct Room {
 impl Room {
     #[inline(always)]
     fn new(queries: &HeadQueries<'_>, config: &AttentionConfig<'_>) -> Room {
-        let num_rows = queries.num_rows(config);
+        let num_rows = queries.num_rows();
         let num_blocks = if num_rows <= DIRECT_ROWS { DIRECT_BLOCKS } else { 1 };
         Room {
             num_rows,
@@ -341,7 +346,8 @@ impl Room {
         let num_blocks = keys.blocks_in_page().min(DIRECT_BLOCKS);
         let is_direct = self.num_rows <= DIRECT_ROWS
             && num_blocks > 0
-            && keys.config.head_dim.is_multiple_of(2 * W::LANES);
+            && keys.config.head_dim.is_multiple_of(2 * W::LANES)
+            && keys.config.value_dim.is_multiple_of(2 * W::LANES);
         let floats = keys.place().0.floats();
         match floats {
             Some(Float::F32) if is_direct => self.take_in_place::<W, f32>(simd, keys, num_blocks),
@@ -361,7 +367,7 @@ impl Room {
     ) -> usize {
         let page = keys.place().0;
         let page_keys = E::slice(page.keys).expect("keys of the type");
-        let page_values = E::slice(page.values).expect("values of the type");
+        let page_values = page.values.and_then(E::slice).expect("values of the type");
         let left = Left { values: &self.q, num_rows: self.num_rows };
         let scores = self.weights.chunks_exact_mut(self.num_rows).take(num_blocks);
         for (block, scores) in scores.enumerate() {
@@ -529,7 +535,7 @@ stored! {
 struct BlockPanels {
     /// `[head_dim, BLOCK_KEYS]`.
     keys: Panels,
-    /// `[BLOCK_KEYS, head_dim]`.
+    /// `[BLOCK_KEYS, value_dim]`.
     values: Panels,
 }
 
@@ -537,7 +543,6 @@ impl BlockPanels {
     /// Converts the first of some blocks.
     #[inline(always)]
     fn load<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) {
-        let head_dim = keys.config.head_dim;
         let (page, first) = keys.place();
         let is_in_one_page = keys.blocks_in_page() > 0;
         if is_in_one_page {
@@ -546,27 +551,45 @@ impl BlockPanels {
                 Elements::F16(page) => self.load_keys(simd, keys, (page, first)),
                 Elements::Bf16(page) => self.load_keys(simd, keys, (page, first)),
             }
+        } else {
+            self.load_each_key::<W>(keys);
         }
-        let has_whole_vectors = is_in_one_page && head_dim.is_multiple_of(W::LANES);
-        if has_whole_vectors {
-            match page.values {
-                Elements::F32(page) => self.load_values(simd, keys, (page, first)),
-                Elements::F16(page) => self.load_values(simd, keys, (page, first)),
-                Elements::Bf16(page) => self.load_values(simd, keys, (page, first)),
+        let AttentionConfig { head_dim, value_dim, .. } = *keys.config;
+        let is_whole = is_in_one_page && value_dim.is_multiple_of(W::LANES);
+        match page.values {
+            None => {
+                let rows = head_dim - value_dim..head_dim;
+                self.values.load_transposed::<W>(&self.keys, rows, keys.block(0).len());
             }
+            Some(Elements::F32(page)) if is_whole => self.load_values(simd, keys, (page, first)),
+            Some(Elements::F16(page)) if is_whole => self.load_values(simd, keys, (page, first)),
+            Some(Elements::Bf16(page)) if is_whole => self.load_values(simd, keys, (page, first)),
+            Some(_) => self.load_each_value::<W>(keys),
         }
-        let page_tokens = keys.page_tokens();
-        let kv_head = keys.queries.kv_head;
-        for (idx, position) in keys.block(0).enumerate().filter(|_| !has_whole_vectors) {
+    }
+
+    /// Converts the keys of a block that is not on one page.
+    fn load_each_key<W: Wide>(&mut self, keys: &Keys<'_>) {
+        let (head_dim, page_tokens) = (keys.config.head_dim, keys.page_tokens());
+        for (idx, position) in keys.block(0).enumerate() {
             let page = &keys.queries.sequence.pages[position / page_tokens];
-            let offset = position % page_tokens;
-            let start = (kv_head * page_tokens + offset) * head_dim;
-            self.values.load_row::<W>(idx, 0, &page.values.part(start..start + head_dim));
-            for column in (0..head_dim).filter(|_| !is_in_one_page) {
-                let place = key_place(page_tokens, head_dim, (kv_head, offset));
+            let head = (keys.queries.kv_head, position % page_tokens);
+            let place = key_place(page_tokens, head_dim, head);
+            for column in 0..head_dim {
                 let key = place.start + column * place.step;
                 self.keys.load_row::<W>(column, idx, &page.keys.part(key..key + 1));
             }
+        }
+    }
+
+    /// Converts the values of a block that is not on one page, or whose values are not whole vectors.
+    fn load_each_value<W: Wide>(&mut self, keys: &Keys<'_>) {
+        let (value_dim, page_tokens) = (keys.config.value_dim, keys.page_tokens());
+        for (idx, position) in keys.block(0).enumerate() {
+            let page = &keys.queries.sequence.pages[position / page_tokens];
+            let row = keys.queries.kv_head * page_tokens + position % page_tokens;
+            let values = page.values.expect("all pages of a sequence store the same");
+            self.values.load_row::<W>(idx, 0, &values.part(row * value_dim..(row + 1) * value_dim));
         }
     }
 

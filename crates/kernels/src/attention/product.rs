@@ -13,49 +13,49 @@ use crate::elements::Elements;
 use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
 
 /// Depth of the pieces into which rows are divided.
-pub(super) const DEPTH: usize = 64;
+pub(crate) const DEPTH: usize = 64;
 
 /// Vectors in a row of a panel.
 const PANEL_VECTORS: usize = 2;
 
 /// The rows of a product.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a> {
+pub(crate) struct Left<'a> {
     /// `[pieces of the depth, rows, DEPTH]`.
-    pub(super) values: &'a [[f32; DEPTH]],
-    pub(super) num_rows: usize,
+    pub(crate) values: &'a [[f32; DEPTH]],
+    pub(crate) num_rows: usize,
 }
 
 /// A matrix, or some columns of it.
 #[derive(Clone, Copy)]
-pub(super) struct Right<'a, E> {
+pub(crate) struct Right<'a, E> {
     /// Elements `[depth, stride]`; the last row may end after its last column.
-    pub(super) values: &'a [E],
+    pub(crate) values: &'a [E],
     /// Number of elements between two rows.
-    pub(super) stride: usize,
+    pub(crate) stride: usize,
     /// Number of columns, a multiple of the lanes of a vector.
-    pub(super) columns: usize,
+    pub(crate) columns: usize,
 }
 
 /// Destination of the sums.
-pub(super) struct Sums<'a> {
+pub(crate) struct Sums<'a> {
     /// `[rows, stride]`, from the first row and column of a product on.
-    pub(super) values: &'a mut [f32],
-    pub(super) stride: usize,
+    pub(crate) values: &'a mut [f32],
+    pub(crate) stride: usize,
 }
 
 /// The product of some rows with a matrix.
-pub(super) struct Product<'a> {
-    pub(super) left: Left<'a>,
-    pub(super) rows: Range<usize>,
-    pub(super) right: Right<'a, f32>,
+pub(crate) struct Product<'a> {
+    pub(crate) left: Left<'a>,
+    pub(crate) rows: Range<usize>,
+    pub(crate) right: Right<'a, f32>,
     /// Range of the depth, for both operands.
-    pub(super) depth: Range<usize>,
+    pub(crate) depth: Range<usize>,
 }
 
 dispatched_wide! {
     /// Adds a product to the sums. Compiled once for each set, not for each use.
-    pub(super) fn add(product: &Product<'_>, sums: &mut Sums<'_>) = add_with
+    pub(crate) fn add(product: &Product<'_>, sums: &mut Sums<'_>) = add_with
 }
 
 #[inline(always)]
@@ -189,6 +189,37 @@ impl Panels {
         }
     }
 
+    /// Loads the first `num_rows` columns of some rows of `from`, as this matrix's rows.
+    #[inline(always)]
+    pub(super) fn load_transposed<W: Wide>(
+        &mut self,
+        from: &Panels,
+        rows: Range<usize>,
+        num_rows: usize,
+    ) {
+        let width = PANEL_VECTORS * W::LANES;
+        let panels = self.values.chunks_exact_mut(self.depth * width);
+        for (to, first) in panels.zip(rows.clone().step_by(width)) {
+            let columns = width.min(rows.end - first);
+            for row in (0..num_rows).step_by(SQUARE) {
+                let (panel, offset) = (row / width, row % width);
+                let from = &from.values[(panel * from.depth + first) * width + offset..];
+                let to = &mut to[row * width..];
+                for column in (0..columns).step_by(SQUARE) {
+                    if columns - column < SQUARE {
+                        for column in column..columns {
+                            for row in 0..SQUARE {
+                                to[row * width + column] = from[column * width + row];
+                            }
+                        }
+                        break;
+                    }
+                    transpose_square(&from[column * width..], &mut to[column..], width);
+                }
+            }
+        }
+    }
+
     /// Loads a part of a row.
     #[inline(always)]
     pub(super) fn load_row<W: Wide>(&mut self, row: usize, column: usize, part: &Elements<'_>) {
@@ -198,6 +229,26 @@ impl Panels {
             part.load(idx, &mut value);
             let (panel, offset) = ((column + idx) / width, (column + idx) % width);
             self.values[(panel * self.depth + row) * width + offset] = value[0];
+        }
+    }
+}
+
+/// Number of rows and columns that are transposed together; it divides the lanes of two vectors of
+/// every instruction set, and the keys of a block.
+const SQUARE: usize = 8;
+
+/// Transposes a square of matrices whose rows are `width` elements apart.
+#[inline(always)]
+fn transpose_square(from: &[f32], to: &mut [f32], width: usize) {
+    let mut square = [[0.0; SQUARE]; SQUARE];
+    for (idx, row) in square.iter_mut().enumerate() {
+        *row = *from[idx * width..].first_chunk().expect("a whole square");
+    }
+    for column in 0..SQUARE {
+        let to: &mut [f32; SQUARE] =
+            to[column * width..].first_chunk_mut().expect("a whole square");
+        for (to, row) in to.iter_mut().zip(&square) {
+            *to = row[column];
         }
     }
 }

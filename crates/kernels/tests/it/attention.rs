@@ -13,6 +13,8 @@ struct Sequence {
     q: Floats,
     keys: Floats,
     values: Floats,
+    /// Whether pages store only keys, of which values are the last elements.
+    shares_values: bool,
     length: usize,
     capacity: usize,
     num_queries: usize,
@@ -22,19 +24,23 @@ impl Sequence {
     /// The pages of keys and values, as a kernel takes them. Their size depends on the capacity, so
     /// that the same sequence elsewhere has others.
     fn pages(&self, config: &AttentionConfig<'_>) -> Vec<[Floats; 2]> {
-        let AttentionConfig { kv_heads, head_dim, .. } = *config;
+        let AttentionConfig { kv_heads, head_dim, value_dim, .. } = *config;
         let page_tokens = [1 + self.capacity % 97, 64, 256, 96][self.capacity % 4];
         let page = |first: usize| {
-            let mut page = [&self.keys, &self.values]
-                .map(|from| from.part(0, 0).resized(kv_heads * page_tokens * head_dim));
+            let empty =
+                |from: &Floats, width| from.part(0, 0).resized(kv_heads * page_tokens * width);
+            let mut page = [empty(&self.keys, head_dim), empty(&self.values, value_dim)];
             for head in 0..kv_heads {
                 for position in 0..page_tokens.min(self.capacity - first) {
                     let key = key_place(page_tokens, head_dim, (head, position));
-                    let value = (head * page_tokens + position) * head_dim;
-                    let from = (head * self.capacity + first + position) * head_dim;
+                    let row = head * self.capacity + first + position;
                     for idx in 0..head_dim {
-                        page[0].copy(key.start + idx * key.step, &self.keys, from + idx);
-                        page[1].copy(value + idx, &self.values, from + idx);
+                        let from = row * head_dim + idx;
+                        page[0].copy(key.start + idx * key.step, &self.keys, from);
+                    }
+                    let value = (head * page_tokens + position) * value_dim;
+                    for idx in 0..value_dim {
+                        page[1].copy(value + idx, &self.values, row * value_dim + idx);
                     }
                 }
             }
@@ -51,8 +57,9 @@ impl Sequence {
         let capacity = length + 3;
         Sequence {
             q: self.q.part(first * row, (first + num_queries) * row),
-            keys: self.moved(&self.keys, config, length, capacity),
-            values: self.moved(&self.values, config, length, capacity),
+            keys: self.moved(&self.keys, [config.kv_heads, config.head_dim], length, capacity),
+            values: self.moved(&self.values, [config.kv_heads, config.value_dim], length, capacity),
+            shares_values: self.shares_values,
             length,
             capacity,
             num_queries,
@@ -62,16 +69,16 @@ impl Sequence {
     fn moved(
         &self,
         from: &Floats,
-        config: &AttentionConfig<'_>,
+        [kv_heads, width]: [usize; 2],
         length: usize,
         capacity: usize,
     ) -> Floats {
-        let mut to = Floats::unwritten(Float::F32, config.kv_heads * capacity * config.head_dim);
+        let mut to = Floats::unwritten(Float::F32, kv_heads * capacity * width);
         let values = from.to_f64();
-        for head in 0..config.kv_heads {
-            for idx in 0..length * config.head_dim {
-                let value = values[head * self.capacity * config.head_dim + idx];
-                to.set(head * capacity * config.head_dim + idx, value as f32);
+        for head in 0..kv_heads {
+            for idx in 0..length * width {
+                let value = values[head * self.capacity * width + idx];
+                to.set(head * capacity * width + idx, value as f32);
             }
         }
         let to = to.to_f64().into_iter().map(|value| value as f32);
@@ -89,6 +96,8 @@ struct Case {
     config: AttentionConfig<'static>,
     /// For each head, unless there are none.
     sinks: Vec<f32>,
+    /// Whether values are the last elements of their keys.
+    shares_values: bool,
     float: Float,
     /// Positions cached and new, spare capacity.
     sequences: Vec<(usize, usize, usize)>,
@@ -105,39 +114,63 @@ impl Case {
 
     fn contents(&self) -> Vec<Sequence> {
         let mut random = Random(self.seed);
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let AttentionConfig { heads, kv_heads, head_dim, value_dim, .. } = self.config;
+        let shares_values = self.shares_values;
         let sequence = |&(cached, num_queries, spare): &(usize, usize, usize)| {
             let length = cached + num_queries;
             let capacity = length + spare;
-            let mut buffer = |factor| {
-                let mut rows = random.floats(self.float, kv_heads * capacity * head_dim, factor);
+            let mut buffer = |width, factor| {
+                let mut rows = random.floats(self.float, kv_heads * capacity * width, factor);
                 for head in 0..kv_heads {
-                    for idx in length * head_dim..capacity * head_dim {
-                        rows.set(head * capacity * head_dim + idx, f32::NAN);
+                    for idx in length * width..capacity * width {
+                        rows.set(head * capacity * width + idx, f32::NAN);
                     }
                 }
                 rows
             };
-            let (keys, values) = (buffer(self.sharpness), buffer(1.0));
+            let keys = buffer(head_dim, self.sharpness);
+            let mut values = buffer(value_dim, 1.0);
+            if shares_values {
+                for idx in 0..kv_heads * capacity * value_dim {
+                    let (row, column) = (idx / value_dim, idx % value_dim);
+                    values.copy(idx, &keys, (row + 1) * head_dim - value_dim + column);
+                }
+            }
             let q = random.floats(self.float, num_queries * heads * head_dim, 1.0);
-            Sequence { q, keys, values, length, capacity, num_queries }
+            Sequence { q, keys, values, shares_values, length, capacity, num_queries }
         };
         self.sequences.iter().map(sequence).collect()
     }
 }
 
+/// What all queries share: the configuration, a sink for each head, and whether values are parts of
+/// keys.
+type Kind = (AttentionConfig<'static>, Vec<f32>, bool);
+
 /// Heads of every kind of size, with and without window, chunks, cap and sinks.
-fn configs() -> impl Strategy<Value = (AttentionConfig<'static>, Vec<f32>)> {
-    let head_dim = prop_oneof![
-        2 => 1_usize..50,
-        1 => prop::sample::select(vec![24_usize, 40, 64, 80, 96, 128, 192, 256]),
-    ];
-    let heads = (1_usize..4, prop_oneof![3 => 1_usize..4, 1 => 5_usize..10]);
-    let sinks = (any::<bool>(), prop::collection::vec(-6.0_f32..6.0, 30));
+fn configs() -> impl Strategy<Value = Kind> {
+    let dim = || {
+        prop_oneof![
+            2 => 1_usize..50,
+            1 => prop::sample::select(vec![24_usize, 40, 64, 80, 96, 128, 192, 256]),
+        ]
+    };
+    // As wide as the keys, or not, or the last elements of keys.
+    let values = prop_oneof![2 => Just((None, false)), 1 => dim().prop_map(|dim| (Some(dim), false)),
+        1 => dim().prop_map(|dim| (Some(dim), true))];
+    let heads = (1_usize..4, prop_oneof![3 => 1_usize..4, 1 => 5_usize..10, 1 => 30_usize..70]);
+    let sinks = (any::<bool>(), prop::collection::vec(-6.0_f32..6.0, 210));
     let reach = || prop::option::of(1_usize..100);
     let options = (reach(), reach(), prop::option::of(1.0_f32..50.0), sinks);
-    (heads, head_dim, options).prop_map(
-        |((kv_heads, group), head_dim, (window, chunk, soft_cap, (has_sinks, mut sinks)))| {
+    (heads, dim(), values, options).prop_map(
+        |(
+            (kv_heads, group),
+            head_dim,
+            values,
+            (window, chunk, soft_cap, (has_sinks, mut sinks)),
+        )| {
+            let (value_dim, shares_values) = (values.0.unwrap_or(head_dim), values.1);
+            let value_dim = if shares_values { value_dim.min(head_dim) } else { value_dim };
             let heads = kv_heads * group;
             let scale = 1.0 / (head_dim as f32).sqrt();
             sinks.truncate(if has_sinks { heads } else { 0 });
@@ -145,13 +178,14 @@ fn configs() -> impl Strategy<Value = (AttentionConfig<'static>, Vec<f32>)> {
                 heads,
                 kv_heads,
                 head_dim,
+                value_dim,
                 scale,
                 window,
                 chunk,
                 soft_cap,
                 sinks: None,
             };
-            (config, sinks)
+            (config, sinks, shares_values)
         },
     )
 }
@@ -165,9 +199,10 @@ fn cases() -> impl Strategy<Value = Case> {
     );
     let sequences = prop::collection::vec(sequence, 0..4);
     (configs(), any_float(), sequences, 0.1_f32..60.0, any::<u64>()).prop_map(
-        |((config, sinks), float, sequences, sharpness, seed)| Case {
+        |((config, sinks, shares_values), float, sequences, sharpness, seed)| Case {
             config,
             sinks,
+            shares_values,
             float,
             sequences,
             sharpness,
@@ -181,12 +216,12 @@ fn long_cases() -> impl Strategy<Value = Case> {
     let sequences = (5000_usize..6200, prop_oneof![Just(1_usize), 2_usize..5, 20_usize..70]);
     let window = prop::option::of(1000_usize..3000);
     (configs(), window, any_float(), sequences, any::<u64>()).prop_map(
-        |((config, sinks), window, float, (cached, num_queries), seed)| {
-            let head_dim = config.head_dim.min(32);
+        |((config, sinks, shares_values), window, float, (cached, num_queries), seed)| {
+            let (head_dim, value_dim) = (config.head_dim.min(32), config.value_dim.min(32));
             let chunk = config.chunk.map(|chunk| chunk * 40);
-            let config = AttentionConfig { head_dim, window, chunk, ..config };
+            let config = AttentionConfig { head_dim, value_dim, window, chunk, ..config };
             let sequences = vec![(cached, num_queries, 1), (70, 1, 0)];
-            Case { config, sinks, float, sequences, sharpness: 3.0, seed }
+            Case { config, sinks, shares_values, float, sequences, sharpness: 3.0, seed }
         },
     )
 }
@@ -200,17 +235,18 @@ fn attend(
 ) -> Vec<Floats> {
     let q = sequences.iter().flat_map(|sequence| sequence.q.to_f64()).map(|value| value as f32);
     let q = Floats::new(float, q);
-    let mut out = Floats::unwritten(float, q.view().len());
+    let num_rows = q.view().len() / config.head_dim;
+    let mut out = Floats::unwritten(float, num_rows * config.value_dim);
     let pages: Vec<_> = sequences.iter().map(|sequence| sequence.pages(config)).collect();
-    let pages: Vec<Vec<KvPage<'_>>> = pages
-        .iter()
-        .map(|pages| {
-            let views = pages.iter();
-            views
-                .map(|[keys, values]| KvPage { keys: keys.view(), values: values.view() })
-                .collect()
-        })
-        .collect();
+    let views = sequences.iter().zip(&pages).map(|(sequence, pages)| {
+        let pages = pages.iter();
+        let views = pages.map(|[keys, values]| KvPage {
+            keys: keys.view(),
+            values: (!sequence.shares_values).then_some(values.view()),
+        });
+        views.collect()
+    });
+    let pages: Vec<Vec<KvPage<'_>>> = views.collect();
     let kvs: Vec<SequenceKv<'_>> = sequences
         .iter()
         .zip(&pages)
@@ -223,7 +259,7 @@ fn attend(
     attention(q.view(), &kvs, config, out.view_mut(), threads);
     let mut start = 0;
     let part = |sequence: &Sequence| {
-        let end = start + sequence.q.view().len();
+        let end = start + sequence.q.view().len() / config.head_dim * config.value_dim;
         let part = out.part(start, end);
         start = end;
         part
@@ -237,8 +273,17 @@ fn reference(
     config: &AttentionConfig<'_>,
     (query, head, column): (usize, usize, usize),
 ) -> (f64, f64) {
-    let AttentionConfig { heads, kv_heads, head_dim, scale, window, chunk, soft_cap, sinks } =
-        *config;
+    let &AttentionConfig {
+        heads,
+        kv_heads,
+        head_dim,
+        value_dim,
+        scale,
+        window,
+        chunk,
+        soft_cap,
+        sinks,
+    } = config;
     let position = sequence.length - sequence.num_queries + query;
     let kv_head = head / (heads / kv_heads);
     let q = sequence.q.to_f64();
@@ -259,7 +304,8 @@ fn reference(
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     visible.iter().zip(weights).fold((0.0, 0.0), |(mean, magnitude), (j, weight)| {
-        let term = weight / sum * values[row(*j) + column];
+        let value = (kv_head * sequence.capacity + j) * value_dim + column;
+        let term = weight / sum * values[value];
         (mean + term, magnitude + term.abs())
     })
 }
@@ -298,20 +344,21 @@ proptest! {
             return Ok(());
         }
         let config = case.config();
-        let AttentionConfig { heads, kv_heads, head_dim, window, chunk, .. } = config;
+        let AttentionConfig { heads, kv_heads, head_dim, value_dim, window, chunk, .. } = config;
+        let is_key = is_key || case.shares_values;
         let threads = Threads::new(1);
         let before = attend(std::slice::from_ref(sequence), &config, case.float, &threads);
         let position = place.index(sequence.length);
         for head in 0..kv_heads {
-            let idx = (head * sequence.capacity + position) * head_dim;
+            let row = head * sequence.capacity + position;
             if is_key {
-                sequence.keys.set(idx, strange);
+                sequence.keys.set(row * head_dim, strange);
             } else {
-                sequence.values.set(idx, strange);
+                sequence.values.set(row * value_dim, strange);
             }
         }
         let after = attend(std::slice::from_ref(sequence), &config, case.float, &threads);
-        let row = heads * head_dim;
+        let row = heads * value_dim;
         for query in 0..sequence.num_queries {
             let own = sequence.length - sequence.num_queries + query;
             let sees = position <= own
@@ -349,7 +396,7 @@ proptest! {
 fn check_values(case: &Case, num_threads: usize, num_elements: usize) {
     let sequences = case.contents();
     let config = case.config();
-    let AttentionConfig { heads, head_dim, .. } = config;
+    let AttentionConfig { heads, value_dim, .. } = config;
     let mut random = Random(case.seed);
     for threads in pools(num_threads) {
         let outs = attend(&sequences, &config, case.float, &threads);
@@ -358,7 +405,7 @@ fn check_values(case: &Case, num_threads: usize, num_elements: usize) {
             assert!(out.iter().all(|value| value.is_finite()));
             for _ in 0..num_elements.min(out.len()) {
                 let idx = random.below(out.len());
-                let place = (idx / (heads * head_dim), idx / head_dim % heads, idx % head_dim);
+                let place = (idx / (heads * value_dim), idx / value_dim % heads, idx % value_dim);
                 let (expected, magnitude) = reference(sequence, &config, place);
                 // An error of a score is an error of its weight, relative; scores are up to `sharpness` large.
                 let magnitude = magnitude * f64::from(1.0 + case.sharpness);
@@ -372,7 +419,7 @@ fn check_values(case: &Case, num_threads: usize, num_elements: usize) {
 fn check_bits(case: &Case, num_threads: usize, cuts: &[usize]) {
     let sequences = case.contents();
     let config = case.config();
-    let row = config.heads * config.head_dim;
+    let row = config.heads * config.value_dim;
     for (alone, together) in pools(1).iter().zip(&pools(num_threads)) {
         let outs = attend(&sequences, &config, case.float, together);
         for (sequence, out) in sequences.iter().zip(outs) {
@@ -404,14 +451,22 @@ fn single_with(scores: &[f32], soft_cap: Option<f32>, sinks: Option<&[f32]>) -> 
         q: Floats::new(Float::F32, [1.0]),
         keys: Floats::new(Float::F32, scores.iter().copied()),
         values: Floats::new(Float::F32, values),
+        shares_values: false,
         length: scores.len(),
         capacity: scores.len(),
         num_queries: 1,
     };
-    let (heads, kv_heads, head_dim, scale) = (1, 1, 1, 1.0);
-    let (window, chunk) = (None, None);
-    let config =
-        AttentionConfig { heads, kv_heads, head_dim, scale, window, chunk, soft_cap, sinks };
+    let config = AttentionConfig {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        value_dim: 1,
+        scale: 1.0,
+        window: None,
+        chunk: None,
+        soft_cap,
+        sinks,
+    };
     attend(&[sequence], &config, Float::F32, &Threads::new(1))[0].to_f64()[0]
 }
 

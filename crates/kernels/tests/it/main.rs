@@ -5,6 +5,7 @@ mod divisible;
 mod embedding;
 mod experts;
 mod fixtures;
+mod heads;
 mod matmul;
 mod recurrence;
 mod rowwise;

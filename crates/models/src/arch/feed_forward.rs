@@ -107,8 +107,11 @@ fn settings(spec: &ExpertsSpec) -> RouterSettings {
             RouterScores::Sigmoid => kernels::Scores::Sigmoid,
             RouterScores::SigmoidOfChosen => kernels::Scores::SigmoidOfChosen,
         },
-        groups: groups
-            .map(|groups| kernels::ExpertGroups { count: groups.count, chosen: groups.chosen }),
+        groups: groups.map(|groups| kernels::ExpertGroups {
+            count: groups.count,
+            chosen: groups.chosen,
+            best: groups.best,
+        }),
         normalization_eps,
         scale,
     }

@@ -1,14 +1,16 @@
-//! The mixer of a layer: attention, or a recurrence.
+//! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
-use jackalope_spec::{AttentionSpec, GatedDeltaSpec, HeadRows, Mixer, QkNorm};
+use jackalope_spec::{AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, QkNorm};
 
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{
-    AllHeadsNorm, Attention, AttentionParts, GatedDelta, GatedDeltaParts, HasBias, HeadNorms,
-    Heads, Linear, OwnRows, Residual, RmsNorm,
+    AllHeadsNorm, Attention, AttentionParts, GatedDelta, GatedDeltaParts, HasBias, HeadMatrix,
+    HeadNorms, Heads, LatentAttention, LatentParts, LatentQueries, LatentSizes, Linear, OwnRows,
+    Residual, RmsNorm,
 };
+use crate::split::Cut;
 use crate::step::{Reach, Step};
 use crate::weights::{Part, Weights};
 
@@ -17,6 +19,7 @@ use crate::weights::{Part, Weights};
 pub(super) enum MixerBlock {
     Attention(Box<Attention>),
     GatedDelta(Box<GatedDelta>),
+    Latent(Box<LatentAttention>),
 }
 
 impl MixerBlock {
@@ -33,6 +36,9 @@ impl MixerBlock {
                 MixerBlock::Attention(Box::new(attention(&w.at("self_attn"), spec, parts)?))
             }
             Mixer::GatedDelta(spec) => MixerBlock::GatedDelta(Box::new(gated_delta(spec, parts)?)),
+            Mixer::Latent(spec) => {
+                MixerBlock::Latent(Box::new(latent(&w.at("self_attn"), spec, parts)?))
+            }
         })
     }
 
@@ -46,6 +52,7 @@ impl MixerBlock {
         match self {
             MixerBlock::Attention(attention) => attention.add_to(residual, norm, step),
             MixerBlock::GatedDelta(delta) => delta.add_to(residual, norm, step),
+            MixerBlock::Latent(latent) => latent.add_to(residual, norm, step),
         }
     }
 
@@ -54,6 +61,7 @@ impl MixerBlock {
         match self {
             MixerBlock::Attention(attention) => attention.cache_shape(),
             MixerBlock::GatedDelta(delta) => delta.cache_shape(),
+            MixerBlock::Latent(latent) => latent.cache_shape(),
         }
     }
 
@@ -62,12 +70,13 @@ impl MixerBlock {
         match self {
             MixerBlock::Attention(attention) => attention.heads(),
             MixerBlock::GatedDelta(delta) => delta.heads(),
+            MixerBlock::Latent(latent) => latent.heads(),
         }
     }
 
     /// Whether it is attention.
     pub(super) fn is_attention(&self) -> bool {
-        matches!(self, MixerBlock::Attention(_))
+        matches!(self, MixerBlock::Attention(_) | MixerBlock::Latent(_))
     }
 }
 
@@ -143,4 +152,52 @@ fn query_and_gate(spec: &AttentionSpec) -> [HeadRows; 2] {
         heads_per_group: 1,
         group_stride: 2 * head_dim,
     })
+}
+
+fn latent(
+    w: &Weights<'_>,
+    spec: &LatentSpec,
+    parts: &LayerParts<'_, '_>,
+) -> Result<LatentAttention, LoadError> {
+    let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
+    let &LatentSpec { nope_dim, rope_dim, value_dim, kv_rank, .. } = spec;
+    let sizes = LatentSizes { nope: nope_dim, rope: rope_dim, value: value_dim, rank: kv_rank };
+    let heads = Heads::new(parts.layout.heads, value_dim, parallel);
+    let own = &heads.cut.heads;
+    let (bias, queries) = (HasBias::when(spec.has_bias), own.scaled(sizes.query()));
+    let norm = |name, width| RmsNorm::load(&w.at(name), width, spec.norm_eps, parallel);
+    let whole = |name, width| Linear::column(&w.at(name), hidden, &Cut::of_all_ranks(width), bias);
+    let queries = match spec.q_rank {
+        None => {
+            LatentQueries::Direct(Linear::column(&w.at("q_proj"), hidden, &queries, HasBias::No)?)
+        }
+        Some(rank) => LatentQueries::LowRank {
+            down: whole("q_a_proj", rank)?,
+            norm: norm("q_a_layernorm", rank)?,
+            up: Linear::column(&w.at("q_b_proj"), rank, &queries, HasBias::No)?,
+        },
+    };
+    let joint = "kv_b_proj";
+    let [embed, unembed] = if w.has(&format!("{joint}.weight")) {
+        HeadMatrix::load_joint(&w.at(joint), own, [nope_dim, value_dim], kv_rank, parallel)?
+    } else {
+        [
+            HeadMatrix::load(&w.at("embed_q"), own, [kv_rank, nope_dim])?,
+            HeadMatrix::load(&w.at("unembed_out"), own, [value_dim, kv_rank])?,
+        ]
+    };
+    let latent = LatentParts {
+        queries,
+        kv_down: whole("kv_a_proj_with_mqa", kv_rank + rope_dim)?,
+        kv_norm: norm("kv_a_layernorm", kv_rank)?,
+        embed,
+        unembed,
+        o_proj: heads.o_proj(&w.at("o_proj"), hidden, bias)?,
+        rope: parts.ropes.of(&spec.rope),
+        query_growth: spec.query_growth,
+        sizes,
+        scale: spec.scale as f32,
+        heads,
+    };
+    Ok(LatentAttention::new(latent, parts.layer_idx, w.dtype(), parallel))
 }

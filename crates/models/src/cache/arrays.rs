@@ -8,11 +8,11 @@ use super::{KvShape, LayerCacheShape};
 use crate::layers::dim;
 
 /// Keys `[sequences, kv_heads, capacity, key_dim]` and values
-/// `[sequences, kv_heads, capacity, value_dim]` of one layer.
+/// `[sequences, kv_heads, capacity, value_dim]`, if they are stored, of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct KvArrays {
     pub(crate) keys: Array,
-    pub(crate) values: Array,
+    pub(crate) values: Option<Array>,
 }
 
 impl KvArrays {
@@ -31,12 +31,13 @@ impl KvArrays {
         let zeros = |width| {
             Array::zeros(&[dim(sequences), dim(kv_heads), dim(capacity), dim(width)], dtype)
         };
-        Some(KvArrays { keys: zeros(key_dim), values: zeros(value_dim) })
+        let values = (0 < value_dim).then(|| zeros(value_dim));
+        Some(KvArrays { keys: zeros(key_dim), values })
     }
 
-    /// Returns handles to both arrays.
-    pub(super) fn handles(&self) -> [Array; 2] {
-        [self.keys.clone(), self.values.clone()]
+    /// Returns handles to all arrays.
+    pub(super) fn handles(&self) -> Vec<Array> {
+        [&self.keys].into_iter().chain(&self.values).cloned().collect()
     }
 
     /// Returns `held`, grown to `capacity`, with `new` from `start` on, for one sequence.
@@ -46,10 +47,10 @@ impl KvArrays {
         start: usize,
         capacity: usize,
     ) -> KvArrays {
-        let (keys, values) = held.map(|held| (held.keys, held.values)).unzip();
-        KvArrays {
-            keys: updated(keys, &new.keys, dim(start), dim(capacity)),
-            values: updated(values, &new.values, dim(start), dim(capacity)),
+        let append = |held, new: &Array| updated(held, new, dim(start), dim(capacity));
+        match held {
+            Some(held) => held.with(new, |held, new| append(Some(held), new)),
+            None => new.map(|new| append(None, new)),
         }
     }
 
@@ -76,35 +77,39 @@ impl KvArrays {
 
     /// Returns these sequences followed by `others`.
     pub(super) fn joined(self, others: &KvArrays) -> KvArrays {
-        KvArrays {
-            keys: Array::concatenate(&[&self.keys, &others.keys], 0),
-            values: Array::concatenate(&[&self.values, &others.values], 0),
-        }
+        self.with(others, |held, others| Array::concatenate(&[&held, others], 0))
     }
 
     /// Returns these arrays with the positions of `own`, at most `capacity`, in one slot.
     pub(super) fn with_slot(self, slot: usize, own: &KvArrays, capacity: usize) -> KvArrays {
-        let write = |all: &Array, own: &Array| {
+        self.with(own, |all, own| {
             let (kv_heads, width) = (own.dim(1), own.dim(3));
             let len = own.dim(2).min(dim(capacity));
             let own = own.slice_axis(2, 0, len);
             all.slice_update(&own, &[dim(slot), 0, 0, 0], &[dim(slot) + 1, kv_heads, len, width])
-        };
-        KvArrays { keys: write(&self.keys, &own.keys), values: write(&self.values, &own.values) }
+        })
     }
 
     /// Returns these arrays with one new position of several sequences, `[rows, kv_heads, 1, dim]`,
     /// at the given slots and positions, `[rows]` each.
     pub(super) fn scattered(self, new: &KvArrays, at: [&Array; 2]) -> KvArrays {
-        let write = |all: &Array, new: &Array| {
+        self.with(new, |all, new| {
             let update = new.reshape(&[new.dim(0), 1, new.dim(1), 1, new.dim(3)]);
             all.scatter(at, [0, 2], &update)
-        };
-        KvArrays { keys: write(&self.keys, &new.keys), values: write(&self.values, &new.values) }
+        })
+    }
+
+    /// Combines the arrays with those of `other`, which have the same kinds.
+    fn with(self, other: &KvArrays, combine: impl Fn(Array, &Array) -> Array) -> KvArrays {
+        let values = self.values.zip(other.values.as_ref());
+        KvArrays {
+            keys: combine(self.keys, &other.keys),
+            values: values.map(|(held, other)| combine(held, other)),
+        }
     }
 
     fn map(&self, view: impl Fn(&Array) -> Array) -> KvArrays {
-        KvArrays { keys: view(&self.keys), values: view(&self.values) }
+        KvArrays { keys: view(&self.keys), values: self.values.as_ref().map(view) }
     }
 }
 

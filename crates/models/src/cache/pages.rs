@@ -39,17 +39,17 @@ pub(crate) struct LayerPages {
 }
 
 impl LayerPages {
-    /// Rounds keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` into the
-    /// positions from `start` on, and returns all pages.
+    /// Rounds keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]`, if they are
+    /// stored, into the positions from `start` on, and returns all pages.
     pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {
         let KvShape { kv_heads, key_dim, value_dim } = self.shape;
         let mut pages = self.pages.locked();
         while pages.len() < self.num_pages {
             pages.push(Arc::new(Page::new(self.dtype, self.shape)));
         }
-        let keys = keys.chunks_exact(kv_heads * key_dim);
-        let rows = keys.zip(values.chunks_exact(kv_heads * value_dim));
-        for (position, (keys, values)) in (start..).zip(rows) {
+        let width = kv_heads * value_dim;
+        for (idx, keys) in keys.chunks_exact(kv_heads * key_dim).enumerate() {
+            let (position, values) = (start + idx, &values[idx * width..(idx + 1) * width]);
             // A page that is shared with a fork is copied before the first write.
             let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
             page.write(position % BLOCK_TOKENS, keys, values);
@@ -76,17 +76,18 @@ impl Page {
     /// its position.
     fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
-        let heads = keys.chunks_exact(key_dim).zip(values.chunks_exact(value_dim));
-        for (head, (keys, values)) in heads.enumerate() {
+        for (head, keys) in keys.chunks_exact(key_dim).enumerate() {
             let place = key_place(BLOCK_TOKENS, key_dim, (head, position));
             self.keys.store_strided(place.start, place.step, keys);
+            let values = &values[head * value_dim..(head + 1) * value_dim];
             self.values.store((head * BLOCK_TOKENS + position) * value_dim, values);
         }
     }
 
     /// Returns the page in the form that the kernels take.
     pub(crate) fn view(&self) -> KvPage<'_> {
-        KvPage { keys: self.keys.elements(), values: self.values.elements() }
+        let values = (0 < self.shape.value_dim).then(|| self.values.elements());
+        KvPage { keys: self.keys.elements(), values }
     }
 }
 

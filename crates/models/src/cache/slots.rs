@@ -310,7 +310,7 @@ mod tests {
     fn write(pool: &mut SlotPool, sequence: &Decoding, value: f32) {
         let (class, slot) = slot(sequence);
         let new = Array::full(&[1, 1, 1, 2], value, Dtype::F32);
-        let new = KvArrays { keys: new.clone(), values: new };
+        let new = KvArrays { keys: new.clone(), values: Some(new) };
         let index = |idx: usize| Array::from_slice(&[i32::try_from(idx).unwrap()], &[1]);
         pool.write(class, 0, &new, [&index(slot), &index(sequence.len - 1)]);
     }

@@ -17,7 +17,7 @@ use super::norm::{NormKernel, RmsNorm};
 use super::output::BlockOutput;
 use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
-use super::stock_attention::{StockAttention, StockHeads};
+use super::stock_attention::{StockAttention, StockHeads, StockValues};
 use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
@@ -131,6 +131,7 @@ impl Attention {
                 heads: parts.heads.cut.heads.len(),
                 kv_heads: parts.heads.cut.kv_heads.len(),
                 head_dim: parts.heads.head_dim,
+                value_dim: parts.heads.head_dim,
                 scale: self.scale,
                 window: parts.reach.window,
                 chunk: parts.reach.chunk,
@@ -165,7 +166,7 @@ impl Attention {
             norms: parts.head_norms.as_ref().and_then(HeadNorms::rotated),
             sinks: parts.sinks.as_ref(),
         };
-        let out = attention.forward(&StockHeads { q, k, v }, step);
+        let out = attention.forward(&StockHeads { q, k, v: StockValues::Own(v) }, step);
         match &parts.gate {
             Some(gate) => out.mul(&gate.stock(x).sigmoid()),
             None => out,
@@ -178,7 +179,7 @@ impl Attention {
 }
 
 /// Returns the factor of the query of each row.
-fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32> {
+pub(super) fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32> {
     let positions = step.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
     positions.map(|position| growth.factor(position)).collect()
 }

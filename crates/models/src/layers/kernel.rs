@@ -51,6 +51,12 @@ pub(super) enum MatrixCut<'a> {
         rows: &'a OwnRows,
         input: usize,
     },
+    /// Some of several matrices `[output, input]`, the first of three dimensions.
+    Stack {
+        count: &'a Cut,
+        output: usize,
+        input: usize,
+    },
 }
 
 /// The rows of a stored matrix that a rank has of one projection.
@@ -91,6 +97,7 @@ impl MatrixCut<'_> {
             MatrixCut::Output { output, input } => (output.full, input),
             MatrixCut::Input { output, input } => (output, input.full),
             MatrixCut::Rows { rows, input } => (rows.full, input),
+            MatrixCut::Stack { output, input, .. } => (output, input),
         }
     }
 
@@ -99,6 +106,7 @@ impl MatrixCut<'_> {
             MatrixCut::Output { output, input } => (output.len(), input),
             MatrixCut::Input { output, input } => (output, input.len()),
             MatrixCut::Rows { rows, input } => (rows.len(), input),
+            MatrixCut::Stack { count, output, input } => (count.len() * output, input),
         }
     }
 
@@ -111,6 +119,7 @@ impl MatrixCut<'_> {
                 Part::Axis { axis: ndim - 1, cut: columns.unwrap_or(input) }
             }
             MatrixCut::Rows { rows, .. } => rows.part_of_axis(ndim - 2),
+            MatrixCut::Stack { count, .. } => Part::Axis { axis: ndim - 3, cut: count },
         }
     }
 
@@ -118,15 +127,44 @@ impl MatrixCut<'_> {
     fn columns(&self, columns: impl Fn(&Cut) -> Cut) -> Option<Cut> {
         match self {
             MatrixCut::Input { input, .. } => Some(columns(input)),
-            MatrixCut::Output { .. } | MatrixCut::Rows { .. } => None,
+            MatrixCut::Output { .. } | MatrixCut::Rows { .. } | MatrixCut::Stack { .. } => None,
         }
     }
 }
 
+/// A part of each head's rows of a matrix, which has the rows of the first head, then those of the
+/// second, and so on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadPart {
+    pub(super) num_heads: usize,
+    /// Number of rows of a head.
+    pub(super) stored_rows: usize,
+    /// First row of the part in a head's rows.
+    pub(super) first: usize,
+    /// Number of rows of the part.
+    pub(super) rows: usize,
+}
+
+impl HeadPart {
+    /// Returns the part of a tensor of the matrix, `[heads, rows, …]`.
+    fn of(self, tensor: &Array) -> Array {
+        let heads = tensor.reshape(&[dim(self.num_heads), dim(self.stored_rows), tensor.dim(-1)]);
+        if self.rows == self.stored_rows {
+            return heads;
+        }
+        heads.slice_axis(1, dim(self.first), dim(self.first + self.rows))
+    }
+}
+
 impl Matrix {
-    /// Reads `weight`, and `scales` and `biases` if there are any.
+    /// Reads `weight`, and `scales` and `biases` if there are any. Several matrices become one, with
+    /// the rows of the first, then those of the second, and so on.
     pub(super) fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<Matrix, LoadError> {
-        Matrix::load_stack(w, None, cut)
+        let count = match cut {
+            MatrixCut::Stack { count, .. } => Some(count.full),
+            _ => None,
+        };
+        Matrix::load_stack(w, count, cut)
     }
 
     /// Reads the matrices of `num_experts` experts, which are divided in the same way. They become
@@ -155,7 +193,10 @@ impl Matrix {
             Some(format) => Stored::Quantized(load_quantized(w, shape, cut, format)?),
         };
         let (output, input) = cut.own();
-        let output = num_experts.unwrap_or(1) * output;
+        let output = match cut {
+            MatrixCut::Stack { .. } => output,
+            _ => num_experts.unwrap_or(1) * output,
+        };
         Ok(Matrix { stored, format, output, input, kernel: OnceCell::new() })
     }
 
@@ -205,6 +246,53 @@ impl Matrix {
             }
             Stored::Plain(weight) => quant::gather_matmul(x, weight, gather),
             Stored::Quantized(weight) => quant::gather_quantized_matmul(x, weight, gather),
+        }
+    }
+
+    /// Returns a part of each head's rows as a matrix of its own.
+    pub(super) fn part_of_heads(&self, part: HeadPart) -> Result<Matrix, jackalope_mlx::Error> {
+        let rows_of = |tensor: &Array| {
+            let heads = part.of(tensor);
+            let width = heads.dim(2);
+            let rows = heads.reshape(&[dim(part.num_heads * part.rows), width]).contiguous();
+            rows.eval()?;
+            Ok::<_, jackalope_mlx::Error>(rows)
+        };
+        let stored = match &self.stored {
+            Stored::Plain(weight) => Stored::Plain(rows_of(weight)?),
+            Stored::Quantized(weight) => Stored::Quantized(quant::Quantized {
+                words: rows_of(&weight.words)?,
+                scales: rows_of(&weight.scales)?,
+                biases: weight.biases.as_ref().map(rows_of).transpose()?,
+                format: weight.format,
+            }),
+        };
+        let (output, kernel) = (part.num_heads * part.rows, OnceCell::new());
+        Ok(Matrix { stored, format: self.format, output, input: self.input, kernel })
+    }
+
+    /// Computes the product of each head's rows of `x` `[heads, tokens, …]` with its part, or with the
+    /// transpose of that, with MLX.
+    pub(super) fn stock_heads_product(
+        &self,
+        x: &Array,
+        part: HeadPart,
+        is_transposed: bool,
+    ) -> Array {
+        match &self.stored {
+            Stored::Plain(weight) if is_transposed => {
+                x.matmul(&part.of(weight).transpose(&[0, 2, 1]))
+            }
+            Stored::Plain(weight) => x.matmul(&part.of(weight)),
+            Stored::Quantized(weight) => {
+                let heads = quant::Quantized {
+                    words: part.of(&weight.words),
+                    scales: part.of(&weight.scales),
+                    biases: weight.biases.as_ref().map(|biases| part.of(biases)),
+                    format: weight.format,
+                };
+                quant::quantized_matmul(x, &heads, is_transposed)
+            }
         }
     }
 

@@ -69,8 +69,8 @@ impl Rope {
         RotationTable { pairs: dims / 2, is_traditional, cos, sin }
     }
 
-    /// Rotates with MLX: `x` and the result are `[sequences, heads, seq, head_dim]`, with the first
-    /// row of each sequence at its `offset`.
+    /// Rotates the first elements of each head with MLX: `x` and the result are
+    /// `[sequences, heads, seq, …]`, with the first row of each sequence at its `offset`.
     pub(crate) fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
         if self.dims == 0 {
             return x.clone();

@@ -136,7 +136,7 @@ fn within_groups(scores: &Array, groups: ExpertGroups) -> Array {
     let (tokens, experts) = (scores.dim(0), scores.dim(1));
     let count = dim(groups.count);
     let grouped = scores.reshape(&[tokens, count, experts / count]);
-    let best = grouped.neg().argsort(-1).slice_axis(2, 0, 2.min(experts / count));
+    let best = grouped.neg().argsort(-1).slice_axis(2, 0, dim(groups.best).min(experts / count));
     let sums = grouped.take_along_axis(&best, -1).sum(-1, false); // [tokens, groups]
     // A group is kept if its rank among the groups is low enough.
     let rank = sums.neg().argsort(-1).argsort(-1);

@@ -12,13 +12,42 @@ use super::rope::Rope;
 use crate::cache::{KvArrays, SequenceCache, SlotPool};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
 
-/// Queries `[tokens, heads, key_dim]`, keys `[tokens, kv_heads, key_dim]` and values
-/// `[tokens, kv_heads, value_dim]` of a step's rows, before the rotation.
+/// Queries `[tokens, heads, key_dim]`, keys `[tokens, kv_heads, key_dim]` and values of a step's rows,
+/// before the rotation.
 #[derive(Debug)]
 pub(super) struct StockHeads {
     pub(super) q: Array,
     pub(super) k: Array,
-    pub(super) v: Array,
+    pub(super) v: StockValues,
+}
+
+/// The values of a step's rows.
+#[derive(Debug)]
+pub(super) enum StockValues {
+    /// Values of their own, `[tokens, kv_heads, value_dim]`.
+    Own(Array),
+    /// The last `dim` elements of the keys; they are not rotated.
+    OfKeys { dim: i32 },
+}
+
+impl StockValues {
+    /// Returns some rows of values that are stored.
+    fn rows(&self, rows: impl FnOnce(&Array) -> Array) -> Option<Array> {
+        match self {
+            StockValues::Own(v) => Some(rows(v)),
+            StockValues::OfKeys { .. } => None,
+        }
+    }
+
+    /// Returns the keys and values of what is held.
+    fn held(&self, held: KvArrays) -> [Array; 2] {
+        let KvArrays { keys, values } = held;
+        let values = match self {
+            StockValues::Own(_) => values.expect("values of their own are stored"),
+            StockValues::OfKeys { dim } => keys.slice_axis(3, keys.dim(3) - dim, keys.dim(3)),
+        };
+        [keys, values]
+    }
 }
 
 /// Causal attention, in which each sequence attends to its own keys and values.
@@ -63,11 +92,11 @@ impl StockAttention<'_> {
     ) -> Array {
         let place = RopeOffset::Each(&group.positions);
         let [q, k] = self.placed([&heads.q, &heads.k].map(|x| group.rows(x)), place);
-        let new = KvArrays { keys: k, values: group.rows(&heads.v) };
+        let new = KvArrays { keys: k, values: heads.v.rows(|v| group.rows(v)) };
         let at = [&group.slots, &group.positions];
         let held = slots.write(group.class, layer, &new, at);
         let VisibleKeys { start, stop, mask } = group.visible(self.reach);
-        let KvArrays { keys, values } = held.positions(start, stop);
+        let [keys, values] = heads.v.held(held.positions(start, stop));
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
         let out = fast::scaled_dot_product_attention(&q, &keys, &values, self.scores(mask));
@@ -78,8 +107,9 @@ impl StockAttention<'_> {
     fn prompt(&self, heads: &StockHeads, span: &StepSpan, cache: &mut SequenceCache) -> Array {
         let place = RopeOffset::First(dim(span.start));
         let [q, k] = self.placed([&heads.q, &heads.k].map(|x| rows(x, span)), place);
-        let new = KvArrays { keys: k, values: rows(&heads.v, span) };
-        let KvArrays { keys, values } = cache.append(self.layer_idx, span.start, &new);
+        let new = KvArrays { keys: k, values: heads.v.rows(|v| rows(v, span)) };
+        let held = cache.append(self.layer_idx, span.start, &new);
+        let [keys, values] = heads.v.held(held);
         let out = self.attend(&q, &keys, &values);
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }

@@ -28,6 +28,7 @@ import mlx.nn as nn  # noqa: E402
 import mlx_lm  # noqa: E402
 from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 from mlx_lm.generate import generate_step  # noqa: E402
+from mlx_lm.models.mla import MultiLinear  # noqa: E402
 from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 from mlx_lm.utils import _get_classes, load_model  # noqa: E402
 
@@ -103,7 +104,7 @@ def matrix(tensors, path, shape, dtype, quantization, std):
 
 def linear_modules(model):
     """The modules that hold a weight matrix, or one for each expert, by path."""
-    kinds = (nn.Linear, nn.Embedding, SwitchLinear)
+    kinds = (nn.Linear, nn.Embedding, SwitchLinear, MultiLinear)
     return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
 
 
@@ -182,6 +183,36 @@ def openai_blocks(tensors):
     return {name: stored[name] for name in sorted(stored)}
 
 
+def joint(tensors, config, dtype, quantization):
+    """The tensors as older conversions of DeepSeek V3 store them: one matrix of all keys and values."""
+    split = (".embed_q.", ".unembed_out.")
+    whole = {name: it for name, it in tensors.items() if not any(part in name for part in split)}
+    rank = config["kv_lora_rank"]
+    rows = config["num_attention_heads"] * (config["qk_nope_head_dim"] + config["v_head_dim"])
+    for name in tensors:
+        path, is_there, _ = name.partition(".embed_q.weight")
+        if is_there:
+            std = 1.3 / math.sqrt(rank)
+            matrix(whole, f"{path}.kv_b_proj", [rows, rank], dtype, quantization, std)
+    return {name: whole[name] for name in sorted(whole)}
+
+
+def widen_joint(path):
+    """mlx-lm would quantise the halves of `kv_b_proj` anew; the reference has their exact values."""
+    file = str(path / "model.safetensors")
+    tensors = mx.load(file)
+    for name in [name for name in tensors if name.endswith(".kv_b_proj.scales")]:
+        module = name.removesuffix(".scales")
+        scales, biases = tensors.pop(name), tensors.pop(f"{module}.biases")
+        codes = tensors[f"{module}.weight"]
+        config = json.loads((path / "config.json").read_text())
+        group_size = config["kv_lora_rank"] // scales.shape[-1]
+        bits = codes.shape[-1] * 32 // config["kv_lora_rank"]
+        wide = mx.dequantize(codes, scales, biases, group_size=group_size, bits=bits)
+        tensors[f"{module}.weight"] = wide
+    mx.save_safetensors(file, tensors)
+
+
 def quantization_config(config, quantization_of):
     """As mlx-lm writes it: a default, and an entry for each layer that differs."""
     model_class, arguments = _get_classes(config)
@@ -238,7 +269,8 @@ def reference(path, prompt):
     model, _ = load_model(path)
     widened(model)
     logits = np.array(model(mx.array(prompt)[None])[0])
-    states = np.array(model.model(mx.array(prompt)[None])[0], dtype=np.float64)
+    text = model if hasattr(model, "model") else model.language_model
+    states = np.array(text.model(mx.array(prompt)[None])[0], dtype=np.float64)
     tokens, margins = [], []
     for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS):
         best = np.sort(np.array(logprobs))[-2:]
@@ -259,6 +291,8 @@ def compute(name, config, dtype, quantization_of, prompt):
     tensors = recipes(config, dtype, quantization_of)
     if "-per-expert-" in name:
         tensors = per_expert(tensors)
+    if "-kv-b-" in name:
+        tensors = joint(tensors, config, dtype, quantization_of("kv_b_proj"))
     quantization = quantization_config(config, quantization_of)
     if "-openai-blocks-" in name:
         tensors = openai_blocks(tensors)
@@ -268,6 +302,8 @@ def compute(name, config, dtype, quantization_of, prompt):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         digest = write_checkpoint(path, name, config, tensors)
+        if "-kv-b-" in name:
+            widen_joint(path)
         result = reference(path, prompt)
     margin, tokens = min(result["margins"]), len(set(result["greedy"]))
     print(f"{name}: least margin {margin:.1e}, {tokens} tokens", flush=True)

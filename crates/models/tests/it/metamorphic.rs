@@ -41,6 +41,10 @@ const CASES: &[&str] = &[
     "qwen3_next-q4-bf16",
     "qwen3_5-q4-f32",
     "qwen3_5_moe-f32",
+    "deepseek_v3-q4-f32",
+    "deepseek_v3-kv-b-q4-f32",
+    "deepseek_v2-q4-bf16",
+    "mistral4-f32",
 ];
 
 /// Of these, one for each kind of state.
@@ -383,7 +387,7 @@ fn caches_with_states_count_them() {
 #[test]
 fn caches_grow_past_their_blocks_without_losing_a_key() {
     let golden = Golden::read();
-    for name in ["mistral-f32", "qwen3-mxfp4-bf16"] {
+    for name in ["mistral-f32", "qwen3-mxfp4-bf16", "deepseek_v3-f32"] {
         let case = golden.case(name);
         for way in Way::BOTH {
             let model = load(case, &way.single());

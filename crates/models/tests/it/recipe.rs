@@ -104,6 +104,9 @@ impl Case {
         };
         let own = config["num_hidden_layers"].as_u64().unwrap() as usize;
         config["num_hidden_layers"] = num_layers.into();
+        // Dense layers come first only; where one would be repeated, the last layer is.
+        let dense = config["first_k_dense_replace"].as_u64().unwrap_or(0) as usize;
+        let source = |idx: usize| if idx % own < dense { own - 1 } else { idx % own };
         if let Some(Value::Array(dense)) = config.get_mut("mlp_only_layers") {
             let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
             *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
@@ -117,8 +120,8 @@ impl Case {
             for (name, value) in entries.clone() {
                 let Some((head, rest)) = name.split_once("layers.") else { continue };
                 let Some((layer_idx, rest)) = rest.split_once('.') else { continue };
-                let first = layer_idx.parse::<usize>().unwrap() + own;
-                for copied in (first..num_layers).step_by(own) {
+                let layer_idx = layer_idx.parse::<usize>().unwrap();
+                for copied in (own..num_layers).filter(|copied| source(*copied) == layer_idx) {
                     entries.insert(format!("{head}layers.{copied}.{rest}"), value.clone());
                 }
             }

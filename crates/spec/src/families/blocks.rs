@@ -6,7 +6,9 @@ use crate::model::{
     AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, Mixer,
     MlpSpec, QkNorm, RouterSpec, StackedModule,
 };
-use crate::tensor::{BlockSource, CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
+use crate::tensor::{
+    BlockSource, CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec,
+};
 
 impl TensorCut {
     /// Returns the cut of a tensor whose `len` rows all belong to one dimension.
@@ -23,7 +25,16 @@ pub(super) fn matrix(
     cut: TensorCut,
 ) -> TensorSpec {
     let name = format!("{module}.weight");
-    TensorSpec { name, role, shape, cut, is_quantizable: true, per_expert: None, blocks: None }
+    TensorSpec {
+        name,
+        role,
+        shape,
+        cut,
+        is_quantizable: true,
+        per_expert: None,
+        blocks: None,
+        presence: Presence::Always,
+    }
 }
 
 /// Returns a tensor of one dimension, which is never quantised.
@@ -37,6 +48,7 @@ pub(super) fn vector(name: &str, role: TensorRole, len: usize, cut: TensorCut) -
         is_quantizable: false,
         per_expert: None,
         blocks: None,
+        presence: Presence::Always,
     }
 }
 
@@ -59,6 +71,11 @@ impl Linear {
     pub(super) fn column(self, module: &str, dimension: Dimension) -> Vec<TensorSpec> {
         let cut = TensorCut::whole_column(dimension, self.output);
         self.tensors(module, cut.clone(), cut)
+    }
+
+    /// Returns the tensors of a product that every rank computes.
+    pub(super) fn whole(self, module: &str) -> Vec<TensorSpec> {
+        self.tensors(module, TensorCut::Replicated, TensorCut::Replicated)
     }
 
     /// Returns the tensors of a product of which each rank has a part of the input. The bias is

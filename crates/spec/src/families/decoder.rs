@@ -18,7 +18,7 @@ pub(super) struct DecoderConfig {
     num_hidden_layers: u32,
     num_attention_heads: u32,
     vocab_size: u32,
-    rms_norm_eps: f32,
+    pub(super) rms_norm_eps: f32,
     hidden_act: Option<String>,
     tie_word_embeddings: Option<bool>,
     #[serde(flatten)]
@@ -46,6 +46,7 @@ pub(super) struct Description {
     layers: Vec<LayerSpec>,
     /// How a checkpoint names the tensors.
     names: TensorNames,
+    unused: Vec<String>,
 }
 
 impl DecoderConfig {
@@ -84,6 +85,7 @@ impl DecoderConfig {
             head_table,
             layers,
             names: TensorNames::PLAIN,
+            unused: Vec::new(),
         }
     }
 }
@@ -130,6 +132,12 @@ impl Description {
         Description { names, ..self }
     }
 
+    /// Returns the description for checkpoints that also have tensors whose names begin with one of
+    /// these, which are not used.
+    pub(super) fn without(self, unused: impl IntoIterator<Item = String>) -> Description {
+        Description { unused: unused.into_iter().collect(), ..self }
+    }
+
     /// Completes the description.
     pub(super) fn into_model(
         self,
@@ -154,6 +162,7 @@ impl Description {
             head_table: self.head_table,
             quantization: quantization.of_model(self.names),
             names: self.names,
+            unused: self.unused,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::config::{bad_value, dimension};
 use crate::error::SpecError;
 use crate::model::{CacheKind, Mixer};
 use crate::recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
-use crate::tensor::{CutSegment, Dimension, TensorCut, TensorRole, TensorSpec};
+use crate::tensor::{CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec};
 
 /// The fields of `config.json` about gated delta nets.
 #[derive(Debug, Deserialize)]
@@ -175,6 +175,7 @@ fn block(
         is_quantizable: false,
         per_expert: None,
         blocks: None,
+        presence: Presence::Always,
     });
     tensors.push(vector(&spec.a_log, TensorRole::Mixer, sizes.value_heads, heads()));
     tensors.push(vector(&spec.dt_bias, TensorRole::Mixer, sizes.value_heads, heads()));

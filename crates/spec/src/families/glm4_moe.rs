@@ -125,7 +125,7 @@ fn router(config: &Config, num_experts: usize) -> Result<RouterSpec, SpecError> 
         has_bias: false,
         weighs_input: false,
         scores: RouterScores::Sigmoid,
-        groups: has_choice.then_some(RouterGroups { count: num_groups, chosen }),
+        groups: has_choice.then_some(RouterGroups { count: num_groups, chosen, best: 2 }),
         normalization_eps: is_normalized.then_some(0.0),
         scale: config.routed_scaling_factor,
     })

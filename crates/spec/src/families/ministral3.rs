@@ -7,7 +7,8 @@ use super::decoder::Description;
 use super::llama;
 use crate::config::{dimension, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, QueryGrowth};
+use crate::model::AttentionSpec;
+use crate::rope::QueryGrowth;
 
 #[derive(Debug, Deserialize)]
 struct Config {

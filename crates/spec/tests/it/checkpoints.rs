@@ -103,6 +103,58 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
 }
 
 #[test]
+fn every_rank_with_heads_keeps_all_latents() {
+    let layout = sample("deepseek_v3-q4-f32").layout();
+    // Six heads, two of which are a group of the output projection.
+    let whole = layout.tensor_shards(&Shares::even(1))[0].cache.bytes_per_token;
+    assert_eq!(whole, 3 * (128 + 32) * 4);
+    let cached = |shares: Vec<u32>| -> Vec<u64> {
+        let shards = layout.shards(&Split::Tensor(shares)).unwrap();
+        shards.iter().map(|shard| shard.cache.bytes_per_token).collect()
+    };
+    assert_eq!(cached(vec![1, 1, 1]), [whole; 3]);
+    assert_eq!(cached(vec![9, 1, 1]), [whole, 0, 0]);
+}
+
+#[test]
+fn layers_that_predict_several_tokens_and_parts_for_images_are_not_needed() {
+    let mut sample = sample("kimi_k25-q4-f32");
+    let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![4] };
+    let extra = ["vision_tower.patch_embed.weight", "language_model.model.layers.3.enorm.weight"];
+    for name in extra {
+        sample.headers.insert(name.to_owned(), header.clone());
+    }
+    assert_eq!(sample.problems(), []);
+    sample.headers.insert("language_model.model.layers.4.enorm.weight".to_owned(), header);
+    let [TensorProblem::Unexpected { names, .. }] = &sample.problems()[..] else {
+        panic!("one problem")
+    };
+    assert_eq!(names, &["model.layers.4.enorm.weight"]);
+}
+
+#[test]
+fn latent_projections_are_stored_in_one_form_or_the_other() {
+    let mut sample = sample("deepseek_v3-f32");
+    let attention = "model.layers.0.self_attn";
+    let joint = TensorHeader { element_type: ElementType::F32, shape: vec![5 * (24 + 40), 88] };
+    sample.headers.insert(format!("{attention}.kv_b_proj.weight"), joint);
+    let unexpected = |problems: &[TensorProblem]| match problems {
+        [TensorProblem::Unexpected { names, .. }] => names.clone(),
+        other => panic!("{other:?}"),
+    };
+    let both = ["embed_q", "unembed_out"].map(|name| format!("{attention}.{name}.weight"));
+    assert_eq!(unexpected(&sample.problems()), both);
+    both.iter().for_each(|name| drop(sample.headers.remove(name)));
+    assert_eq!(sample.problems(), []);
+    sample.headers.remove(&format!("{attention}.kv_b_proj.weight"));
+    let missing = sample.problems().into_iter().map(|problem| match problem {
+        TensorProblem::Missing { name, .. } => name,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(missing.collect::<Vec<_>>(), both);
+}
+
+#[test]
 fn every_described_family_has_a_checkpoint_here_and_is_not_loaded() {
     let known: BTreeSet<String> = described().into_iter().map(|sample| sample.name).collect();
     // `minimax` is the other name of the same family.

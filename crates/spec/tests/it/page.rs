@@ -58,6 +58,7 @@ fn layers(cases: &[Case]) -> String {
             parts.insert(match &layer.mixer {
                 Mixer::Attention(_) => "attention",
                 Mixer::GatedDelta(_) => "gated delta net",
+                Mixer::Latent(_) => "latent attention",
             });
             parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));
             parts
@@ -124,7 +125,7 @@ impl KnownModel {
         let spec = ModelSpec::from_config(&config).unwrap();
         let is_tied = spec.head_table == HeadTable::Tied;
         let mut headers = TensorHeaders::new();
-        for tensor in spec.tensors(is_tied) {
+        for tensor in spec.tensors(is_tied).filter(|tensor| tensor.is_in(|_| false)) {
             let fits = tensor.shape.last().is_some_and(|width| width.is_multiple_of(GROUP_SIZE));
             if !tensor.is_quantizable || !fits {
                 let header =

@@ -98,3 +98,32 @@ fn what_a_family_does_not_compute_is_refused_by_its_field() {
     check_sample("ministral3-f32", &parameters, "llama_4_scaling_beta");
     check_sample("minimax-f32", &json!({"scoring_func": "softmax"}), "scoring_func");
 }
+
+#[test]
+fn what_differs_from_deepseek_is_refused() {
+    let config = |model_type: &str, edit: Value| {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": 128, "num_hidden_layers": 2,
+            "vocab_size": 200, "num_attention_heads": 4, "intermediate_size": 256,
+            "rms_norm_eps": 1e-5, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        });
+        config.as_object_mut().unwrap().append(&mut edit.as_object().unwrap().clone());
+        ModelSpec::from_config(&config)
+    };
+    let refused = |model_type, edit: Value, expected: &str| {
+        let err = config(model_type, edit).unwrap_err().to_string();
+        assert!(err.contains(expected), "`{expected}` is not in: {err}");
+    };
+    for model_type in ["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"] {
+        assert!(config(model_type, json!({})).is_ok(), "{model_type}");
+        refused(model_type, json!({"scoring_func": "tanh"}), "`scoring_func` is tanh");
+        refused(model_type, json!({"topk_method": "best"}), "expert choice: `best`");
+        refused(model_type, json!({"n_group": 3}), "`n_group` is 3, expected a divisor of 8");
+        refused(model_type, json!({"qk_rope_head_dim": 15}), "head_dim` is 15");
+    }
+    refused("deepseek_v2", json!({"norm_topk_prob": true}), "`norm_topk_prob` is true");
+    refused("mistral4", json!({}), "missing field `rope_parameters`");
+    refused("kimi_k25", json!({}), "missing field `text_config`");
+}

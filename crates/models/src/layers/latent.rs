@@ -1,0 +1,327 @@
+//! Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
+//!
+//! Always in the absorbed form: a query is brought into the space of the latents, and attends to them
+//! directly, so that what is kept of a position is read once for all heads, and a row has the same
+//! bits in a prompt and alone. The key of a position is its rotated part, which all heads share,
+//! followed by its latent, which is its value too.
+//!
+//! ```text
+//!   x ─ q_a ─ norm ─ q_b ─┬ nope ─ embed ──┐
+//!                         └ rope ─ rotate ─┴─ attention ─ unembed ─ o_proj ─▶ sum over ranks
+//!   x ─ kv_a ─┬ latent ─ norm ──┐             │
+//!             └ rope ─ rotate ──┴─ cache ─────┘
+//! ```
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use jackalope_kernels::{
+    self as kernels, AttentionConfig, Elements, ElementsMut, Floats, HeadResults, KvPage,
+    SequenceKv, Threads,
+};
+use jackalope_mlx::{Array, Dtype};
+use jackalope_spec::QueryGrowth;
+
+use super::attention::query_factors;
+use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
+use super::heads::Heads;
+use super::kernel::{DivisibleKernel, dim, float};
+use super::linear::{Linear, LinearKernel};
+use super::norm::{NormKernel, RmsNorm};
+use super::residual::Residual;
+use super::rope::{Rope, RotationTable};
+use super::stock_attention::{StockAttention, StockHeads, StockValues};
+use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
+use crate::parallel::{Compute, Parallel};
+use crate::step::{Reach, Step, StepSpan};
+
+/// Widths of a head and of a latent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentSizes {
+    /// Elements of a query that are not rotated.
+    pub(crate) nope: usize,
+    /// Elements of a query that are rotated.
+    pub(crate) rope: usize,
+    /// Elements of a value.
+    pub(crate) value: usize,
+    /// Elements of a latent.
+    pub(crate) rank: usize,
+}
+
+impl LatentSizes {
+    /// Returns the width of a query before it is brought into the space of the latents.
+    pub(crate) fn query(self) -> usize {
+        self.nope + self.rope
+    }
+
+    /// Returns the width of what is kept of a position.
+    fn key(self) -> usize {
+        self.rope + self.rank
+    }
+}
+
+/// Computes queries `[tokens, heads, nope + rope]`.
+#[derive(Debug)]
+pub(crate) enum LatentQueries {
+    /// From the residual stream.
+    Direct(Linear),
+    /// From a normalised vector of low rank.
+    LowRank { down: Linear, norm: RmsNorm, up: Linear },
+}
+
+/// The layers and settings of a block of latent attention.
+#[derive(Debug)]
+pub(crate) struct LatentParts {
+    pub(crate) queries: LatentQueries,
+    /// Projection `[hidden] -> [rank + rope]`, on every rank.
+    pub(crate) kv_down: Linear,
+    pub(crate) kv_norm: RmsNorm,
+    /// For each head `[nope] -> [rank]`.
+    pub(crate) embed: HeadMatrix,
+    /// For each head `[rank] -> [value]`.
+    pub(crate) unembed: HeadMatrix,
+    /// Projection `[heads, value] -> [hidden]`, summed over ranks.
+    pub(crate) o_proj: Linear,
+    pub(crate) rope: Rc<Rope>,
+    pub(crate) query_growth: Option<QueryGrowth>,
+    pub(crate) heads: Heads,
+    pub(crate) sizes: LatentSizes,
+    /// Factor of the scores.
+    pub(crate) scale: f32,
+}
+
+/// Attention over latents.
+#[derive(Debug)]
+pub(crate) struct LatentAttention {
+    parts: LatentParts,
+    layer_idx: usize,
+    dtype: Dtype,
+    parallel: Parallel,
+}
+
+impl LatentAttention {
+    pub(crate) fn new(
+        parts: LatentParts,
+        layer_idx: usize,
+        dtype: Dtype,
+        parallel: &Parallel,
+    ) -> LatentAttention {
+        LatentAttention { parts, layer_idx, dtype, parallel: parallel.clone() }
+    }
+
+    /// Returns this rank's heads.
+    pub(crate) fn heads(&self) -> &Heads {
+        &self.parts.heads
+    }
+
+    /// Returns what the layer keeps of a sequence on this rank: nothing if it has no heads.
+    pub(crate) fn cache_shape(&self) -> LayerCacheShape {
+        let kv_heads = self.parts.heads.cut.kv_heads.len();
+        LayerCacheShape::Positions(KvShape {
+            kv_heads,
+            key_dim: self.parts.sizes.key(),
+            value_dim: 0,
+        })
+    }
+
+    /// Returns `residual + attention(norm(residual))`.
+    pub(crate) fn add_to(
+        &self,
+        residual: Residual,
+        norm: &RmsNorm,
+        step: &mut Step<'_, '_>,
+    ) -> Residual {
+        let parts = &self.parts;
+        let output = parts.o_proj.block_output();
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
+            return residual.stock_block(norm, output, work);
+        };
+        let kernel = self.kernel(step);
+        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
+    }
+
+    /// Creates the state of the primitive's closure.
+    fn kernel(&self, step: &mut Step<'_, '_>) -> LatentKernel {
+        let parts = &self.parts;
+        let first = match &parts.queries {
+            LatentQueries::Direct(queries) => queries.kernel(),
+            LatentQueries::LowRank { down, .. } => down.kernel(),
+        };
+        LatentKernel {
+            down: [first, parts.kv_down.kernel()],
+            up: match &parts.queries {
+                LatentQueries::Direct(_) => None,
+                LatentQueries::LowRank { norm, up, .. } => Some((norm.kernel(), up.kernel())),
+            },
+            kv_norm: parts.kv_norm.kernel(),
+            embed: parts.embed.kernel(),
+            unembed: parts.unembed.kernel(),
+            output: parts.o_proj.divisible_kernel(),
+            query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
+            rotations: step.rotations(&parts.rope),
+            sizes: parts.sizes,
+            num_heads: parts.heads.cut.heads.len(),
+            scale: parts.scale,
+            spans: step.spans.clone(),
+            pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
+            dtype: self.dtype,
+        }
+    }
+
+    /// Computes the heads' results `[tokens, heads * value]` with MLX.
+    fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
+        let LatentParts { sizes, ref queries, ref kv_norm, .. } = self.parts;
+        let [nope, rope, rank] = [sizes.nope, sizes.rope, sizes.rank].map(dim);
+        let tokens = x.dim(0);
+        let q = match queries {
+            LatentQueries::Direct(queries) => queries.stock(x),
+            LatentQueries::LowRank { down, norm, up } => up.stock(&norm.stock(&down.stock(x))),
+        };
+        let mut q = q.reshape(&[tokens, -1, nope + rope]);
+        if let Some(growth) = self.parts.query_growth {
+            let factors = Array::from_slice(&query_factors(growth, step), &[tokens, 1, 1]);
+            q = q.mul(&factors.astype(q.dtype()));
+        }
+        let of_heads = |x: &Array| x.transpose(&[1, 0, 2]); // [heads, tokens, …] and back
+        let embedded = self.parts.embed.stock(&of_heads(&q.slice_axis(2, 0, nope)));
+        let rotated = q.slice_axis(2, nope, nope + rope);
+        let q = Array::concatenate(&[&rotated, &of_heads(&embedded)], 2);
+        let kv = self.parts.kv_down.stock(x);
+        let latent = kv_norm.stock(&kv.slice_axis(1, 0, rank));
+        let k = Array::concatenate(&[&kv.slice_axis(1, rank, rank + rope), &latent], 1);
+        let attention = StockAttention {
+            layer_idx: self.layer_idx,
+            rope: Some(&self.parts.rope),
+            scale: self.parts.scale,
+            reach: Reach::ALL,
+            norms: None,
+            sinks: None,
+        };
+        let v = StockValues::OfKeys { dim: rank };
+        let out = attention.forward(&StockHeads { q, k: k.expand_dims(1), v }, step);
+        let out = self.parts.unembed.stock(&of_heads(&out.reshape(&[tokens, -1, rank])));
+        of_heads(&out).reshape(&[tokens, -1])
+    }
+}
+
+/// The state of the primitive's closure: everything except the weights' arrays.
+struct LatentKernel {
+    /// From the residual stream to queries, or to what they are computed from, and to latents.
+    down: [LinearKernel; 2],
+    up: Option<(NormKernel, LinearKernel)>,
+    kv_norm: NormKernel,
+    embed: HeadMatrixKernel,
+    unembed: HeadMatrixKernel,
+    output: DivisibleKernel,
+    /// Factor of each token's queries.
+    query_factors: Option<Vec<f32>>,
+    rotations: Arc<RotationTable>,
+    sizes: LatentSizes,
+    num_heads: usize,
+    scale: f32,
+    spans: Vec<StepSpan>,
+    pages: Vec<LayerPages>,
+    dtype: Dtype,
+}
+
+impl LatentKernel {
+    /// Computes this rank's part of the product `[tokens, hidden]`, without bias.
+    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        let LatentSizes { value, rank, .. } = self.sizes;
+        let [first, kv] = LinearKernel::products(&self.down, x, threads);
+        let q = self.queries(first, threads);
+        let latents = self.attend(&q, &self.write(&kv, threads), threads);
+        let shape = [self.num_heads, rank];
+        let latents = kernels::heads_apart(latents.elements(), shape, [0, rank], float(self.dtype));
+        let tokens = q.len() / (self.num_heads * self.sizes.key());
+        let mut out = Floats::zeros(float(self.dtype), tokens * self.num_heads * value);
+        let results = HeadResults { values: out.elements_mut(), width: value, first: 0 };
+        self.unembed.multiply(latents.elements(), results, threads);
+        self.output.multiply(out.elements(), threads)
+    }
+
+    /// Computes queries in the space of what is kept, f32 `[tokens, heads, rope + rank]`.
+    fn queries(&self, first: Vec<f32>, threads: &Threads) -> Vec<f32> {
+        let LatentSizes { nope, rope, .. } = self.sizes;
+        let mut q = match &self.up {
+            None => first,
+            Some((norm, up)) => {
+                let mut normed = Floats::zeros(float(self.dtype), first.len());
+                norm.norm(Elements::F32(&first), normed.elements_mut(), threads);
+                let [q] =
+                    LinearKernel::products(std::array::from_ref(up), normed.elements(), threads);
+                q
+            }
+        };
+        if let Some(factors) = &self.query_factors {
+            kernels::scale_rows(&mut q, factors);
+        }
+        let (width, key) = (self.sizes.query(), self.sizes.key());
+        let mut rotated: Vec<f32> =
+            q.chunks_exact(width).flat_map(|head| &head[nope..]).copied().collect();
+        kernels::place_heads(&mut rotated, None, self.rotations.rotation(rope), threads);
+        let shape = [self.num_heads, width];
+        let plain = kernels::heads_apart(Elements::F32(&q), shape, [0, nope], float(self.dtype));
+        let mut queries = vec![0.0; q.len() / width * key];
+        for (query, rotated) in queries.chunks_exact_mut(key).zip(rotated.chunks_exact(rope)) {
+            query[..rope].copy_from_slice(rotated);
+        }
+        let values = ElementsMut::F32(&mut queries);
+        let results = HeadResults { values, width: key, first: rope };
+        self.embed.multiply(plain.elements(), results, threads);
+        queries
+    }
+
+    /// Writes what is kept of the step's positions; `kv` is `[tokens, rank + rope]`. Returns the pages
+    /// of each sequence.
+    fn write(&self, kv: &[f32], threads: &Threads) -> Vec<Vec<Arc<Page>>> {
+        let LatentSizes { rank, rope, .. } = self.sizes;
+        let key = self.sizes.key();
+        let rows = kv.chunks_exact(key);
+        let latents: Vec<f32> = rows.clone().flat_map(|row| &row[..rank]).copied().collect();
+        let mut rotated: Vec<f32> = rows.flat_map(|row| &row[rank..]).copied().collect();
+        kernels::place_heads(&mut rotated, None, self.rotations.rotation(rope), threads);
+        let mut normed = vec![0.0; latents.len()];
+        self.kv_norm.norm(Elements::F32(&latents), ElementsMut::F32(&mut normed), threads);
+        let mut keys = Vec::with_capacity(kv.len());
+        for (rotated, latent) in rotated.chunks_exact(rope).zip(normed.chunks_exact(rank)) {
+            keys.extend_from_slice(rotated);
+            keys.extend_from_slice(latent);
+        }
+        let _writing = threads.span("kv_cache", 0);
+        let spans = self.spans.iter().zip(&self.pages);
+        let held = spans.map(|(span, pages)| {
+            pages.write(span.start, &keys[span.rows.start * key..span.rows.end * key], &[])
+        });
+        held.collect()
+    }
+
+    /// Computes each head's mean of latents, `[tokens, heads, rank]`.
+    fn attend(&self, q: &[f32], held: &[Vec<Arc<Page>>], threads: &Threads) -> Floats {
+        let LatentSizes { rank, .. } = self.sizes;
+        let config = AttentionConfig {
+            heads: self.num_heads,
+            kv_heads: 1,
+            head_dim: self.sizes.key(),
+            value_dim: rank,
+            scale: self.scale,
+            window: None,
+            chunk: None,
+            soft_cap: None,
+            sinks: None,
+        };
+        let views: Vec<Vec<KvPage<'_>>> =
+            held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
+        let spans = self.spans.iter().zip(&views);
+        let sequences = spans.map(|(span, pages)| {
+            let num_queries = span.rows.len();
+            SequenceKv { pages, length: span.start + num_queries, num_queries }
+        });
+        let sequences: Vec<SequenceKv<'_>> = sequences.collect();
+        let mut out = Floats::zeros(float(self.dtype), q.len() / self.sizes.key() * rank);
+        let q = Elements::F32(q);
+        kernels::attention(q, &sequences, &config, out.elements_mut(), threads);
+        out
+    }
+}

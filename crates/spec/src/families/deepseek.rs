@@ -1,0 +1,107 @@
+//! DeepSeek V2 and V3, and what is built like them: Kimi K2, GLM-4.7 Flash, Mistral 4. Latent
+//! attention; dense layers first, then experts with some that every token passes.
+
+mod config;
+
+use serde_json::Value;
+
+use self::config::{Config, Variant, growth};
+use super::blocks::{ExpertNames, experts, mlp};
+use super::decoder::{Description, mixed_layer};
+use super::latent::{ExpansionForm, latent_attention};
+use crate::config::{count, dimension, parse};
+use crate::error::SpecError;
+use crate::model::MlpSpec;
+use crate::names::TensorNames;
+
+const V3: Variant = Variant {
+    scoring: Some("sigmoid"),
+    methods: &["noaux_tc"],
+    group_best: 2,
+    has_score_bias: true,
+    normalization_eps: Some(0.0),
+    norm_eps: Some(1e-6),
+    form: ExpansionForm::Either,
+    default_theta: 10_000.0,
+};
+
+const V2: Variant = Variant {
+    scoring: Some("softmax"),
+    methods: &["greedy", "group_limited_greedy"],
+    group_best: 1,
+    has_score_bias: false,
+    normalization_eps: None,
+    form: ExpansionForm::Joint,
+    ..V3
+};
+
+const GLM_LITE: Variant =
+    Variant { normalization_eps: Some(1e-20), norm_eps: None, default_theta: 1e6, ..V3 };
+
+const MISTRAL: Variant = Variant {
+    scoring: None,
+    methods: &[],
+    has_score_bias: false,
+    normalization_eps: Some(1e-20),
+    ..V3
+};
+
+pub(super) fn read_v2(config: &Value) -> Result<Description, SpecError> {
+    describe(config, &V2)
+}
+
+/// Reads DeepSeek V3 and Kimi K2.
+pub(super) fn read_v3(config: &Value) -> Result<Description, SpecError> {
+    describe(config, &V3)
+}
+
+pub(super) fn read_glm_lite(config: &Value) -> Result<Description, SpecError> {
+    describe(config, &GLM_LITE)
+}
+
+/// Reads Mistral 4, whose queries grow with their position.
+pub(super) fn read_mistral(config: &Value) -> Result<Description, SpecError> {
+    describe(config, &MISTRAL)
+}
+
+/// Reads the wrapper of Kimi K2.5 and of Kimi VL, of which only the text part is computed.
+pub(super) fn read_kimi_k25(config: &Value) -> Result<Description, SpecError> {
+    let Some(text) = config.get("text_config") else {
+        return Err(SpecError::Malformed { reason: "missing field `text_config`".to_owned() });
+    };
+    Ok(read_v3(text)?.with_names(TensorNames::WRAPPED))
+}
+
+fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> {
+    let config: Config = parse(value)?;
+    let sizes = config.decoder.sizes()?;
+    // Mistral 4, the only family that does not name its scores.
+    let growth = variant.scoring.is_none().then(|| growth(value)).transpose()?;
+    let latent = config.latent(&sizes, variant, growth)?;
+    let sparse = config.experts(variant)?;
+    let inner = dimension("intermediate_size", config.intermediate_size)?;
+    let names = ExpertNames {
+        score_bias: variant.has_score_bias.then_some("gate.e_score_correction_bias"),
+        shared: "shared_experts",
+        ..ExpertNames::QWEN
+    };
+    let frequency = count("moe_layer_freq", config.moe_layer_freq.unwrap_or(1))?;
+    let layers = (0..sizes.num_layers).map(|layer_idx| {
+        let prefix = format!("model.layers.{layer_idx}");
+        let is_sparse =
+            config.first_k_dense_replace <= layer_idx && layer_idx.is_multiple_of(frequency);
+        let module = format!("{prefix}.mlp");
+        let block = match sparse {
+            Some(sparse) if is_sparse => experts(&module, sizes.hidden, &names, sparse),
+            _ => mlp(&module, sizes.hidden, MlpSpec { inner, has_bias: false }),
+        };
+        let module = format!("{prefix}.self_attn");
+        let mixer = latent_attention(&module, sizes.hidden, latent.clone(), variant.form);
+        mixed_layer(prefix, sizes.hidden, mixer, block)
+    });
+    let layers = layers.collect();
+    // Layers that predict several tokens are not used; conversions drop the first one.
+    let extra = config.num_nextn_predict_layers.unwrap_or(1).clamp(1, 16);
+    let extra = (0..extra).map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
+    Ok(config.decoder.with_layers(sizes, layers).without(extra))
+}

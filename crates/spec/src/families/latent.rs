@@ -1,0 +1,64 @@
+//! Latent attention.
+
+use super::blocks::{Linear, MixerBlock, matrix};
+use super::decoder::norm;
+use crate::latent::LatentSpec;
+use crate::model::Mixer;
+use crate::tensor::{Dimension, Presence, TensorCut, TensorRole, TensorSpec};
+
+/// How checkpoints store the matrices by which heads derive keys and values from latents.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum ExpansionForm {
+    /// One projection, `kv_b_proj`, with the rows of a head's keys and then of its values.
+    Joint,
+    /// Either that, or a tensor for keys (transposed) and one for values, `embed_q` and `unembed_out`,
+    /// with a matrix for each head.
+    Either,
+}
+
+/// Returns latent attention at `module`.
+pub(super) fn latent_attention(
+    module: &str,
+    hidden: usize,
+    spec: LatentSpec,
+    form: ExpansionForm,
+) -> MixerBlock {
+    let LatentSpec { heads, nope_dim, rope_dim, value_dim, kv_rank, q_rank, has_bias, .. } = spec;
+    let role = TensorRole::Mixer;
+    let at = |name: &str| format!("{module}.{name}");
+    let queries = heads * (nope_dim + rope_dim);
+    let linear = |output, input, has_bias| Linear { role, output, input, has_bias };
+    let mut tensors = match q_rank {
+        None => linear(queries, hidden, false).column(&at("q_proj"), Dimension::Heads),
+        Some(rank) => {
+            let mut tensors = linear(rank, hidden, has_bias).whole(&at("q_a_proj"));
+            tensors.push(norm(&at("q_a_layernorm"), rank));
+            tensors.extend(linear(queries, rank, false).column(&at("q_b_proj"), Dimension::Heads));
+            tensors
+        }
+    };
+    tensors.extend(linear(kv_rank + rope_dim, hidden, has_bias).whole(&at("kv_a_proj_with_mqa")));
+    tensors.push(norm(&at("kv_a_layernorm"), kv_rank));
+    let rows = heads * (nope_dim + value_dim);
+    let cut = TensorCut::whole_column(Dimension::Heads, rows);
+    let joint = matrix(&at("kv_b_proj"), role, vec![rows, kv_rank], cut);
+    let name = joint.name.clone();
+    match form {
+        ExpansionForm::Joint => tensors.push(joint),
+        ExpansionForm::Either => {
+            tensors.push(TensorSpec { presence: Presence::With(name.clone()), ..joint });
+            let shapes = [
+                ("embed_q", vec![heads, kv_rank, nope_dim]),
+                ("unembed_out", vec![heads, value_dim, kv_rank]),
+            ];
+            tensors.extend(shapes.map(|(module, shape)| {
+                let presence = Presence::Without(name.clone());
+                let cut = TensorCut::Stack(Dimension::Heads);
+                TensorSpec { presence, ..matrix(&at(module), role, shape, cut) }
+            }));
+        }
+    }
+    let output = linear(hidden, heads * value_dim, has_bias);
+    tensors.extend(output.row(&at("o_proj"), Dimension::Heads));
+    MixerBlock { cache: spec.cache(), mixer: Mixer::Latent(Box::new(spec)), tensors }
+}

@@ -1,0 +1,34 @@
+//! Attention over latents.
+
+use crate::rope::{QueryGrowth, RopeSpec};
+
+/// Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1): of each position it
+/// keeps a latent, from which every head derives its key and its value, and a rotated part of the key
+/// that all heads share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Number of heads.
+    pub heads: usize,
+    /// Number of elements of a query and of a key that are not rotated.
+    pub nope_dim: usize,
+    /// Number of elements of a query and of a key that are rotated.
+    pub rope_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Width of a latent.
+    pub kv_rank: usize,
+    /// Width of the vector from which queries are computed; `None` if they are computed from the
+    /// residual stream.
+    pub q_rank: Option<usize>,
+    /// Whether the projections from the residual stream to `q_rank` and `kv_rank`, and the output,
+    /// have biases.
+    pub has_bias: bool,
+    /// What the norms of both low-rank vectors add to the mean square.
+    pub norm_eps: f32,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Rotation of the shared part.
+    pub rope: RopeSpec,
+    /// Growth of the queries with their position, if any.
+    pub query_growth: Option<QueryGrowth>,
+}
