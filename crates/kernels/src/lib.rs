@@ -14,6 +14,7 @@
 //! Callers must pass valid shapes: a wrong length is a bug and panics with the caller's location.
 //! This crate knows nothing about MLX, models or files.
 
+mod activation;
 mod attention;
 mod dense;
 mod divisible;
@@ -29,10 +30,13 @@ pub mod logits;
 mod machine;
 mod matmul;
 mod memory;
+mod norm;
 mod panel;
+mod pieces;
 mod profile;
 mod quant;
 mod recurrence;
+mod rotation;
 mod router;
 mod rowwise;
 mod simd;
@@ -41,6 +45,7 @@ mod terms;
 mod threads;
 mod unpack;
 
+pub use activation::{Activation, activate, gated, scale_logits, swiglu};
 pub use attention::{
     AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
 };
@@ -56,14 +61,16 @@ pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed
 pub use machine::{Limits, limits};
 pub use matmul::{DenseMatrix, Matrix, Product, matmul, matmul_each, quantized_matmul};
 pub use memory::{advise_huge_pages, move_into_huge_pages};
+pub use norm::{Norm, normalize, rms_norm};
 pub use profile::{KernelTime, Span};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use recurrence::{
     ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
     RecurrenceWeights, SequenceState, gated_norm, recurrence, sigmoid_gate,
 };
+pub use rotation::{Rotation, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};
-pub use rowwise::{HeadNorm, Rotation, Terms, add_bias, add_terms, place_heads, rms_norm, swiglu};
+pub use rowwise::{Terms, add_bias, add_terms};
 pub use simd::{InstructionSet, InstructionSetError};
 pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums};
 pub use terms::GRID;

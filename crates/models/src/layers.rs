@@ -2,9 +2,11 @@
 //! weights are stored, and how to compute itself with our CPU kernels or with MLX's own operations;
 //! model files know none of this.
 
+mod activation;
 mod attention;
 mod embedding;
 mod experts;
+mod frame;
 mod gated_delta;
 mod head_matrix;
 mod head_norms;
@@ -24,6 +26,7 @@ mod stock_attention;
 pub(crate) use attention::{Attention, AttentionParts};
 pub(crate) use embedding::{Embedding, Head, vocabulary};
 pub(crate) use experts::{ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp};
+pub(crate) use frame::BlockFrame;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaParts};
 pub(crate) use head_matrix::HeadMatrix;
 pub(crate) use head_norms::{AllHeadsNorm, HeadNorms};
@@ -31,8 +34,8 @@ pub(crate) use heads::Heads;
 pub(crate) use kernel::{OwnRows, dim, float};
 pub(crate) use latent::{LatentAttention, LatentParts, LatentQueries, LatentSizes};
 pub(crate) use linear::{HasBias, Linear};
-pub(crate) use mlp::{Mlp, MlpBlock};
-pub(crate) use norm::RmsNorm;
+pub(crate) use mlp::{Mlp, MlpBlock, MlpWeights};
+pub(crate) use norm::{Norm, NormSettings};
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, Ropes, RotationTable};
 pub(crate) use router::{Router, RouterSettings};

@@ -91,6 +91,41 @@ impl<'a> Part<'a> {
     }
 }
 
+/// The rows of a tensor that belong to one of several products: a run of rows in each stretch of
+/// them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowView {
+    /// Number of consecutive rows of the product.
+    pub(crate) run: usize,
+    /// Number of rows from the beginning of a run to that of the next.
+    pub(crate) stride: usize,
+    /// First row of the first run.
+    pub(crate) offset: usize,
+    /// Number of rows of the tensor.
+    pub(crate) total: usize,
+}
+
+impl RowView {
+    /// Returns the view of `len` rows from `first` on.
+    pub(crate) fn window(first: usize, len: usize, total: usize) -> RowView {
+        RowView { run: len, stride: total, offset: first, total }
+    }
+
+    /// Returns where the rows of a range are in the tensor.
+    fn ranges(self, rows: Range<usize>) -> Vec<Range<usize>> {
+        let mut ranges = Vec::new();
+        let mut next = rows.start;
+        while next < rows.end {
+            let (run, row) = (next / self.run, next % self.run);
+            let len = (self.run - row).min(rows.end - next);
+            let start = self.offset + run * self.stride + row;
+            ranges.push(start..start + len);
+            next += len;
+        }
+        ranges
+    }
+}
+
 /// A checkpoint being loaded.
 pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
@@ -132,7 +167,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the root of the checkpoint's tensor names.
     pub(crate) fn root(&'a self) -> Weights<'a> {
-        Weights { loader: self, path: String::new(), stacked: None, blocks: None }
+        Weights { loader: self, path: String::new(), stacked: None, blocks: None, view: None }
     }
 
     /// Ends loading and returns the counters.
@@ -199,6 +234,8 @@ pub(crate) struct Weights<'a> {
     stacked: Option<Vec<String>>,
     /// Set if the tensors are in the layout of OpenAI's checkpoints.
     blocks: Option<BlockSource>,
+    /// Set if only some rows of each tensor belong here.
+    view: Option<RowView>,
 }
 
 impl<'a> Weights<'a> {
@@ -206,7 +243,12 @@ impl<'a> Weights<'a> {
     pub(crate) fn at(&self, name: impl std::fmt::Display) -> Weights<'a> {
         let path =
             if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
-        Weights { loader: self.loader, path, stacked: None, blocks: None }
+        Weights { loader: self.loader, path, stacked: None, blocks: None, view: None }
+    }
+
+    /// Returns the same path, of whose tensors only some rows belong here.
+    pub(crate) fn rows(self, view: RowView) -> Weights<'a> {
+        Weights { view: Some(view), ..self }
     }
 
     /// Returns the path of a projection of `num_experts` experts. If the checkpoint has a matrix for
@@ -218,7 +260,8 @@ impl<'a> Weights<'a> {
         let blocks = blocks.clone().filter(|blocks| !is_stacked && has(&blocks.name("weight")));
         let each = (!is_stacked && blocks.is_none())
             .then(|| (0..num_experts).map(|idx| format!("{before}{idx}{after}")).collect());
-        Weights { loader: self.loader, path: stacked.clone(), stacked: each, blocks }
+        let path = stacked.clone();
+        Weights { loader: self.loader, path, stacked: each, blocks, view: None }
     }
 
     /// Whether the checkpoint has the tensor `name` below this path.
@@ -280,9 +323,20 @@ impl<'a> Weights<'a> {
         part: Part<'_>,
     ) -> Result<Array, LoadError> {
         let (path, name) = self.path.rsplit_once('.').unwrap_or(("", &self.path));
-        let parent =
-            Weights { loader: self.loader, path: path.to_owned(), stacked: None, blocks: None };
+        let parent = Weights {
+            loader: self.loader,
+            path: path.to_owned(),
+            stacked: None,
+            blocks: None,
+            view: None,
+        };
         parent.floats_as(dtype, name, &[len], part)
+    }
+
+    /// Loads a single number.
+    pub(crate) fn number(&self, name: &str) -> Result<f32, LoadError> {
+        let number = self.floats_as(Dtype::F32, name, &[], Part::Whole)?;
+        Ok(number.item::<f32>()?)
     }
 
     /// Loads a tensor of packed codes or of their eight-bit scales.
@@ -308,8 +362,8 @@ impl<'a> Weights<'a> {
             return vec![entry.unwrap_or_else(|| panic!("the description lacks {tensor}"))];
         }
         let (paths, shape) = match &self.stacked {
-            Some(paths) => (&paths[..], &shape[1..]),
-            None => (std::slice::from_ref(&self.path), shape),
+            Some(paths) => (&paths[..], shape[1..].to_vec()),
+            None => (std::slice::from_ref(&self.path), self.stored_shape(shape)),
         };
         let entries = paths.iter().map(|path| {
             let tensor = format!("{path}.{name}");
@@ -323,6 +377,15 @@ impl<'a> Weights<'a> {
         let is_same = entries.iter().all(|entry| entry.header.element_type == *element_type);
         assert!(is_same, "the description has several types of {}.{name}", self.path);
         entries
+    }
+
+    /// Returns the shape of the tensor whose rows of this path have `shape`.
+    fn stored_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let mut stored = shape.to_vec();
+        if let Some(view) = self.view {
+            stored[0] = view.total;
+        }
+        stored
     }
 
     /// Copies a part of a tensor of `shape` from its files directly into MLX's memory.
@@ -339,6 +402,8 @@ impl<'a> Weights<'a> {
                 read_blocks(entries[0], (shape, dtype), part, blocks, target)
             } else if self.stacked.is_some() {
                 read_stacked(entries, dtype, part, target)
+            } else if let Some(view) = self.view {
+                read_rows(entries[0], view, part, target)
             } else {
                 read_part(entries[0], dtype, part, target)
             };
@@ -372,6 +437,27 @@ fn read_pieces(
         rest = others;
     }
     last.map_or(Ok(()), |pieces| entry.file.read(pieces, rest))
+}
+
+/// Reads a part of the rows of a view.
+///
+/// # Panics
+/// Panics if another dimension than the rows is divided.
+fn read_rows(
+    entry: &TensorEntry,
+    view: RowView,
+    part: Part<'_>,
+    target: &mut [u8],
+) -> Result<(), LoadError> {
+    let Part::Axis { axis: 0, cut } = part else { panic!("views are divided by their rows") };
+    let row_bytes = target.len() / cut.len().max(1);
+    let mut rest = target;
+    for range in view.ranges(cut.own.clone()) {
+        let (own, others) = rest.split_at_mut(range.len() * row_bytes);
+        entry.file.read_at(entry.offset + (range.start * row_bytes) as u64, own)?;
+        rest = others;
+    }
+    Ok(())
 }
 
 /// Reads a part of the tensor that consists of `entries`, stacked along a new first dimension.
@@ -449,4 +535,23 @@ fn float_dtype(element_type: &ElementType) -> Dtype {
 fn dims(shape: &[usize]) -> Vec<i32> {
     let dims = shape.iter().map(|&dim| i32::try_from(dim));
     dims.collect::<Result<_, _>>().expect("config.json bounds every dimension")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::RowView;
+
+    #[test]
+    fn a_view_finds_its_rows() {
+        let window = RowView::window(10, 6, 30);
+        let first = |rows: Range<usize>| window.ranges(rows).pop();
+        assert_eq!((first(0..6), first(2..3)), (Some(10..16), Some(12..13)));
+        // Two runs of four rows in stretches of seven.
+        let groups = RowView { run: 4, stride: 7, offset: 1, total: 14 };
+        assert_eq!(groups.ranges(0..8), [1..5, 8..12]);
+        assert_eq!(groups.ranges(3..6), [4..5, 8..10]);
+        assert!(groups.ranges(5..5).is_empty());
+    }
 }

@@ -43,7 +43,7 @@ impl ModelSpec {
         // needed.
         let head = format!("{}.", self.head.module());
         let is_unneeded = |name: &str| {
-            name.ends_with("rotary_emb.inv_freq")
+            name.ends_with(".inv_freq")
                 || (is_tied && name.starts_with(&head))
                 || self.unused.iter().any(|prefix| name.starts_with(prefix))
         };

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::SpecError;
 
@@ -17,6 +17,37 @@ const MAX_COUNT: u32 = 1 << 12;
 /// Returns the fields that `C` declares.
 pub(crate) fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
     C::deserialize(config).map_err(|err| SpecError::Malformed { reason: err.to_string() })
+}
+
+/// Returns `config` in which fields that are absent have the value of another name, `(theirs, ours)`,
+/// or else their default. A default of `null` removes the field.
+pub(crate) fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> Value {
+    let mut fields = config.as_object().cloned().unwrap_or_default();
+    let is_absent =
+        |fields: &Map<String, Value>, name: &str| fields.get(name).is_none_or(Value::is_null);
+    for (theirs, ours) in renames {
+        if let Some(value) = fields.get(*theirs).cloned()
+            && is_absent(&fields, ours)
+        {
+            fields.insert((*ours).to_owned(), value);
+        }
+    }
+    for (name, default) in defaults.as_object().into_iter().flatten() {
+        if default.is_null() {
+            fields.remove(name);
+        } else if is_absent(&fields, name) {
+            fields.insert(name.clone(), default.clone());
+        }
+    }
+    Value::Object(fields)
+}
+
+/// Returns a factor after checking that it is a positive number.
+pub(crate) fn factor(field: &'static str, value: f32) -> Result<f32, SpecError> {
+    if value.is_normal() && 0.0 < value {
+        return Ok(value);
+    }
+    Err(bad_value(field, value, "a positive number"))
 }
 
 /// Returns a size after checking its bounds.

@@ -1,20 +1,36 @@
 //! The families of models: for each `model_type`, what its fields in `config.json` say of its
 //! layers. One file per family; the table below is the only list of what is supported.
 
+mod apertus;
+mod biased;
 mod blocks;
+mod cohere;
 mod decoder;
 mod deepseek;
+mod dense;
 mod ernie4_5_moe;
+mod exaone;
 mod gated_delta;
+mod gemma;
+mod gemma3;
+mod glm;
 mod glm4_moe;
 mod gpt_oss;
+mod granite;
+mod hunyuan_dense;
+mod internlm;
 mod latent;
 mod llama;
+mod minicpm;
 mod minimax;
 mod ministral3;
 mod mistral3;
 mod mixtral;
+mod nemotron;
+mod olmo2;
 mod olmoe;
+mod phi3;
+mod qwen;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -22,6 +38,9 @@ mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod smollm3;
+mod stablelm;
+mod starcoder2;
+mod text_part;
 mod windows;
 
 use serde::Deserialize;
@@ -71,6 +90,36 @@ const FAMILIES: &[Family] = &[
     computed("glm4_moe_lite", deepseek::read_glm_lite),
     computed("mistral3", mistral3::read),
     computed("mistral4", deepseek::read_mistral),
+    computed("phi3", phi3::read),
+    computed("glm", glm::read),
+    computed("glm4", glm::read_glm4),
+    computed("granite", granite::read),
+    computed("olmo2", olmo2::read),
+    computed("minicpm", minicpm::read),
+    computed("exaone", exaone::read),
+    computed("internlm2", internlm::read2),
+    computed("internlm3", internlm::read3),
+    computed("seed_oss", biased::read_seed_oss),
+    computed("mimo", biased::read_mimo),
+    computed("ernie4_5", biased::read_ernie),
+    computed("helium", biased::read_helium),
+    computed("hunyuan_v1_dense", hunyuan_dense::read),
+    computed("cohere", cohere::read),
+    computed("starcoder2", starcoder2::read),
+    computed("stablelm", stablelm::read),
+    computed("nemotron", nemotron::read),
+    computed("apertus", apertus::read),
+    computed("qwen", qwen::read),
+    computed("gemma", gemma::read),
+    computed("gemma2", gemma::read2),
+    computed("gemma3_text", gemma3::read_text),
+    computed("gemma3", gemma3::read),
+    computed("qwen2_vl", text_part::read_qwen2),
+    computed("qwen2_5_vl", text_part::read_qwen2),
+    computed("qwen3_vl", text_part::read_qwen3),
+    computed("qwen3_vl_moe", text_part::read_qwen3_moe),
+    computed("llava", mistral3::read),
+    computed("pixtral", text_part::read_pixtral),
 ];
 
 const fn computed(

@@ -160,7 +160,8 @@ impl ModelLayout {
         let mut outside = Vec::new();
         let vocab = Division::Units { full: spec.vocab_size, unit: VOCAB_UNIT };
         let head = (!is_tied).then_some(&spec.head);
-        for tensor in [&spec.embedding, &spec.norm].into_iter().chain(head) {
+        let norm = [&spec.embedding, &spec.norm].into_iter().chain(&spec.norm_bias);
+        for tensor in norm.chain(head) {
             add_parts(&mut outside, find(tensor), |_| vocab);
         }
         let formats =

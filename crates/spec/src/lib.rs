@@ -19,6 +19,7 @@ mod families;
 mod latent;
 mod layout;
 mod model;
+mod modules;
 mod names;
 mod quantization;
 mod recurrent;
@@ -32,9 +33,12 @@ pub use families::{computed_types, described_types};
 pub use latent::LatentSpec;
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, HeadShape,
-    HeadTable, LayerSpec, Mixer, MlpSpec, ModelSpec, QkNorm, RouterGroups, RouterScores,
-    RouterSpec, StackedModule, Support,
+    Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
+    FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec, ModelSpec, NormKind,
+    QkNorm, RouterGroups, RouterScores, RouterSpec, StackedModule, Support,
+};
+pub use modules::{
+    AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
 };
 pub use names::TensorNames;
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};

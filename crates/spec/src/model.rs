@@ -1,6 +1,7 @@
 //! The description of a model.
 
 use crate::latent::LatentSpec;
+use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
 use crate::recurrent::GatedDeltaSpec;
@@ -20,14 +21,20 @@ pub struct ModelSpec {
     pub vocab_size: usize,
     /// Maximum length of a sequence that the model was trained for, in tokens.
     pub context_tokens: u32,
+    /// How its norms normalise.
+    pub norm_kind: NormKind,
     /// What the norms add to the mean square.
     pub norm_eps: f32,
     /// Table from tokens to vectors, `[vocab, hidden]`.
     pub embedding: TensorSpec,
+    /// Factor of these vectors, which is rounded to the type of the model; `None` if it is one.
+    pub embedding_scale: Option<f32>,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
     /// Norm after the last layer. It is never quantised; the whole model is computed in its type.
     pub norm: TensorSpec,
+    /// Bias of that norm, if its kind has one.
+    pub norm_bias: Option<TensorSpec>,
     /// Table from vectors to logits, `[vocab, hidden]`, if there is one.
     pub head: TensorSpec,
     /// Whether there is one.
@@ -35,6 +42,8 @@ pub struct ModelSpec {
     /// What the names of tensors begin with that checkpoints may have and that are not used: other
     /// parts of a larger model, layers that predict several tokens.
     pub unused: Vec<String>,
+    /// What becomes of the logits.
+    pub logits: LogitsSpec,
     /// What the configuration states about quantisation.
     pub quantization: QuantizationMap,
     /// How a checkpoint names the tensors.
@@ -44,11 +53,36 @@ pub struct ModelSpec {
 impl ModelSpec {
     /// Returns every tensor of the whole model; the head's only if `is_tied` is false.
     pub fn tensors(&self, is_tied: bool) -> impl Iterator<Item = &TensorSpec> {
-        let outside = [&self.embedding, &self.norm].into_iter();
+        let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
         let head = (!is_tied).then_some(&self.head);
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(layers).chain(head)
     }
+}
+
+/// How norms of vectors normalise.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct NormKind {
+    /// Whether the mean is subtracted first, as in layer normalisation.
+    pub is_centred: bool,
+    /// Whether the factor of an element is one more than its weight.
+    pub adds_one: bool,
+    /// Whether the norms of the stream have biases.
+    pub has_bias: bool,
+}
+
+/// What becomes of the logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitsSpec {
+    /// Factor.
+    pub scale: f32,
+    /// With a cap, a scaled logit becomes `cap * tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+impl LogitsSpec {
+    /// Logits as they are.
+    pub const PLAIN: LogitsSpec = LogitsSpec { scale: 1.0, soft_cap: None };
 }
 
 /// How far a model is supported.
@@ -80,6 +114,12 @@ pub struct LayerSpec {
     pub mixer: Mixer,
     /// What it does with each position.
     pub feed_forward: FeedForward,
+    /// The norms around its blocks.
+    pub norms: LayerNorms,
+    /// Whether both blocks read the stream before the layer, and their sum is added to it.
+    pub is_parallel: bool,
+    /// Factor of what a block adds to the stream.
+    pub residual_factor: f32,
     /// What it keeps of a sequence.
     pub cache: CacheKind,
     /// Every tensor that it has.
@@ -90,7 +130,7 @@ pub struct LayerSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Grouped-query attention.
-    Attention(AttentionSpec),
+    Attention(Box<AttentionSpec>),
     /// A gated delta net.
     GatedDelta(Box<GatedDeltaSpec>),
     /// Multi-head latent attention.
@@ -144,6 +184,12 @@ pub struct AttentionSpec {
     /// Name, below the block, of a vector with a score for each head that takes part in the soft-max
     /// without having a value, `[heads]`; `None` if there is none.
     pub sinks: Option<&'static str>,
+    /// Whether that norm follows the rotation.
+    pub norm_follows_rotation: bool,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
     /// Number of positions that a query sees, including its own; `None` if all.
     pub window: Option<usize>,
     /// Set if positions are in chunks of this length, and a query sees those of its own chunk only.
@@ -152,18 +198,22 @@ pub struct AttentionSpec {
     pub query_growth: Option<QueryGrowth>,
     /// Rotation of queries and keys.
     pub rope: RopeSpec,
+    /// Where its tensors are.
+    pub modules: AttentionModules,
 }
 
 /// Norm of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QkNorm {
-    /// Each head is normalised by itself.
+    /// Each head is normalised by itself, with the same weight.
     PerHead,
     /// Each head is normalised by itself after its rotation, without weights.
     RotatedUnweighted {
         /// Added to the mean of the squares.
         eps: f32,
     },
+    /// Each head is normalised by itself, with a weight of its own: `[heads, head_dim]`.
+    OwnWeights,
     /// All heads together are normalised.
     AllHeads,
 }
@@ -177,13 +227,41 @@ pub enum FeedForward {
     Experts(Box<ExpertsSpec>),
 }
 
-/// `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
+/// `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))` without a gate.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MlpSpec {
     /// Inner dimension.
     pub inner: usize,
     /// Whether its products have biases.
     pub has_bias: bool,
+    /// Its activation.
+    pub activation: Activation,
+    /// Where its tensors are.
+    pub modules: MlpModules,
+}
+
+impl MlpSpec {
+    /// Creates a block without biases whose activation is `silu` (SwiGLU).
+    pub(crate) fn plain(inner: usize) -> MlpSpec {
+        let modules = MlpModules::default();
+        MlpSpec { inner, has_bias: false, activation: Activation::Silu, modules }
+    }
+}
+
+/// An activation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * (1 + erf(x / √2)) / 2`.
+    Gelu,
+    /// The approximation of [`Activation::Gelu`] by the hyperbolic tangent.
+    GeluTanh,
+    /// The square of `max(x, 0)`.
+    ReluSquared,
+    /// The expanded integral of the exponential linear unit, whose parameters are tensors (Huang and
+    /// Schlag 2025).
+    Xielu,
 }
 
 /// Routed experts, each an MLP.
@@ -361,10 +439,14 @@ impl AttentionSpec {
             has_output_gate: false,
             qk_norm: None,
             sinks: None,
+            norm_follows_rotation: false,
+            scale: (head_dim as f64).powf(-0.5) as f32,
+            soft_cap: None,
             window: None,
             chunk: None,
             query_growth: None,
             rope,
+            modules: AttentionModules::default(),
         }
     }
 

@@ -24,17 +24,32 @@ impl TensorNames {
         ignored: &[
             "vision_tower.",
             "vision_model.",
+            "vision_encoder.",
+            "vision_language_adapter.",
+            "visual.",
+            "patch_merger.",
+            "pre_mm_projector_norm.",
             "multi_modal_projector.",
             "mm_projector.",
+            "audio_tower.",
+            "embed_audio.",
+            "embed_vision.",
+            "image_newline",
+            "model.vision_tower.",
             "model.visual.",
-            "visual.",
+            "model.multi_modal_projector.",
+            "model.audio_tower.",
+            "model.embed_audio.",
+            "model.embed_vision.",
+            "model.image_newline",
             "mtp.",
             "language_model.mtp.",
         ],
     };
 
     /// Names of a language model beside layers that draft.
-    pub(crate) const DRAFTING: TensorNames = TensorNames { replaced: &[], ignored: &["mtp."] };
+    pub(crate) const DRAFTING: TensorNames =
+        TensorNames { replaced: &[], ignored: &["mtp.", "model.mtp_layers."] };
 
     /// Returns the name in the language model; `None` if it does not need the tensor.
     pub fn of_model<'a>(&self, stored: &'a str) -> Option<Cow<'a, str>> {

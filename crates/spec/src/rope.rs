@@ -121,6 +121,8 @@ struct ScalingConfig {
     mscale: Option<f64>,
     #[serde(default, deserialize_with = "float")]
     mscale_all_dim: Option<f64>,
+    #[serde(default, deserialize_with = "float")]
+    alpha: Option<f64>,
     long_factor: Option<Vec<f64>>,
 }
 
@@ -148,6 +150,7 @@ pub(crate) struct RopeConfig {
     rope_traditional: bool,
     partial_rotary_factor: Option<f64>,
     max_position_embeddings: Option<u32>,
+    original_max_position_embeddings: Option<f64>,
 }
 
 impl RopeConfig {
@@ -197,6 +200,34 @@ impl RopeConfig {
             }
             _ => 1.0,
         }
+    }
+
+    /// Refuses extensions of the context of other types.
+    ///
+    /// # Errors
+    /// Fails if the type is none of `supported`.
+    pub(crate) fn require(&self, supported: &'static [&'static str]) -> Result<(), SpecError> {
+        let scaling = self.scaling();
+        if supported.contains(&scaling.kind()) {
+            return Ok(());
+        }
+        let (what, found) = ("rope type", scaling.kind().to_owned());
+        Err(SpecError::Setting { what, found, supported })
+    }
+
+    /// Returns the rotation of a family that extends the context by a larger base: with `alpha`, the
+    /// base becomes `theta * alpha^(dims / (dims - 2))` (NTK-aware scaling).
+    ///
+    /// # Errors
+    /// Fails if a value is invalid.
+    pub(crate) fn alpha(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+        let plain = self.unscaled(dims)?;
+        let Some(alpha) = self.scaling().alpha else { return Ok(plain) };
+        if !(0.0 < alpha && alpha.is_finite() && 2 < dims) {
+            return Err(bad_value("rope_scaling.alpha", alpha, "a positive number"));
+        }
+        let exponent = dims as f64 / (dims as f64 - 2.0);
+        Ok(RopeSpec { theta: plain.theta * alpha.powf(exponent), ..plain })
     }
 
     /// Returns the rotation of a family whose scaling mlx-lm ignores.
@@ -254,7 +285,7 @@ impl RopeConfig {
                 mscale: scaling.mscale.unwrap_or(1.0),
                 mscale_all_dim: scaling.mscale_all_dim.unwrap_or(0.0),
             },
-            "longrope" => self.longrope(scaling, dims)?,
+            "longrope" | "su" => self.longrope(scaling, dims)?,
             other => {
                 let (what, found) = ("rope type", other.to_owned());
                 return Err(SpecError::Setting { what, found, supported: SUPPORTED });
@@ -270,7 +301,9 @@ impl RopeConfig {
             let expected = counted(dims / 2, "number");
             return Err(bad_value("rope_scaling.long_factor", factors.len(), expected));
         }
-        let Some(original_context) = scaling.original_max_position_embeddings else {
+        let original = scaling.original_max_position_embeddings;
+        let original = original.or(self.original_max_position_embeddings);
+        let Some(original_context) = original else {
             let field = "rope_scaling.original_max_position_embeddings";
             return Err(bad_value(field, "absent", "a number"));
         };

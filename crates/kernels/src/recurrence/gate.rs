@@ -2,7 +2,7 @@
 
 use super::block::{logistic, silu};
 use crate::elements::{Elements, ElementsMut};
-use crate::rowwise::{HeadNorm, norm_row};
+use crate::norm::{Norm, WideNorm};
 use crate::simd::{Simd, dispatched};
 use crate::threads::Threads;
 
@@ -10,45 +10,36 @@ use crate::threads::Threads;
 const PIECE_ELEMENTS: usize = 1 << 10;
 
 /// `out = norm(x) * gate * sigmoid(gate)`, where each head is normalised by itself; `x` and `gates`
-/// are `[rows, heads, head_dim]`.
+/// are `[rows, heads, head_dim]`. The norm has a weight.
 ///
 /// # Panics
 /// Panics if a length does not fit.
 #[track_caller]
 pub fn gated_norm(
     x: &[f32],
-    norm: HeadNorm<'_>,
+    norm: Norm<'_>,
     gates: &[f32],
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
     let _span = threads.span("gated_norm", 0);
-    let width = norm.weight.len();
+    let width = norm.weight.map_or(0, |weight| weight.len());
     assert!(0 < width && x.len().is_multiple_of(width), "whole heads of {width}");
     assert!(x.len() == gates.len() && x.len() == out.len(), "a gate and a result for each element");
-    let mut weight = vec![0.0; width];
-    norm.weight.load(0, &mut weight);
-    let norm = PlainNorm { weight: &weight, eps: norm.eps };
+    let norm = WideNorm::new(norm, width);
     let piece_len = PIECE_ELEMENTS.div_ceil(width) * width;
     let pieces = out.chunks(piece_len).into_iter().enumerate().collect();
     threads.for_each(pieces, |(piece, mut out): (usize, ElementsMut<'_>)| {
         let range = piece * piece_len..piece * piece_len + out.len();
         let (x, gates) = (&x[range.clone()], &gates[range]);
-        gate_heads(threads.instructions(), x, norm, gates, &mut out);
+        gate_heads(threads.instructions(), x, (&norm, width), gates, &mut out);
     });
-}
-
-/// The norm of a head, in f32.
-#[derive(Clone, Copy)]
-struct PlainNorm<'a> {
-    weight: &'a [f32],
-    eps: f32,
 }
 
 dispatched! {
     fn gate_heads(
         x: &[f32],
-        norm: PlainNorm<'_>,
+        norm: (&WideNorm, usize),
         gates: &[f32],
         out: &mut ElementsMut<'_>,
     ) = gate_heads_with
@@ -58,15 +49,14 @@ dispatched! {
 fn gate_heads_with<S: Simd>(
     simd: S,
     x: &[f32],
-    norm: PlainNorm<'_>,
+    (norm, width): (&WideNorm, usize),
     gates: &[f32],
     out: &mut ElementsMut<'_>,
 ) {
-    let width = norm.weight.len();
     let mut head = vec![0.0; width];
     for (idx, (x, gates)) in x.chunks_exact(width).zip(gates.chunks_exact(width)).enumerate() {
         head.copy_from_slice(x);
-        norm_row(simd, &mut head, (norm.weight, norm.eps));
+        norm.row(simd, &mut head);
         for (value, gate) in head.iter_mut().zip(gates) {
             *value *= silu::<S>(*gate);
         }

@@ -2,7 +2,7 @@
 //! of the heads.
 
 use jackalope_kernels::{
-    ConvKernels, DecayWeights, Elements, ElementsMut, HeadNorm, InstructionSet, RecurrenceInputs,
+    ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, Norm, RecurrenceInputs,
     RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState, Threads, gated_norm,
     recurrence, sigmoid_gate,
 };
@@ -260,7 +260,8 @@ fn gates_are_their_definitions() {
     let silu = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
     for threads in pools() {
         let mut found = vec![0.0; x.len()];
-        let norm = HeadNorm { weight: Elements::F32(&weight), eps: 1e-5 };
+        let weights = Some(Elements::F32(&weight));
+        let norm = Norm { is_centred: false, weight: weights, bias: None, eps: 1e-5 };
         gated_norm(&x, norm, &gates, ElementsMut::F32(&mut found), &threads);
         for ((x, gates), found) in x.chunks(40).zip(gates.chunks(40)).zip(found.chunks(40)) {
             let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();

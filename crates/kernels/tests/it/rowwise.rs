@@ -2,8 +2,8 @@
 
 use half::bf16;
 use jackalope_kernels::{
-    Elements, ElementsMut, HeadNorm, InstructionSet, Rotation, Terms, Threads, add_bias, add_terms,
-    place_heads, rms_norm, swiglu,
+    Activation, Elements, ElementsMut, InstructionSet, Norm, Rotation, Terms, Threads, activate,
+    add_bias, add_terms, gated, normalize, place_heads, rms_norm, scale_logits, swiglu,
 };
 use proptest::prelude::*;
 
@@ -41,6 +41,55 @@ fn norm_of(row: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     row.iter().zip(weight).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect()
 }
 
+/// Layer normalisation, or root-mean-square normalisation, with a bias or without.
+fn norm_with(row: &[f32], norm: Norm<'_>) -> Vec<f64> {
+    let wide: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
+    let mean = wide.iter().sum::<f64>() / wide.len() as f64;
+    let base = if norm.is_centred { mean } else { 0.0 };
+    let squares: f64 = wide.iter().map(|x| (x - base).powi(2)).sum();
+    let scale = 1.0 / (squares / wide.len() as f64 + f64::from(norm.eps)).sqrt();
+    let at = |vector: Option<Elements<'_>>, idx: usize, default: f64| match vector {
+        Some(Elements::F32(values)) => f64::from(values[idx]),
+        _ => default,
+    };
+    let value = |(idx, x): (usize, &f64)| {
+        (x - base) * scale * at(norm.weight, idx, 1.0) + at(norm.bias, idx, 0.0)
+    };
+    wide.iter().enumerate().map(value).collect()
+}
+
+/// The definition of an activation. The error function is the integral of its derivative.
+fn activated(activation: Activation, x: f64) -> f64 {
+    let erf = |x: f64| {
+        let (steps, width) = (2000, x / 2000.0);
+        let middles = (0..steps).map(|step| (f64::from(step) + 0.5) * width);
+        let sum: f64 = middles.map(|t| (-t * t).exp()).sum();
+        sum * width * std::f64::consts::FRAC_2_SQRT_PI
+    };
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt())),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Xielu { positive, negative, beta, eps } => {
+            let [positive, negative, beta, eps] = [positive, negative, beta, eps].map(f64::from);
+            let below = negative * (x.min(eps).exp_m1() - x);
+            beta * x + if x > 0.0 { positive * x * x } else { below }
+        }
+    }
+}
+
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::ReluSquared,
+    Activation::Xielu { positive: 0.8, negative: 1.3, beta: 0.5, eps: -1e-6 },
+];
+
 fn normed(x: &[f32], weight: &[f32], threads: &Threads) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
     let (x, weight) = (Elements::F32(x), Elements::F32(weight));
@@ -61,6 +110,83 @@ proptest! {
             for (row, found) in x.chunks(width).zip(found.chunks(width)) {
                 assert_near(found, norm_of(row, &weight, 1e-5));
                 prop_assert_eq!(&normed(row, &weight, &threads), found);
+            }
+        }
+    }
+
+    #[test]
+    fn a_norm_may_subtract_the_mean_and_lack_or_have_any_vector(
+        rows in 1_usize..20, width in 2_usize..700, is_centred: bool, has_weight: bool,
+        has_bias: bool, seed: u64,
+    ) {
+        let x = numbers(rows * width, seed);
+        let (weight, bias) = (numbers(width, seed ^ 1), numbers(width, seed ^ 2));
+        let norm = Norm {
+            is_centred,
+            weight: has_weight.then_some(Elements::F32(&weight)),
+            bias: has_bias.then_some(Elements::F32(&bias)),
+            eps: 1e-5,
+        };
+        for threads in pools() {
+            let mut found = vec![0.0; x.len()];
+            normalize(Elements::F32(&x), norm, width, ElementsMut::F32(&mut found), &threads);
+            for (row, found) in x.chunks(width).zip(found.chunks(width)) {
+                assert_near(found, norm_with(row, norm));
+            }
+        }
+    }
+
+    #[test]
+    fn an_activation_is_its_definition(len in 1_usize..600, which in 0_usize..5, seed: u64) {
+        let activation = ACTIVATIONS[which];
+        let (x, up) = (numbers(len, seed), numbers(len, seed ^ 1));
+        let expected: Vec<f64> = x.iter().map(|x| activated(activation, f64::from(*x))).collect();
+        for threads in pools() {
+            let mut found = vec![0.0; len];
+            activate(activation, &x, ElementsMut::F32(&mut found), &threads);
+            assert_near(&found, expected.iter().copied());
+            gated(activation, &x, &up, ElementsMut::F32(&mut found), &threads);
+            assert_near(&found, expected.iter().zip(&up).map(|(x, up)| x * f64::from(*up)));
+        }
+    }
+
+    #[test]
+    fn logits_are_scaled_and_capped(len in 1_usize..30_000, has_cap: bool, seed: u64) {
+        let logits = numbers(len, seed);
+        for threads in pools() {
+            let mut found = logits.clone();
+            scale_logits(&mut found, 2.5, has_cap.then_some(6.0), &threads);
+            assert_near(&found, logits.iter().map(|logit| {
+                let scaled = f64::from(*logit) * 2.5;
+                if has_cap { 6.0 * (scaled / 6.0).tanh() } else { scaled }
+            }));
+        }
+    }
+
+    #[test]
+    fn a_product_is_normalised_and_scaled_before_it_is_added(
+        rows in 1_usize..10, width in 2_usize..600, is_centred: bool, seed: u64,
+    ) {
+        let product = numbers(rows * width, seed);
+        let wide: Vec<f64> = product.iter().map(|value| f64::from(*value)).collect();
+        let (residual, weight) = (numbers(rows * width, seed ^ 1), numbers(width, seed ^ 2));
+        let norm = Norm {
+            is_centred,
+            weight: Some(Elements::F32(&weight)),
+            bias: None,
+            eps: 1e-5,
+        };
+        let residual_of = Elements::F32(&residual);
+        let terms =
+            Terms { residual: residual_of, bias: None, norm: Some(norm), factor: 0.25, width };
+        for threads in pools() {
+            let mut found = vec![0.0; product.len()];
+            add_terms(&wide, terms, ElementsMut::F32(&mut found), &threads);
+            for (row, found) in found.chunks(width).enumerate() {
+                let row = row * width..(row + 1) * width;
+                let normed = norm_with(&product[row.clone()], norm);
+                let residual = residual[row].iter().map(|value| f64::from(*value));
+                assert_near(found, normed.iter().zip(residual).map(|(x, h)| h + 0.25 * x));
             }
         }
     }
@@ -91,6 +217,9 @@ proptest! {
         let terms = Terms {
             bias: has_bias.then_some(Elements::Bf16(&bias)),
             residual: Elements::Bf16(&residual),
+            norm: None,
+            factor: 1.0,
+            width,
         };
         for threads in pools() {
             let mut found = vec![bf16::ZERO; product.len()];
@@ -116,20 +245,26 @@ proptest! {
         let head_dim = (2 * pairs + unrotated).max(1);
         let x = numbers(rows * heads * head_dim, seed);
         let angles = numbers(rows * pairs, seed ^ 1);
-        let weight = numbers(head_dim, seed ^ 2);
+        let has_own_weights = seed.is_multiple_of(2);
+        let own = if has_own_weights { heads * head_dim } else { head_dim };
+        let weight = numbers(own, seed ^ 2);
         let cos: Vec<f32> = angles.iter().map(|angle| angle.cos()).collect();
         let sin: Vec<f32> = angles.iter().map(|angle| angle.sin()).collect();
         let rotation = Rotation { cos: &cos, sin: &sin, head_dim, pairs, is_traditional };
-        let norm = has_norm.then_some(HeadNorm { weight: Elements::F32(&weight), eps: 1e-6 });
+        let norm = has_norm.then_some(Norm {
+            is_centred: false,
+            weight: Some(Elements::F32(&weight)),
+            bias: None,
+            eps: 1e-6,
+        });
         for threads in pools() {
             let mut found = x.clone();
             place_heads(&mut found, norm, rotation, &threads);
             for (idx, (head, found)) in x.chunks(head_dim).zip(found.chunks(head_dim)).enumerate() {
-                let row = idx / heads;
-                let head = match norm {
-                    Some(_) => norm_of(head, &weight, 1e-6),
-                    None => head.iter().map(|x| f64::from(*x)).collect(),
-                };
+                let (row, first) = (idx / heads, idx % heads * head_dim % own);
+                let weight = &weight[first..first + head_dim];
+                let plain: Vec<f64> = head.iter().map(|x| f64::from(*x)).collect();
+                let head = if has_norm { norm_of(head, weight, 1e-6) } else { plain };
                 let mut expected = head.clone();
                 for pair in 0..pairs {
                     let (a, b) = if is_traditional {

@@ -9,7 +9,7 @@ use super::{Dimensions, Network};
 use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::layers::{Embedding, Head, Heads, RmsNorm, Ropes, Stack, vocabulary};
+use crate::layers::{Embedding, Head, Heads, Norm, NormSettings, Ropes, Stack, vocabulary};
 use crate::parallel::Parallel;
 use crate::step::Step;
 use crate::weights::Weights;
@@ -19,7 +19,7 @@ use crate::weights::Weights;
 pub(super) struct Decoder {
     embed_tokens: Embedding,
     layers: Stack<DecoderLayer>,
-    norm: RmsNorm,
+    norm: Norm,
     lm_head: Head,
     hidden_size: usize,
     context_tokens: u32,
@@ -42,6 +42,7 @@ impl Decoder {
         let head = (!layout.is_tied).then(|| w.at(spec.head.module()));
         let shape = (spec.vocab_size, hidden);
         let (embed_tokens, lm_head) = vocabulary(&table, head.as_ref(), shape, parallel)?;
+        let embed_tokens = embed_tokens.scaled(spec.embedding_scale);
         let ropes = &Ropes::default();
         let load = |layer_idx: usize| {
             let (layer, layout) = (&spec.layers[layer_idx], &layout.layers[layer_idx]);
@@ -54,16 +55,17 @@ impl Decoder {
                 root: w,
                 parallel,
             };
-            DecoderLayer::load(&w.at(&layer.prefix), &parts)
+            DecoderLayer::load(&parts)
         };
         let layers = Stack::load(num_layers, hidden, w.dtype(), parallel, load)?;
-        let norm = RmsNorm::load(&w.at(spec.norm.module()), hidden, spec.norm_eps, parallel)?;
+        let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
+        let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;
         Ok(Decoder {
             embed_tokens,
             heads: reported_heads(&layers).clone(),
             layers,
             norm,
-            lm_head,
+            lm_head: lm_head.finishing(spec.logits),
             hidden_size: hidden,
             context_tokens: spec.context_tokens,
         })

@@ -1,13 +1,15 @@
 //! The feed-forward block of a layer: dense, or a mixture of experts.
 
 use jackalope_kernels as kernels;
-use jackalope_spec::{Dimension, ExpertsSpec, FeedForward, RouterScores, RouterSpec};
+use jackalope_spec::{
+    Activation, Dimension, ExpertsSpec, FeedForward, MlpSpec, RouterScores, RouterSpec,
+};
 
-use super::parts::LayerParts;
+use super::parts::{LayerParts, mlp_weights};
 use crate::error::LoadError;
 use crate::layers::{
-    ExpertSizes, ExpertWeights, Experts, HasBias, Linear, Mlp, MlpBlock, Residual, RmsNorm, Router,
-    RouterSettings, SharedExpert, SparseMlp,
+    BlockFrame, ExpertSizes, ExpertWeights, Experts, HasBias, Linear, Mlp, MlpBlock, MlpWeights,
+    Residual, Router, RouterSettings, SharedExpert, SparseMlp,
 };
 use crate::split::Cut;
 use crate::weights::Weights;
@@ -20,33 +22,24 @@ pub(super) enum FeedForwardBlock {
 }
 
 impl FeedForwardBlock {
-    /// Loads the block of the layer whose tensors are at `w`.
+    /// Loads the block of a layer.
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(super) fn load(
-        w: &Weights<'_>,
-        parts: &LayerParts<'_, '_>,
-    ) -> Result<FeedForwardBlock, LoadError> {
+    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<FeedForwardBlock, LoadError> {
         match &parts.spec.feed_forward {
-            FeedForward::Mlp(mlp) => {
-                let unit = parts.layout.inner_units[&Dimension::Inner];
-                let block = MlpBlock { inner: mlp.inner, unit, has_bias: mlp.has_bias };
-                let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
-                let mlp = Mlp::load(&w.at("mlp"), hidden, block, parallel)?;
-                Ok(FeedForwardBlock::Dense(Box::new(mlp)))
-            }
+            FeedForward::Mlp(mlp) => Ok(FeedForwardBlock::Dense(Box::new(dense(mlp, parts)?))),
             FeedForward::Experts(spec) => {
                 Ok(FeedForwardBlock::Sparse(Box::new(mixture(spec, parts)?)))
             }
         }
     }
 
-    /// Returns `residual + block(norm(residual))`.
-    pub(super) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
+    /// Adds the block to the stream.
+    pub(super) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
         match self {
-            FeedForwardBlock::Dense(mlp) => mlp.add_to(residual, norm),
-            FeedForwardBlock::Sparse(mixture) => mixture.add_to(residual, norm),
+            FeedForwardBlock::Dense(mlp) => mlp.add_to(residual, frame),
+            FeedForwardBlock::Sparse(mixture) => mixture.add_to(residual, frame),
         }
     }
 
@@ -57,6 +50,37 @@ impl FeedForwardBlock {
             FeedForwardBlock::Sparse(mixture) => mixture.inner(),
         }
     }
+}
+
+fn dense(spec: &MlpSpec, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
+    let block = MlpBlock {
+        inner: spec.inner,
+        unit: parts.layout.inner_units[&Dimension::Inner],
+        has_bias: spec.has_bias,
+        activation: activation(spec, parts.root)?,
+    };
+    let weights = mlp_weights(parts.root, &spec.modules, spec.inner);
+    Mlp::load(&weights, parts.model.hidden_size, block, parts.parallel)
+}
+
+fn activation(spec: &MlpSpec, root: &Weights<'_>) -> Result<kernels::Activation, LoadError> {
+    Ok(match spec.activation {
+        Activation::Silu => kernels::Activation::Silu,
+        Activation::Gelu => kernels::Activation::Gelu,
+        Activation::GeluTanh => kernels::Activation::GeluTanh,
+        Activation::ReluSquared => kernels::Activation::ReluSquared,
+        Activation::Xielu => {
+            let w = root.at(&spec.modules.activation);
+            let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+            let beta = w.number("beta")?;
+            kernels::Activation::Xielu {
+                positive: softplus(w.number("alpha_p")?),
+                negative: beta + softplus(w.number("alpha_n")?),
+                beta,
+                eps: w.number("eps")?,
+            }
+        }
+    })
 }
 
 fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, LoadError> {
@@ -81,8 +105,16 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
     let experts = Experts::load(&weights, sizes, parallel)?;
     let shared = match (&modules.shared, spec.shared_inner) {
         (Some(module), Some(inner)) => {
-            let block = MlpBlock { inner, unit: unit(Dimension::SharedInner), has_bias: false };
-            let mlp = Mlp::load(&root.at(module), hidden, block, parallel)?;
+            let block = MlpBlock {
+                inner,
+                unit: unit(Dimension::SharedInner),
+                has_bias: false,
+                activation: kernels::Activation::Silu,
+            };
+            let at = |name: &str| root.at(module).at(name);
+            let (gate_proj, up_proj) = (Some(at("gate_proj")), at("up_proj"));
+            let weights = MlpWeights { gate_proj, up_proj, down_proj: at("down_proj") };
+            let mlp = Mlp::load(&weights, hidden, block, parallel)?;
             let one = Cut::of_all_ranks(1);
             let gate = modules
                 .shared_gate

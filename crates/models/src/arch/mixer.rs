@@ -1,18 +1,21 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
-use jackalope_spec::{AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, QkNorm};
+use jackalope_spec::{
+    AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, QkNorm, QkvModules,
+    StackedModule,
+};
 
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{
-    AllHeadsNorm, Attention, AttentionParts, GatedDelta, GatedDeltaParts, HasBias, HeadMatrix,
-    HeadNorms, Heads, LatentAttention, LatentParts, LatentQueries, LatentSizes, Linear, OwnRows,
-    Residual, RmsNorm,
+    AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
+    HeadMatrix, HeadNorms, Heads, LatentAttention, LatentParts, LatentQueries, LatentSizes, Linear,
+    Norm, NormSettings, OwnRows, Residual,
 };
-use crate::split::Cut;
+use crate::split::{Cut, HeadCut};
 use crate::step::{Reach, Step};
-use crate::weights::{Part, Weights};
+use crate::weights::{Part, RowView, Weights};
 
 /// The mixer of a layer.
 #[derive(Debug)]
@@ -23,36 +26,33 @@ pub(super) enum MixerBlock {
 }
 
 impl MixerBlock {
-    /// Loads the mixer of the layer whose tensors are at `w`.
+    /// Loads the mixer of a layer.
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(super) fn load(
-        w: &Weights<'_>,
-        parts: &LayerParts<'_, '_>,
-    ) -> Result<MixerBlock, LoadError> {
+    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<MixerBlock, LoadError> {
         Ok(match &parts.spec.mixer {
-            Mixer::Attention(spec) => {
-                MixerBlock::Attention(Box::new(attention(&w.at("self_attn"), spec, parts)?))
-            }
+            Mixer::Attention(spec) => MixerBlock::Attention(Box::new(attention(spec, parts)?)),
             Mixer::GatedDelta(spec) => MixerBlock::GatedDelta(Box::new(gated_delta(spec, parts)?)),
-            Mixer::Latent(spec) => {
-                MixerBlock::Latent(Box::new(latent(&w.at("self_attn"), spec, parts)?))
-            }
+            Mixer::Latent(spec) => MixerBlock::Latent(Box::new(latent(
+                &parts.root.at(format!("{}.self_attn", parts.spec.prefix)),
+                spec,
+                parts,
+            )?)),
         })
     }
 
-    /// Returns `residual + mixer(norm(residual))`.
+    /// Adds the mixer to the stream.
     pub(super) fn add_to(
         &self,
         residual: Residual,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         step: &mut Step<'_, '_>,
     ) -> Residual {
         match self {
-            MixerBlock::Attention(attention) => attention.add_to(residual, norm, step),
-            MixerBlock::GatedDelta(delta) => delta.add_to(residual, norm, step),
-            MixerBlock::Latent(latent) => latent.add_to(residual, norm, step),
+            MixerBlock::Attention(attention) => attention.add_to(residual, frame, step),
+            MixerBlock::GatedDelta(delta) => delta.add_to(residual, frame, step),
+            MixerBlock::Latent(latent) => latent.add_to(residual, frame, step),
         }
     }
 
@@ -93,52 +93,98 @@ fn gated_delta(spec: &GatedDeltaSpec, parts: &LayerParts<'_, '_>) -> Result<Gate
     GatedDelta::load(&delta, heads)
 }
 
-fn attention(
-    w: &Weights<'_>,
-    spec: &AttentionSpec,
-    parts: &LayerParts<'_, '_>,
-) -> Result<Attention, LoadError> {
-    let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
+fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attention, LoadError> {
+    let LayerParts { root, parallel, .. } = *parts;
+    let hidden = parts.model.hidden_size;
     let heads = Heads::new(parts.layout.heads, spec.head_dim, parallel);
     let qkv_bias = HasBias::when(spec.has_qkv_bias);
-    let head_norm = |name| parts.norm(&w.at(name), spec.head_dim);
-    let head_norms = match spec.qk_norm {
-        None => None,
-        Some(QkNorm::PerHead) => {
-            Some(HeadNorms::PerHead([head_norm("q_norm")?, head_norm("k_norm")?]))
-        }
-        Some(QkNorm::RotatedUnweighted { eps }) => {
-            let norm = || RmsNorm::unweighted(spec.head_dim, eps, w.dtype(), parallel);
-            Some(HeadNorms::Rotated([norm(), norm()]))
-        }
-        Some(QkNorm::AllHeads) => {
-            let norm = AllHeadsNorm::load(w, &heads, parts.model.norm_eps, parallel)?;
-            Some(HeadNorms::AllHeads(norm))
-        }
-    };
+    let [q, k, v] = qkv_weights(root, spec);
     let (q_proj, gate) = if spec.has_output_gate {
         let [query, gate] = query_and_gate(spec).map(|rows| OwnRows::new(&rows, &heads.cut.heads));
-        let load = |rows| Linear::of_rows(&w.at("q_proj"), hidden, rows, qkv_bias);
+        let load = |rows| Linear::of_rows(&q, hidden, rows, qkv_bias);
         (load(&query)?, Some(load(&gate)?))
     } else {
-        (Linear::column(&w.at("q_proj"), hidden, &heads.queries(), qkv_bias)?, None)
+        (Linear::column(&q, hidden, &heads.queries(), qkv_bias)?, None)
     };
-    let queries = &heads.cut.heads;
-    let sinks = spec.sinks.map(|name| w.floats(name, &[queries.full], Part::rows(queries)));
+    let output_bias = HasBias::when(spec.has_output_bias);
+    let (block, queries) = (root.at(&spec.modules.block), &heads.cut.heads);
+    let sinks = spec.sinks.map(|name| block.floats(name, &[queries.full], Part::rows(queries)));
     let attention = AttentionParts {
         sinks: sinks.transpose()?,
         q_proj,
         gate,
-        k_proj: Linear::column(&w.at("k_proj"), hidden, &heads.keys(), qkv_bias)?,
-        v_proj: Linear::column(&w.at("v_proj"), hidden, &heads.keys(), qkv_bias)?,
-        o_proj: heads.o_proj(&w.at("o_proj"), hidden, HasBias::when(spec.has_output_bias))?,
-        head_norms,
+        k_proj: Linear::column(&k, hidden, &heads.keys(), qkv_bias)?,
+        v_proj: Linear::column(&v, hidden, &heads.keys(), qkv_bias)?,
+        o_proj: heads.o_proj(&root.at(&spec.modules.output), hidden, output_bias)?,
+        head_norms: head_norms(spec, &heads, parts)?,
         rope: parts.ropes.of(&spec.rope),
         heads,
         reach: Reach { window: spec.window, chunk: spec.chunk },
         query_growth: spec.query_growth,
+        scale: spec.scale,
+        soft_cap: spec.soft_cap,
     };
-    Ok(Attention::new(attention, parts.layer_idx, w.dtype(), parallel))
+    Ok(Attention::new(attention, parts.layer_idx, root.dtype(), parallel))
+}
+
+/// Returns the projections to queries, keys and values.
+fn qkv_weights<'a>(root: &Weights<'a>, spec: &AttentionSpec) -> [Weights<'a>; 3] {
+    let &AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
+    let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+    let total = queries + 2 * keys;
+    match &spec.modules.qkv {
+        QkvModules::Apart(modules) => modules.each_ref().map(|module| root.at(module)),
+        QkvModules::Stacked(module) => [(0, queries), (queries, keys), (queries + keys, keys)]
+            .map(|(first, len)| root.at(module).rows(RowView::window(first, len, total))),
+        QkvModules::Grouped(module) => {
+            let (run, stride) = (queries / kv_heads, total / kv_heads);
+            let views = [(0, run), (run, head_dim), (run + head_dim, head_dim)];
+            views.map(|(offset, run)| root.at(module).rows(RowView { run, stride, offset, total }))
+        }
+    }
+}
+
+/// Loads the norms of queries and of keys.
+fn head_norms(
+    spec: &AttentionSpec,
+    heads: &Heads,
+    parts: &LayerParts<'_, '_>,
+) -> Result<Option<HeadNorms>, LoadError> {
+    let LayerParts { root, parallel, .. } = *parts;
+    let [q_norm, k_norm] = &spec.modules.qk_norms;
+    let alone = |norms: [Norm; 2]| {
+        if spec.norm_follows_rotation {
+            HeadNorms::Rotated(norms)
+        } else {
+            HeadNorms::PerHead(norms)
+        }
+    };
+    Ok(Some(match spec.qk_norm {
+        None => return Ok(None),
+        Some(QkNorm::PerHead) => {
+            let load = |module: &String| parts.norm(&root.at(module), spec.head_dim);
+            alone([load(q_norm)?, load(k_norm)?])
+        }
+        Some(QkNorm::OwnWeights) => {
+            assert!(!spec.norm_follows_rotation, "no family has such norms after the rotation");
+            let load = |module: &String, cut: &Cut| {
+                let each = [format!("{module}."), String::new()];
+                let stacked = StackedModule { stacked: module.clone(), each, blocks: None };
+                let w = root.experts(&stacked, cut.full);
+                Norm::load_heads(&w, spec.head_dim, cut, parts.vector_settings(), parallel)
+            };
+            let HeadCut { heads, kv_heads } = &heads.cut;
+            alone([load(q_norm, heads)?, load(k_norm, kv_heads)?])
+        }
+        Some(QkNorm::RotatedUnweighted { eps }) => {
+            let norm = || Norm::unweighted(spec.head_dim, eps, root.dtype(), parallel);
+            HeadNorms::Rotated([norm(), norm()])
+        }
+        Some(QkNorm::AllHeads) => {
+            let block = root.at(&spec.modules.block);
+            HeadNorms::AllHeads(AllHeadsNorm::load(&block, heads, parts.model.norm_eps, parallel)?)
+        }
+    }))
 }
 
 /// Returns the rows of queries and of gates in `q_proj`, which alternate head by head.
@@ -165,7 +211,8 @@ fn latent(
     let heads = Heads::new(parts.layout.heads, value_dim, parallel);
     let own = &heads.cut.heads;
     let (bias, queries) = (HasBias::when(spec.has_bias), own.scaled(sizes.query()));
-    let norm = |name, width| RmsNorm::load(&w.at(name), width, spec.norm_eps, parallel);
+    let settings = NormSettings { kind: NormKind::default(), eps: spec.norm_eps };
+    let norm = |name, width| Norm::load(&w.at(name), width, settings, parallel);
     let whole = |name, width| Linear::column(&w.at(name), hidden, &Cut::of_all_ranks(width), bias);
     let queries = match spec.q_rank {
         None => {

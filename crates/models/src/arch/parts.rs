@@ -1,11 +1,13 @@
 //! What a layer is made from.
 
-use jackalope_spec::{LayerLayout, LayerSpec, ModelSpec};
+use jackalope_spec::{
+    BlockNorms, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec, NormKind,
+};
 
 use crate::error::LoadError;
-use crate::layers::{RmsNorm, Ropes};
+use crate::layers::{BlockFrame, MlpWeights, Norm, NormSettings, Ropes};
 use crate::parallel::Parallel;
-use crate::weights::Weights;
+use crate::weights::{RowView, Weights};
 
 /// What a layer is made from.
 #[derive(Clone, Copy)]
@@ -21,8 +23,43 @@ pub(super) struct LayerParts<'a, 'w> {
 }
 
 impl LayerParts<'_, '_> {
-    /// Loads the norm at `w`, of vectors of `width` elements.
-    pub(super) fn norm(&self, w: &Weights<'_>, width: usize) -> Result<RmsNorm, LoadError> {
-        RmsNorm::load(w, width, self.model.norm_eps, self.parallel)
+    /// Loads the norm at `w`, of vectors of `width` elements that are not the stream.
+    pub(super) fn norm(&self, w: &Weights<'_>, width: usize) -> Result<Norm, LoadError> {
+        Norm::load(w, width, self.vector_settings(), self.parallel)
     }
+
+    /// Returns how norms of vectors that are not the stream normalise: without biases.
+    pub(super) fn vector_settings(&self) -> NormSettings {
+        let kind = NormKind { has_bias: false, ..self.model.norm_kind };
+        NormSettings { kind, eps: self.model.norm_eps }
+    }
+
+    /// Loads the norms around a block.
+    pub(super) fn frame(&self, norms: &BlockNorms) -> Result<BlockFrame, LoadError> {
+        let load = |module: &Option<String>| {
+            let ModelSpec { hidden_size, norm_kind: kind, norm_eps: eps, .. } = *self.model;
+            let settings = NormSettings { kind, eps };
+            let module = module.as_ref().map(|module| self.root.at(module));
+            module.map(|w| Norm::load(&w, hidden_size, settings, self.parallel)).transpose()
+        };
+        let factor = self.spec.residual_factor;
+        Ok(BlockFrame { input: load(&norms.input)?, output: load(&norms.output)?, factor })
+    }
+}
+
+/// Returns the tensors of a dense block with `inner` inner elements.
+pub(super) fn mlp_weights<'a>(
+    root: &Weights<'a>,
+    modules: &MlpModules,
+    inner: usize,
+) -> MlpWeights<'a> {
+    let (gate_proj, up_proj) = match &modules.inward {
+        InwardModules::Apart([gate, up]) => (Some(root.at(gate)), root.at(up)),
+        InwardModules::Ungated(up) => (None, root.at(up)),
+        InwardModules::Stacked(both) => {
+            let rows = |first| root.at(both).rows(RowView::window(first, inner, 2 * inner));
+            (Some(rows(0)), rows(inner))
+        }
+    };
+    MlpWeights { gate_proj, up_proj, down_proj: root.at(&modules.down) }
 }

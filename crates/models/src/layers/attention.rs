@@ -9,12 +9,14 @@ use jackalope_kernels::{
 use jackalope_mlx::{Array, Dtype, Pinned};
 use jackalope_spec::QueryGrowth;
 
+use super::frame::BlockFrame;
 use super::head_norms::{HeadNorms, HeadNormsKernel};
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, dim, elements, float, pinned};
 use super::linear::{Linear, LinearKernel};
-use super::norm::{NormKernel, RmsNorm};
-use super::output::BlockOutput;
+use super::mlp::Mlp;
+use super::norm::NormKernel;
+use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockValues};
@@ -45,6 +47,10 @@ pub(crate) struct AttentionParts {
     pub(crate) query_growth: Option<QueryGrowth>,
     /// A score for each of this rank's query heads that takes part in the soft-max, `[heads]`.
     pub(crate) sinks: Option<Array>,
+    /// Factor of the scores.
+    pub(crate) scale: f32,
+    /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
+    pub(crate) soft_cap: Option<f32>,
 }
 
 /// Grouped-query attention with rotary positions.
@@ -52,7 +58,6 @@ pub(crate) struct AttentionParts {
 pub(crate) struct Attention {
     parts: AttentionParts,
     layer_idx: usize,
-    scale: f32,
     dtype: Dtype,
     parallel: Parallel,
 }
@@ -64,8 +69,7 @@ impl Attention {
         dtype: Dtype,
         parallel: &Parallel,
     ) -> Attention {
-        let scale = (parts.heads.head_dim as f64).powf(-0.5) as f32;
-        Attention { parts, layer_idx, scale, dtype, parallel: parallel.clone() }
+        Attention { parts, layer_idx, dtype, parallel: parallel.clone() }
     }
 
     /// Returns this rank's heads.
@@ -80,11 +84,11 @@ impl Attention {
         LayerCacheShape::Positions(KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim })
     }
 
-    /// Returns `residual + attention(norm(residual))`.
+    /// Adds the block to the stream.
     pub(crate) fn add_to(
         &self,
         residual: Residual,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let parts = &self.parts;
@@ -94,7 +98,7 @@ impl Attention {
         let output = BlockOutput { num_sums, ..parts.o_proj.block_output() };
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
-            return residual.stock_block(norm, output, work);
+            return residual.stock_block(frame, output, work);
         };
         let (projection, kernel) = (self.projection(), self.kernel(step));
         let (queries, keys) = (parts.heads.queries().len(), parts.heads.keys().len());
@@ -105,7 +109,42 @@ impl Attention {
             first: move |x: Elements<'_>, threads: &Threads| projection.project(x, threads),
             second: move |middle, threads: &Threads| kernel.product(middle, threads),
         };
-        residual.kernel_block_of_two(norm, output, threads, block)
+        residual.kernel_block_of_two(frame, output, threads, block)
+    }
+
+    /// Adds this block and a feed-forward block that reads the same norm to the stream.
+    ///
+    /// # Panics
+    /// Panics if all heads are normalised together: the ranks would have to add their squares first.
+    pub(crate) fn add_beside(
+        &self,
+        mlp: &Mlp,
+        residual: Residual,
+        frame: &BlockFrame,
+        step: &mut Step<'_, '_>,
+    ) -> Residual {
+        let norms = self.parts.head_norms.as_ref();
+        assert!(norms.is_none_or(|norms| norms.num_sums(false) == 0), "heads are normalised alone");
+        let (output, beside) = (self.parts.o_proj.block_output(), mlp.block_output());
+        let (has_heads, has_mlp) = (!output.is_empty, !beside.is_empty);
+        let bias = output.bias.or(beside.bias);
+        let output = BlockOutput { bias, is_empty: !has_heads && !has_mlp, ..output };
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            return residual.stock_block(frame, output, |x| {
+                let heads = has_heads.then(|| self.parts.o_proj.stock(&self.stock_heads(x, step)));
+                let beside = has_mlp.then(|| mlp.stock(x));
+                stock_sum_products(heads, beside).expect("the block is not empty")
+            });
+        };
+        let heads = has_heads.then(|| (self.projection(), self.kernel(step)));
+        let beside = has_mlp.then(|| mlp.kernel());
+        residual.kernel_block(frame, output, threads, move |x, threads| {
+            let heads = heads
+                .as_ref()
+                .map(|(projection, heads)| heads.product(projection.project(x, threads), threads));
+            let beside = beside.as_ref().map(|mlp| mlp.product(x, threads));
+            sum_products(heads, beside).expect("the block is not empty")
+        })
     }
 
     fn projection(&self) -> ProjectionKernel {
@@ -132,10 +171,10 @@ impl Attention {
                 kv_heads: parts.heads.cut.kv_heads.len(),
                 head_dim: parts.heads.head_dim,
                 value_dim: parts.heads.head_dim,
-                scale: self.scale,
+                scale: parts.scale,
                 window: parts.reach.window,
                 chunk: parts.reach.chunk,
-                soft_cap: None,
+                soft_cap: parts.soft_cap,
                 sinks: None,
             },
             spans: step.spans.clone(),
@@ -161,7 +200,8 @@ impl Attention {
         let attention = StockAttention {
             layer_idx: self.layer_idx,
             rope: Some(&parts.rope),
-            scale: self.scale,
+            scale: parts.scale,
+            soft_cap: parts.soft_cap,
             reach: parts.reach,
             norms: parts.head_norms.as_ref().and_then(HeadNorms::rotated),
             sinks: parts.sinks.as_ref(),
@@ -240,7 +280,7 @@ impl AttentionKernel {
         let (mut q, mut k, v) = (std::mem::take(q), std::mem::take(k), std::mem::take(v));
         let norms = self.norms.as_ref();
         let norms = norms.and_then(|norms| norms.apply([&mut q, &mut k], sums, threads));
-        let norms = norms.map(|norms| norms.each_ref().map(NormKernel::of_heads));
+        let norms = norms.map(|norms| norms.each_ref().map(NormKernel::view));
         let rotation = self.rotations.rotation(self.config.head_dim);
         kernels::place_heads(&mut q, norms.map(|norms| norms[0]), rotation, threads);
         kernels::place_heads(&mut k, norms.map(|norms| norms[1]), rotation, threads);

@@ -4,9 +4,10 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::Threads;
+use jackalope_kernels::{self as kernels, ElementsMut, Threads};
 use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::TokenId;
+use jackalope_spec::LogitsSpec;
 
 use super::kernel::{Matrix, MatrixCut, dim, primitive, zeros_after};
 use super::residual::Residual;
@@ -84,20 +85,25 @@ impl Table {
     }
 
     /// Returns the logits of this rank's rows for `x` `[n, hidden]`, in f32 with our kernels.
-    fn logits(&self, x: &Array) -> Array {
+    fn logits(&self, x: &Array, finish: LogitsSpec) -> Array {
         let threads = match self.parallel.compute() {
             Compute::Kernels(threads) => threads,
             Compute::Stock => return self.matrix.stock_product(x),
         };
         let kernel = self.matrix.kernel();
         let out = (vec![x.dim(0), dim(self.matrix.output())], Dtype::F32);
-        primitive("head", &[x], out, threads, move |inputs, out, threads| {
-            kernel.multiply(inputs.elements(), out, threads);
+        primitive("head", &[x], out, threads, move |inputs, mut out, threads| {
+            kernel.multiply(inputs.elements(), out.reborrow(), threads);
+            if let ElementsMut::F32(logits) = out
+                && finish != LogitsSpec::PLAIN
+            {
+                kernels::scale_logits(logits, finish.scale, finish.soft_cap, threads);
+            }
         })
     }
 
     /// Returns the logits of this rank's rows, padded with zeros to `[n, width]`.
-    fn padded_logits(&self, x: &Array, width: usize) -> Array {
+    fn padded_logits(&self, x: &Array, width: usize, finish: LogitsSpec) -> Array {
         let dtype = match self.parallel.compute() {
             Compute::Kernels(_) => Dtype::F32,
             Compute::Stock => self.dtype,
@@ -105,19 +111,19 @@ impl Table {
         let padding = zeros_after(x, width - self.own().len(), dtype);
         match self.own().len() {
             0 => padding,
-            own if own == width => self.logits(x),
-            _ => Array::concatenate(&[&self.logits(x), &padding], 1),
+            own if own == width => self.logits(x, finish),
+            _ => Array::concatenate(&[&self.logits(x, finish), &padding], 1),
         }
     }
 
     /// Returns the logits of all rows, f32 `[n, vocab]`, on every rank.
-    fn all_logits(&self, x: &Array) -> Array {
+    fn all_logits(&self, x: &Array, finish: LogitsSpec) -> Array {
         let num_rows = x.dim(0);
         if self.parallel.size() == 1 {
-            return self.logits(x).astype(Dtype::F32);
+            return self.logits(x, finish).astype(Dtype::F32);
         }
         let widest = self.cuts.iter().map(Cut::len).max().unwrap_or(0);
-        let gathered = self.parallel.all_gather(&self.padded_logits(x, widest)); // [ranks * n, widest]
+        let gathered = self.parallel.all_gather(&self.padded_logits(x, widest, finish)); // [ranks * n, widest]
         let parts = self.cuts.iter().enumerate().filter(|(_, cut)| !cut.is_empty());
         let parts: Vec<Array> = parts
             .map(|(rank, cut)| {
@@ -144,7 +150,8 @@ pub(crate) fn vocabulary(
         Some(w) => Rc::new(Table::load(w, shape, ends, parallel)?),
         None => Rc::clone(&table),
     };
-    Ok((Embedding { table, hidden: shape.1 }, Head { table: head }))
+    let embedding = Embedding { table, hidden: shape.1, scale: None };
+    Ok((embedding, Head { table: head, finish: LogitsSpec::PLAIN }))
 }
 
 /// Converts token ids to vectors.
@@ -152,13 +159,23 @@ pub(crate) fn vocabulary(
 pub(crate) struct Embedding {
     table: Rc<Table>,
     hidden: usize,
+    /// Factor of the vectors.
+    scale: Option<f32>,
 }
 
 impl Embedding {
+    /// Multiplies the vectors by a factor.
+    pub(crate) fn scaled(self, scale: Option<f32>) -> Embedding {
+        Embedding { scale, ..self }
+    }
+
     /// Returns the beginning of the residual stream.
     pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
         let rows = self.table.rows(ids, self.hidden);
-        Residual::new(self.table.parallel.all_sum(&rows), &self.table.parallel)
+        let rows = self.table.parallel.all_sum(&rows);
+        // The factor is rounded to the type of the model, as in mlx-lm.
+        let scaled = self.scale.map(|scale| rows.mul(&Array::scalar_of(scale, rows.dtype())));
+        Residual::new(scaled.unwrap_or(rows), &self.table.parallel)
     }
 }
 
@@ -166,9 +183,25 @@ impl Embedding {
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     table: Rc<Table>,
+    /// What becomes of the logits.
+    finish: LogitsSpec,
+}
+
+/// Scales and caps logits with MLX.
+fn stock_finish(logits: Array, LogitsSpec { scale, soft_cap }: LogitsSpec) -> Array {
+    let scaled = if scale == 1.0 { logits } else { &logits * scale };
+    match soft_cap {
+        Some(cap) => &(&scaled * (1.0 / cap)).tanh() * cap,
+        None => scaled,
+    }
 }
 
 impl Head {
+    /// Scales and caps the logits.
+    pub(crate) fn finishing(self, finish: LogitsSpec) -> Head {
+        Head { finish, ..self }
+    }
+
     /// Returns this rank's rows of the head's table; if it has none, those of the embedding's.
     pub(crate) fn rows(&self, embedding: &Embedding) -> Cut {
         let own = self.table.own();
@@ -177,6 +210,10 @@ impl Head {
 
     /// Returns f32 logits `[n, vocab]` for `x` `[n, hidden]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
-        self.table.all_logits(x)
+        let logits = self.table.all_logits(x, self.finish);
+        match self.table.parallel.compute() {
+            Compute::Kernels(_) => logits,
+            Compute::Stock => stock_finish(logits, self.finish),
+        }
     }
 }

@@ -10,13 +10,13 @@ use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, quant};
 use jackalope_spec::ExpertActivation;
 
+use super::frame::BlockFrame;
 use super::kernel::{
     DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned,
 };
 use super::linear::{Linear, LinearKernel};
 use super::mlp::{Mlp, MlpKernel};
-use super::norm::RmsNorm;
-use super::output::BlockOutput;
+use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::Residual;
 use super::router::{Router, RouterKernel, StockRoutes};
 use crate::error::LoadError;
@@ -267,8 +267,8 @@ impl SparseMlp {
         &self.experts.inner
     }
 
-    /// Returns `residual + mixture(norm(residual))`.
-    pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
+    /// Adds the mixture to the stream.
+    pub(crate) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
         let shared = self.shared.as_ref().filter(|shared| !shared.mlp.inner.is_empty());
         let has_experts = !self.experts.inner.is_empty();
         let output = BlockOutput {
@@ -279,23 +279,20 @@ impl SparseMlp {
             dtype: self.experts.dtype,
         };
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            return residual.stock_block(norm, output, |x| self.stock(x, shared));
+            return residual.stock_block(frame, output, |x| self.stock(x, shared));
         };
         let kernel = SparseKernel {
             routed: has_experts.then(|| (self.router.kernel(), self.experts.kernel())),
             shared: shared.map(SharedExpert::kernel),
         };
-        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
+        residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
     }
 
     fn stock(&self, x: &Array, shared: Option<&SharedExpert>) -> Array {
         let routed =
             (!self.experts.inner.is_empty()).then(|| self.experts.stock(x, &self.router.stock(x)));
         let shared = shared.map(|shared| shared.stock(x));
-        match (routed, shared) {
-            (Some(routed), Some(shared)) => routed.add(&shared),
-            (routed, shared) => routed.or(shared).expect("the block is not empty"),
-        }
+        stock_sum_products(routed, shared).expect("the block is not empty")
     }
 }
 
@@ -332,14 +329,7 @@ impl SparseKernel {
             experts.product(x, &rows, threads)
         });
         let shared = self.shared.as_ref().map(|shared| shared.product(x, threads));
-        match (routed, shared) {
-            (Some(mut sums), Some(shared)) => {
-                // Both are on the grid of exact sums.
-                sums.iter_mut().zip(shared).for_each(|(sum, shared)| *sum += shared);
-                sums
-            }
-            (routed, shared) => routed.or(shared).expect("the block is not empty"),
-        }
+        sum_products(routed, shared).expect("the block is not empty")
     }
 }
 

@@ -8,12 +8,13 @@ use jackalope_kernels::{
     RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
 };
 use jackalope_mlx::{Array, Dtype, fast};
-use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
+use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, NormKind};
 
+use super::frame::BlockFrame;
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, OwnRows, dim, float, pinned};
 use super::linear::{HasBias, Linear, LinearKernel};
-use super::norm::{NormKernel, RmsNorm};
+use super::norm::{Norm, NormKernel, NormSettings};
 use super::residual::Residual;
 use crate::cache::{LayerCacheShape, StateArrays, StateStep};
 use crate::error::LoadError;
@@ -43,7 +44,7 @@ pub(crate) struct GatedDelta {
     /// Queries, keys, values, gates, rates and decays.
     projections: [Linear; 6],
     out_proj: Linear,
-    norm: RmsNorm,
+    norm: Norm,
     small: SmallWeights,
     /// Arranged for our kernels; `None` if MLX computes.
     weights: Option<Arc<RecurrenceWeights>>,
@@ -131,7 +132,8 @@ impl GatedDelta {
             column(&spec.decays, values)?,
         ];
         let out_proj = heads.o_proj(&root.at(&spec.output), hidden, HasBias::No)?;
-        let norm = RmsNorm::load(&root.at(&spec.norm), value_dim, norm_eps, parallel)?;
+        let settings = NormSettings { kind: NormKind::default(), eps: norm_eps };
+        let norm = Norm::load(&root.at(&spec.norm), value_dim, settings, parallel)?;
         let small = SmallWeights::load(parts, &heads, sizes)?;
         let rate_max = f32::from(spec.rate_max);
         let rule = RecurrenceRule::GatedDelta { rate_max };
@@ -164,17 +166,17 @@ impl GatedDelta {
         LayerCacheShape::State { elements: self.sizes.state_len() }
     }
 
-    /// Returns `residual + net(norm(residual))`.
+    /// Adds the net to the stream.
     pub(crate) fn add_to(
         &self,
         residual: Residual,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let output = self.out_proj.block_output();
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let work = |x: &Array| self.out_proj.stock(&self.stock_heads(x, step));
-            return residual.stock_block(norm, output, work);
+            return residual.stock_block(frame, output, work);
         };
         let weights = self.weights.as_ref().expect("they are arranged for our kernels");
         let kernel = GatedDeltaKernel {
@@ -186,7 +188,7 @@ impl GatedDelta {
             states: step.caches.iter_mut().map(|it| it.state_step(self.layer_idx)).collect(),
             dtype: self.dtype,
         };
-        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
+        residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
     }
 
     /// Computes the heads' results `[tokens, value_heads * value_dim]` with MLX, all of it but the
@@ -317,7 +319,7 @@ impl GatedDeltaKernel {
             step.put(state);
         }
         let mut normed = Floats::zeros(float(self.dtype), out.len());
-        let norm = self.norm.of_heads();
+        let norm = self.norm.view();
         kernels::gated_norm(&out, norm, &gates, normed.elements_mut(), threads);
         self.output.multiply(normed.elements(), threads)
     }

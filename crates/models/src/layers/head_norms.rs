@@ -9,7 +9,7 @@ use jackalope_mlx::{Array, Dtype, Pinned, fast};
 
 use super::heads::Heads;
 use super::kernel::{dim, elements, pinned, zeros_after};
-use super::norm::{NormKernel, RmsNorm};
+use super::norm::{Norm, NormKernel};
 use crate::error::LoadError;
 use crate::parallel::Parallel;
 use crate::split::Cut;
@@ -22,9 +22,9 @@ const ALL_HEADS_SUMS: usize = 2 * SQUARE_SUMS;
 #[derive(Debug)]
 pub(crate) enum HeadNorms {
     /// Each head is normalised by itself: norms of queries and keys.
-    PerHead([RmsNorm; 2]),
+    PerHead([Norm; 2]),
     /// As `PerHead`, after the rotation.
-    Rotated([RmsNorm; 2]),
+    Rotated([Norm; 2]),
     /// All heads together are normalised.
     AllHeads(AllHeadsNorm),
 }
@@ -110,7 +110,7 @@ impl HeadNorms {
     }
 
     /// Returns the norms that are applied after the rotation.
-    pub(super) fn rotated(&self) -> Option<&[RmsNorm; 2]> {
+    pub(super) fn rotated(&self) -> Option<&[Norm; 2]> {
         match self {
             HeadNorms::Rotated(norms) => Some(norms),
             HeadNorms::PerHead(_) | HeadNorms::AllHeads(_) => None,
@@ -121,10 +121,10 @@ impl HeadNorms {
     pub(super) fn kernel(&self) -> HeadNormsKernel {
         match self {
             HeadNorms::PerHead(norms) => {
-                HeadNormsKernel::PerHead(norms.each_ref().map(RmsNorm::kernel))
+                HeadNormsKernel::PerHead(norms.each_ref().map(Norm::kernel))
             }
             HeadNorms::Rotated(norms) => {
-                HeadNormsKernel::Rotated(norms.each_ref().map(RmsNorm::kernel))
+                HeadNormsKernel::Rotated(norms.each_ref().map(Norm::kernel))
             }
             HeadNorms::AllHeads(norm) => HeadNormsKernel::AllHeads {
                 weights: norm.weights.each_ref().map(pinned),

@@ -23,11 +23,12 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::QueryGrowth;
 
 use super::attention::query_factors;
+use super::frame::BlockFrame;
 use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, dim, float};
 use super::linear::{Linear, LinearKernel};
-use super::norm::{NormKernel, RmsNorm};
+use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockValues};
@@ -66,7 +67,7 @@ pub(crate) enum LatentQueries {
     /// From the residual stream.
     Direct(Linear),
     /// From a normalised vector of low rank.
-    LowRank { down: Linear, norm: RmsNorm, up: Linear },
+    LowRank { down: Linear, norm: Norm, up: Linear },
 }
 
 /// The layers and settings of a block of latent attention.
@@ -75,7 +76,7 @@ pub(crate) struct LatentParts {
     pub(crate) queries: LatentQueries,
     /// Projection `[hidden] -> [rank + rope]`, on every rank.
     pub(crate) kv_down: Linear,
-    pub(crate) kv_norm: RmsNorm,
+    pub(crate) kv_norm: Norm,
     /// For each head `[nope] -> [rank]`.
     pub(crate) embed: HeadMatrix,
     /// For each head `[rank] -> [value]`.
@@ -124,21 +125,21 @@ impl LatentAttention {
         })
     }
 
-    /// Returns `residual + attention(norm(residual))`.
+    /// Adds the block to the stream.
     pub(crate) fn add_to(
         &self,
         residual: Residual,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let parts = &self.parts;
         let output = parts.o_proj.block_output();
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
-            return residual.stock_block(norm, output, work);
+            return residual.stock_block(frame, output, work);
         };
         let kernel = self.kernel(step);
-        residual.kernel_block(norm, output, threads, move |x, threads| kernel.product(x, threads))
+        residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
     }
 
     /// Creates the state of the primitive's closure.
@@ -193,6 +194,7 @@ impl LatentAttention {
         let attention = StockAttention {
             layer_idx: self.layer_idx,
             rope: Some(&self.parts.rope),
+            soft_cap: None,
             scale: self.parts.scale,
             reach: Reach::ALL,
             norms: None,

@@ -1,18 +1,20 @@
 //! The feed-forward block.
 
-use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
+use jackalope_kernels::{self as kernels, Activation, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype};
 
+use super::activation;
+use super::frame::BlockFrame;
 use super::kernel::{DivisibleKernel, float};
 use super::linear::{HasBias, Linear, LinearKernel, RowInput};
-use super::norm::RmsNorm;
+use super::output::BlockOutput;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
 use crate::weights::Weights;
 
-/// The inner dimension of a feed-forward block, and its biases.
+/// The inner dimension of a feed-forward block, its biases and its activation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MlpBlock {
     /// Inner dimension.
@@ -21,14 +23,24 @@ pub(crate) struct MlpBlock {
     pub(crate) unit: usize,
     /// Whether its products have biases.
     pub(crate) has_bias: bool,
+    pub(crate) activation: Activation,
 }
 
-/// Computes `down(silu(gate(x)) * up(x))` (Shazeer 2020, SwiGLU).
+/// The tensors of a feed-forward block.
+pub(crate) struct MlpWeights<'a> {
+    /// `None` if there is no gate.
+    pub(crate) gate_proj: Option<Weights<'a>>,
+    pub(crate) up_proj: Weights<'a>,
+    pub(crate) down_proj: Weights<'a>,
+}
+
+/// Computes `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))`.
 #[derive(Debug)]
 pub(crate) struct Mlp {
-    gate_proj: Linear,
+    gate_proj: Option<Linear>,
     up_proj: Linear,
     down_proj: Linear,
+    activation: Activation,
     dtype: Dtype,
     parallel: Parallel,
     /// This rank's part of the inner dimension.
@@ -37,60 +49,85 @@ pub(crate) struct Mlp {
 
 impl Mlp {
     pub(crate) fn load(
-        w: &Weights<'_>,
+        w: &MlpWeights<'_>,
         hidden: usize,
         block: MlpBlock,
         parallel: &Parallel,
     ) -> Result<Mlp, LoadError> {
-        let MlpBlock { inner, unit, has_bias } = block;
+        let MlpBlock { inner, unit, has_bias, activation } = block;
         let bias = HasBias::when(has_bias);
         let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
         let input = RowInput { cut: &inner, unit };
+        let gate_proj = match &w.gate_proj {
+            Some(gate) => Some(Linear::column(gate, hidden, &inner, bias)?),
+            None => None,
+        };
         Ok(Mlp {
-            gate_proj: Linear::column(&w.at("gate_proj"), hidden, &inner, bias)?,
-            up_proj: Linear::column(&w.at("up_proj"), hidden, &inner, bias)?,
-            down_proj: Linear::row(&w.at("down_proj"), input, hidden, bias)?,
-            dtype: w.dtype(),
+            gate_proj,
+            up_proj: Linear::column(&w.up_proj, hidden, &inner, bias)?,
+            down_proj: Linear::row(&w.down_proj, input, hidden, bias)?,
+            activation,
+            dtype: w.down_proj.dtype(),
             parallel: parallel.clone(),
             inner,
         })
     }
 
-    /// Returns `residual + mlp(norm(residual))`.
-    pub(crate) fn add_to(&self, residual: Residual, norm: &RmsNorm) -> Residual {
-        let output = self.down_proj.block_output();
+    /// Adds the block to the stream.
+    pub(crate) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
+        let output = self.block_output();
         match self.parallel.compute() {
             Compute::Kernels(threads) => {
                 let kernel = self.kernel();
                 let work = move |x: Elements<'_>, threads: &Threads| kernel.product(x, threads);
-                residual.kernel_block(norm, output, threads, work)
+                residual.kernel_block(frame, output, threads, work)
             }
-            Compute::Stock => residual.stock_block(norm, output, |x| self.stock(x)),
+            Compute::Stock => residual.stock_block(frame, output, |x| self.stock(x)),
         }
+    }
+
+    /// Returns what the block adds to the stream.
+    pub(super) fn block_output(&self) -> BlockOutput<'_> {
+        self.down_proj.block_output()
     }
 
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias, with MLX.
     pub(super) fn stock(&self, x: &Array) -> Array {
-        let inner = self.gate_proj.stock(x).silu().mul(&self.up_proj.stock(x));
+        let up = self.up_proj.stock(x);
+        let inner = match &self.gate_proj {
+            Some(gate) => activation::stock(self.activation, &gate.stock(x)).mul(&up),
+            None => activation::stock(self.activation, &up),
+        };
         self.down_proj.stock(&inner)
     }
 
     /// Returns the block for use inside a primitive.
     pub(super) fn kernel(&self) -> MlpKernel {
-        MlpKernel {
-            gate_up: [self.gate_proj.kernel(), self.up_proj.kernel()],
-            down: self.down_proj.divisible_kernel(),
-            dtype: self.dtype,
-        }
+        let up = self.up_proj.kernel();
+        let inward = match &self.gate_proj {
+            Some(gate) => InwardKernel::Gated([gate.kernel(), up]),
+            None => InwardKernel::Ungated([up]),
+        };
+        let down = self.down_proj.divisible_kernel();
+        MlpKernel { inward, down, activation: self.activation, dtype: self.dtype }
     }
 }
 
 /// A feed-forward block for the kernels.
 #[derive(Debug)]
 pub(super) struct MlpKernel {
-    gate_up: [LinearKernel; 2],
+    inward: InwardKernel,
     down: DivisibleKernel,
+    activation: Activation,
     dtype: Dtype,
+}
+
+/// The projections to the inner dimension.
+#[derive(Debug)]
+enum InwardKernel {
+    /// The gate, and what it is multiplied by.
+    Gated([LinearKernel; 2]),
+    Ungated([LinearKernel; 1]),
 }
 
 impl MlpKernel {
@@ -106,12 +143,24 @@ impl MlpKernel {
         factors: Option<&[f32]>,
         threads: &Threads,
     ) -> Vec<f64> {
-        let [gate, mut up] = LinearKernel::products(&self.gate_up, x, threads);
-        if let Some(factors) = factors {
-            kernels::scale_rows(&mut up, factors);
-        }
-        let mut inner = Floats::zeros(float(self.dtype), gate.len());
-        kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
+        let inner = match &self.inward {
+            InwardKernel::Gated(linears) => {
+                let [gate, mut up] = LinearKernel::products(linears, x, threads);
+                if let Some(factors) = factors {
+                    kernels::scale_rows(&mut up, factors);
+                }
+                let mut inner = Floats::zeros(float(self.dtype), gate.len());
+                kernels::gated(self.activation, &gate, &up, inner.elements_mut(), threads);
+                inner
+            }
+            InwardKernel::Ungated(linears) => {
+                assert!(factors.is_none(), "experts have gates");
+                let [up] = LinearKernel::products(linears, x, threads);
+                let mut inner = Floats::zeros(float(self.dtype), up.len());
+                kernels::activate(self.activation, &up, inner.elements_mut(), threads);
+                inner
+            }
+        };
         self.down.multiply(inner.elements(), threads)
     }
 }

@@ -1,62 +1,130 @@
-//! Root-mean-square normalisation.
+//! Normalisation of rows and of heads.
 
 use std::cell::OnceCell;
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, HeadNorm, Threads};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, fast};
+use jackalope_spec::NormKind;
 
 use super::kernel::{dim, elements, pinned, primitive};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
+use crate::split::Cut;
 use crate::weights::{Part, Weights};
 
-/// Computes `x / sqrt(mean(x²) + eps) * weight` over the last dimension. Every rank holds the whole
-/// weight.
+/// How a norm normalises.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormSettings {
+    pub(crate) kind: NormKind,
+    /// Added to the mean of the squares.
+    pub(crate) eps: f32,
+}
+
+/// Computes `x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension, of `x` or of its
+/// difference from its mean. Every rank holds the whole weight.
 #[derive(Debug)]
-pub(crate) struct RmsNorm {
-    weight: Array, // [width]
-    pinned: OnceCell<Pinned>,
+pub(crate) struct Norm {
+    weight: Array,       // [width], or [heads, width]
+    bias: Option<Array>, // [width]
+    kernel: OnceCell<NormKernel>,
+    is_centred: bool,
     eps: f32,
     compute: Compute,
 }
 
-impl RmsNorm {
+impl Norm {
+    /// Loads a norm of vectors of `width` elements.
     pub(crate) fn load(
         w: &Weights<'_>,
         width: usize,
-        eps: f32,
+        settings: NormSettings,
         parallel: &Parallel,
-    ) -> Result<RmsNorm, LoadError> {
+    ) -> Result<Norm, LoadError> {
         let weight = w.floats("weight", &[width], Part::Whole)?;
-        Ok(RmsNorm { weight, pinned: OnceCell::new(), eps, compute: parallel.compute().clone() })
+        let has_bias = settings.kind.has_bias;
+        let bias = has_bias.then(|| w.floats("bias", &[width], Part::Whole)).transpose()?;
+        let norm = Norm::new(weight, settings, parallel)?;
+        Ok(Norm { bias, ..norm })
+    }
+
+    /// Loads a norm of heads of `width` elements, each with weights of its own, of which `heads` are
+    /// on this rank.
+    pub(crate) fn load_heads(
+        w: &Weights<'_>,
+        width: usize,
+        heads: &Cut,
+        settings: NormSettings,
+        parallel: &Parallel,
+    ) -> Result<Norm, LoadError> {
+        let weight = w.floats("weight", &[heads.full, width], Part::rows(heads))?;
+        Norm::new(weight, settings, parallel)
+    }
+
+    fn new(
+        weight: Array,
+        NormSettings { kind, eps }: NormSettings,
+        parallel: &Parallel,
+    ) -> Result<Norm, LoadError> {
+        let compute = parallel.compute().clone();
+        let weight = if kind.adds_one {
+            // As mlx-lm, MLX's operations add in the type of the model; our kernels do not round.
+            let wide = match compute {
+                Compute::Kernels(_) => weight.astype(Dtype::F32),
+                Compute::Stock => weight,
+            };
+            let sum = wide.add(&Array::scalar_of(1.0, wide.dtype()));
+            sum.eval()?;
+            sum
+        } else {
+            weight
+        };
+        let kernel = OnceCell::new();
+        Ok(Norm { weight, bias: None, kernel, is_centred: kind.is_centred, eps, compute })
     }
 
     /// Creates a norm whose weights are one.
-    pub(crate) fn unweighted(width: usize, eps: f32, dtype: Dtype, parallel: &Parallel) -> RmsNorm {
+    pub(crate) fn unweighted(width: usize, eps: f32, dtype: Dtype, parallel: &Parallel) -> Norm {
         let ones = Array::full(&[dim(width)], 1.0, dtype);
         ones.eval().expect("a constant needs no input");
         let compute = parallel.compute().clone();
-        RmsNorm { weight: ones, pinned: OnceCell::new(), eps, compute }
+        let (bias, kernel) = (None, OnceCell::new());
+        Norm { weight: ones, bias, kernel, is_centred: false, eps, compute }
     }
 
     /// Normalises `x`; `x` and the result are `[tokens, width]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };
         let (kernel, out) = (self.kernel(), (x.shape(), x.dtype()));
-        primitive("rms_norm", &[x], out, threads, move |inputs, out, threads| {
+        primitive("norm", &[x], out, threads, move |inputs, out, threads| {
             kernel.norm(inputs.elements(), out, threads);
         })
     }
 
     /// Normalises `x` with MLX; `x` and the result are `[…, width]`.
     pub(super) fn stock(&self, x: &Array) -> Array {
-        fast::rms_norm(x, Some(&self.weight), self.eps)
+        let norm = |weight: Option<&Array>, bias: Option<&Array>| {
+            if self.is_centred {
+                fast::layer_norm(x, weight, bias, self.eps)
+            } else {
+                fast::rms_norm(x, weight, self.eps)
+            }
+        };
+        if self.weight.ndim() == 1 {
+            norm(Some(&self.weight), self.bias.as_ref())
+        } else {
+            norm(None, None).mul(&self.weight)
+        }
     }
 
     /// Returns the norm for use inside a primitive.
     pub(super) fn kernel(&self) -> NormKernel {
-        let weight = self.pinned.get_or_init(|| pinned(&self.weight)).clone();
-        NormKernel { weight, eps: self.eps }
+        let kernel = || NormKernel {
+            weight: pinned(&self.weight),
+            bias: self.bias.as_ref().map(pinned),
+            is_centred: self.is_centred,
+            eps: self.eps,
+        };
+        self.kernel.get_or_init(kernel).clone()
     }
 }
 
@@ -64,17 +132,24 @@ impl RmsNorm {
 #[derive(Clone, Debug)]
 pub(super) struct NormKernel {
     weight: Pinned,
+    bias: Option<Pinned>,
+    is_centred: bool,
     eps: f32,
 }
 
 impl NormKernel {
     /// Computes `out = norm(x)` for rows of the weight's width.
     pub(super) fn norm(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
-        kernels::rms_norm(x, elements(&self.weight), self.eps, out, threads);
+        kernels::normalize(x, self.view(), elements(&self.weight).len(), out, threads);
     }
 
-    /// Returns the norm as one that is applied to each head.
-    pub(super) fn of_heads(&self) -> HeadNorm<'_> {
-        HeadNorm { weight: elements(&self.weight), eps: self.eps }
+    /// Returns the norm in the form that the kernels take.
+    pub(super) fn view(&self) -> kernels::Norm<'_> {
+        kernels::Norm {
+            is_centred: self.is_centred,
+            weight: Some(elements(&self.weight)),
+            bias: self.bias.as_ref().map(elements),
+            eps: self.eps,
+        }
     }
 }

@@ -21,6 +21,26 @@ pub(super) struct BlockOutput<'a> {
     pub(super) dtype: Dtype,
 }
 
+/// Returns the sum of two parts of a product, of which either may be missing. Both are on the grid of
+/// exact sums, so that the sum over the ranks has the same bits for every split.
+pub(super) fn sum_products(a: Option<Vec<f64>>, b: Option<Vec<f64>>) -> Option<Vec<f64>> {
+    match (a, b) {
+        (Some(mut sums), Some(others)) => {
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+            Some(sums)
+        }
+        (a, b) => a.or(b),
+    }
+}
+
+/// Returns the sum of two parts of a product with MLX's operations, of which either may be missing.
+pub(super) fn stock_sum_products(a: Option<Array>, b: Option<Array>) -> Option<Array> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.add(&b)),
+        (a, b) => a.or(b),
+    }
+}
+
 /// A vector that is added to every row of a product.
 #[derive(Debug)]
 pub(crate) struct Bias {

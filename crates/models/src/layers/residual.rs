@@ -18,8 +18,9 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
+use super::frame::BlockFrame;
 use super::kernel::{Outputs, dim, elements, float, primitives, zeros_after};
-use super::norm::{NormKernel, RmsNorm};
+use super::norm::{Norm, NormKernel};
 use super::output::{Bias, BlockOutput};
 use crate::parallel::{Compute, Parallel};
 
@@ -39,14 +40,33 @@ pub(crate) struct Residual {
 struct Pending {
     /// Product summed over the ranks, f64 `[tokens, hidden]`.
     product: Array,
+    closing: Closing,
+}
+
+/// What becomes of a product before it is added to the stream.
+#[derive(Clone, Debug)]
+struct Closing {
     bias: Option<Pinned>, // [hidden]
+    norm: Option<NormKernel>,
+    factor: f32,
+}
+
+impl Closing {
+    fn new(frame: &BlockFrame, output: &BlockOutput<'_>) -> Closing {
+        Closing {
+            bias: output.bias.map(Bias::pinned),
+            norm: frame.output.as_ref().map(Norm::kernel),
+            factor: frame.factor,
+        }
+    }
 }
 
 /// A block for the kernels.
 struct BlockKernel {
-    norm: NormKernel,
+    /// Norm of the stream that it reads; `None` if it reads the stream itself.
+    norm: Option<NormKernel>,
     work: Work,
-    bias: Option<Pinned>, // [hidden]
+    closing: Closing,
 }
 
 /// The computation of a block with sums over the ranks in its middle. The second part gets what the
@@ -95,15 +115,15 @@ impl Residual {
         }
     }
 
-    /// Returns `self + work(norm(self)) + bias`, computed with MLX; `work` maps `[tokens, hidden]` to
-    /// this rank's part of the product.
+    /// Adds a block, computed with MLX; `work` maps `[tokens, hidden]` to this rank's part of the
+    /// product.
     pub(super) fn stock_block(
         self,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         output: BlockOutput<'_>,
         work: impl FnOnce(&Array) -> Array,
     ) -> Residual {
-        let x = norm.forward(&self.h);
+        let x = frame.input.as_ref().map_or_else(|| self.h.clone(), |norm| norm.stock(&self.h));
         let part = if output.is_empty {
             let after = without_sums(&self.parallel, x, (output.num_sums, Dtype::F32));
             zeros_after(&after, output.hidden, output.dtype)
@@ -112,34 +132,37 @@ impl Residual {
         };
         let sum = self.parallel.all_sum(&part);
         let sum = output.bias.map_or(sum.clone(), |bias| sum.add(bias.array()));
+        let sum = frame.output.as_ref().map_or(sum.clone(), |norm| norm.stock(&sum));
+        let sum = if frame.factor == 1.0 { sum } else { &sum * frame.factor };
         Residual { h: sum.add(&self.h), ..self }
     }
 
     /// Like [`Residual::stock_block`], with our kernels.
     pub(super) fn kernel_block(
         mut self,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         output: BlockOutput<'_>,
         threads: &Arc<Threads>,
         work: impl Fn(Elements<'_>, &Threads) -> Vec<f64> + Send + 'static,
     ) -> Residual {
-        let bias = output.bias.map(Bias::pinned);
+        let closing = Closing::new(frame, &output);
         if output.is_empty {
             let parallel = self.parallel.clone();
             let h = self.finish();
             let after = without_sums(&parallel, h.clone(), (output.num_sums, Dtype::F64));
             let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
-            let pending = Some(Pending { product, bias });
+            let pending = Some(Pending { product, closing });
             return Residual { h, pending, blocks: Vec::new(), parallel };
         }
-        self.blocks.push(BlockKernel { norm: norm.kernel(), work: Box::new(work), bias });
+        let norm = frame.input.as_ref().map(Norm::kernel);
+        self.blocks.push(BlockKernel { norm, work: Box::new(work), closing });
         if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
     }
 
     /// Like [`Residual::kernel_block`], for a block with sums over the ranks in its middle.
     pub(super) fn kernel_block_of_two<F, S>(
         self,
-        norm: &RmsNorm,
+        frame: &BlockFrame,
         output: BlockOutput<'_>,
         threads: &Arc<Threads>,
         parts: TwoParts<F, S>,
@@ -151,15 +174,17 @@ impl Residual {
         let TwoParts { widths, first, second } = parts;
         if self.parallel.size() == 1 || output.is_empty || output.num_sums == 0 {
             let work = move |x: Elements<'_>, threads: &Threads| second(first(x, threads), threads);
-            return self.kernel_block(norm, output, threads, work);
+            return self.kernel_block(frame, output, threads, work);
         }
         let parallel = self.parallel.clone();
-        let (norm, stream) = (norm.kernel(), (self.h.shape(), self.h.dtype()));
+        let closing = Closing::new(frame, &output);
+        let norm = frame.input.as_ref().map(Norm::kernel);
+        let stream = (self.h.shape(), self.h.dtype());
         let rows = |width: usize| vec![self.h.dim(0), dim(width)];
         let values = (rows(widths.iter().sum()), Dtype::F32);
         let out = [values, (rows(output.num_sums), Dtype::F64), stream.clone()];
         let mut results = self.node(&out, threads, move |mut chain, outputs, threads| {
-            let middle = first(chain.normed(&norm, threads).elements(), threads);
+            let middle = chain.read(norm.as_ref(), &first, threads);
             outputs.next_values().copy_from_slice(&middle.values.concat());
             outputs.next_sums().copy_from_slice(&middle.sums);
             outputs.next().copy_from(chain.h.elements());
@@ -181,20 +206,21 @@ impl Residual {
                 out.next_sums().copy_from_slice(&second(Middle { values, sums }, threads));
             });
         let product = parallel.all_sum(&product.remove(0));
-        let pending = Some(Pending { product, bias: output.bias.map(Bias::pinned) });
+        let pending = Some(Pending { product, closing });
         Residual { h, pending, blocks: Vec::new(), parallel }
     }
 
     /// Adds the pending blocks and the sum of their products over the ranks to the graph.
-    fn sum_over_ranks(mut self, threads: &Arc<Threads>) -> Residual {
+    fn sum_over_ranks(self, threads: &Arc<Threads>) -> Residual {
         let parallel = self.parallel.clone();
-        let bias = self.blocks.last_mut().and_then(|block| block.bias.take());
+        let last = self.blocks.last().expect("a block was added");
+        let closing = last.closing.clone();
         let out = [(self.h.shape(), Dtype::F64), (self.h.shape(), self.h.dtype())];
         let mut results =
             self.node(&out, threads, |chain, outputs, threads| chain.split(outputs, threads));
         let h = results.remove(1);
         let product = parallel.all_sum(&results.remove(0));
-        Residual { h, pending: Some(Pending { product, bias }), blocks: Vec::new(), parallel }
+        Residual { h, pending: Some(Pending { product, closing }), blocks: Vec::new(), parallel }
     }
 
     /// Creates a node that computes the blocks and passes the stream to `end`.
@@ -207,14 +233,15 @@ impl Residual {
         let Residual { h, pending, blocks, .. } = self;
         let mut inputs = vec![&h];
         inputs.extend(pending.as_ref().map(|pending| &pending.product));
-        let (dtype, bias) = (h.dtype(), pending.as_ref().map(|pending| pending.bias.clone()));
+        let (dtype, hidden) = (h.dtype(), h.dim(-1) as usize);
+        let closing = pending.as_ref().map(|pending| pending.closing.clone());
         primitives("blocks", &inputs, outputs, threads, move |inputs, outputs, threads| {
             let h = Stream::Found(inputs.elements());
-            let added = bias.as_ref().map(|bias| {
+            let added = closing.as_ref().map(|closing| {
                 let product = inputs.next().values::<f64>().into();
-                Added { product, bias: bias.as_ref().map(elements) }
+                Added { product, closing }
             });
-            let mut chain = Chain { h, added, dtype };
+            let mut chain = Chain { h, added, hidden, dtype };
             for block in &blocks {
                 chain.run(block, threads);
             }
@@ -234,12 +261,14 @@ struct Chain<'a> {
     h: Stream<'a>,
     /// Terms still to be added.
     added: Option<Added<'a>>,
+    /// Width of the stream.
+    hidden: usize,
     dtype: Dtype,
 }
 
 struct Added<'a> {
     product: Cow<'a, [f64]>,
-    bias: Option<Elements<'a>>,
+    closing: &'a Closing,
 }
 
 /// The stream: the node's input, or the output of one of its blocks.
@@ -258,30 +287,46 @@ impl Stream<'_> {
 }
 
 impl<'a> Chain<'a> {
-    /// Computes `out = h + product + bias`, rounded once.
+    /// Computes `out = h + factor * norm(product + bias)`, rounded once.
     fn add(&self, added: &Added<'_>, out: ElementsMut<'_>, threads: &Threads) {
-        let terms = Terms { bias: added.bias, residual: self.h.elements() };
+        let Closing { bias, norm, factor } = added.closing;
+        let terms = Terms {
+            residual: self.h.elements(),
+            bias: bias.as_ref().map(elements),
+            norm: norm.as_ref().map(NormKernel::view),
+            factor: *factor,
+            width: self.hidden,
+        };
         kernels::add_terms(&added.product, terms, out, threads);
     }
 
-    /// Adds the terms that are still to be added, and normalises the stream.
-    fn normed(&mut self, norm: &NormKernel, threads: &Threads) -> Floats {
+    /// Adds the terms that are still to be added, and returns what `work` makes of the stream, which
+    /// is normalised if there is a norm.
+    fn read<R>(
+        &mut self,
+        norm: Option<&NormKernel>,
+        work: impl Fn(Elements<'_>, &Threads) -> R,
+        threads: &Threads,
+    ) -> R {
         if let Some(added) = self.added.take() {
             let mut h = Floats::zeros(float(self.dtype), added.product.len());
             self.add(&added, h.elements_mut(), threads);
             self.h = Stream::Made(h);
         }
         let h = self.h.elements();
-        let mut normed = Floats::zeros(float(self.dtype), h.len());
-        norm.norm(h, normed.elements_mut(), threads);
-        normed
+        match norm {
+            Some(norm) => {
+                let mut normed = Floats::zeros(float(self.dtype), h.len());
+                norm.norm(h, normed.elements_mut(), threads);
+                work(normed.elements(), threads)
+            }
+            None => work(h, threads),
+        }
     }
 
     fn run(&mut self, block: &'a BlockKernel, threads: &Threads) {
-        let normed = self.normed(&block.norm, threads);
-        let product = (block.work)(normed.elements(), threads);
-        let bias = block.bias.as_ref().map(elements);
-        self.added = Some(Added { product: product.into(), bias });
+        let product = self.read(block.norm.as_ref(), &block.work, threads);
+        self.added = Some(Added { product: product.into(), closing: &block.closing });
     }
 
     /// Writes the finished stream to the only output.

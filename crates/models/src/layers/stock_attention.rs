@@ -7,7 +7,7 @@ use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, fast};
 
 use super::kernel::dim;
-use super::norm::RmsNorm;
+use super::norm::Norm;
 use super::rope::Rope;
 use crate::cache::{KvArrays, SequenceCache, SlotPool};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
@@ -58,10 +58,12 @@ pub(super) struct StockAttention<'a> {
     pub(super) rope: Option<&'a Rc<Rope>>,
     /// Factor of the scores.
     pub(super) scale: f32,
+    /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
+    pub(super) soft_cap: Option<f32>,
     /// The positions that a query sees.
     pub(super) reach: Reach,
     /// Norms of queries and keys after the rotation.
-    pub(super) norms: Option<&'a [RmsNorm; 2]>,
+    pub(super) norms: Option<&'a [Norm; 2]>,
     /// A score for each head that takes part in the soft-max without having a value, `[heads]`.
     pub(super) sinks: Option<&'a Array>,
 }
@@ -99,8 +101,7 @@ impl StockAttention<'_> {
         let [keys, values] = heads.v.held(held.positions(start, stop));
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
-        let out = fast::scaled_dot_product_attention(&q, &keys, &values, self.scores(mask));
-        group.by_sequence(&out)
+        group.by_sequence(&self.weigh(&q, &keys, &values, mask))
     }
 
     /// Computes the rows of one sequence, `[rows, heads * value_dim]`.
@@ -136,25 +137,53 @@ impl StockAttention<'_> {
     /// Computes attention; `q` belongs to the last positions of `k` and `v`.
     fn attend(&self, q: &Array, k: &Array, v: &Array) -> Array {
         let [num_queries, num_keys] = [q, k].map(|x| x.dim(2));
-        let attend = |k: &Array, v: &Array, mask| {
-            fast::scaled_dot_product_attention(q, k, v, self.scores(mask))
-        };
         let positions = (num_keys - num_queries) as usize..num_keys as usize;
         let firsts: Vec<i32> = positions.map(|it| dim(self.reach.first(it))).collect();
         let first_key = firsts[0];
         let [k, v] = [k, v].map(|x| x.slice_axis(2, first_key, num_keys));
         if num_queries == 1 {
-            return attend(&k, &v, fast::Mask::None);
+            return self.weigh(q, &k, &v, fast::Mask::None);
         }
         if firsts.iter().all(|first| *first == first_key) {
-            return attend(&k, &v, fast::Mask::Causal);
+            return self.weigh(q, &k, &v, fast::Mask::Causal);
         }
         let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
         let j = Array::arange_from(first_key, num_keys, Dtype::I32).expand_dims(0);
         let firsts = Array::from_slice(&firsts, &[num_queries, 1]);
         let mask = j.less_equal(&i).logical_and(&firsts.less_equal(&j));
-        attend(&k, &v, fast::Mask::Array(&mask))
+        self.weigh(q, &k, &v, fast::Mask::Array(&mask))
     }
+
+    /// Returns the means of the values, weighted by the soft-max of the scores.
+    fn weigh(&self, q: &Array, k: &Array, v: &Array, mask: fast::Mask<'_>) -> Array {
+        let Some(cap) = self.soft_cap else {
+            return fast::scaled_dot_product_attention(q, k, v, self.scores(mask));
+        };
+        // MLX has no fused operation for capped scores.
+        let (batch, heads, kv_heads, seq) = (q.dim(0), q.dim(1), k.dim(1), q.dim(2));
+        let grouped = (q * self.scale).reshape(&[batch, kv_heads, heads / kv_heads, seq, q.dim(3)]);
+        let [k, v] = [k, v].map(|x| x.expand_dims(2));
+        let products = grouped.matmul(&k.swapaxes(-1, -2)).astype(Dtype::F32);
+        let capped = &(&products * (1.0 / cap)).tanh() * cap;
+        let mask = match mask {
+            fast::Mask::None => None,
+            fast::Mask::Causal => Some(causal(seq, k.dim(3))),
+            // `[slots, 1, 1, keys]`
+            fast::Mask::Array(mask) if mask.ndim() == 4 => Some(mask.expand_dims(1)),
+            fast::Mask::Array(mask) => Some(mask.clone()),
+        };
+        let scores = mask
+            .map_or(capped.clone(), |mask| Array::where_(&mask, &capped, &Array::scalar(f32::MIN)));
+        let out = scores.softmax(-1).astype(v.dtype()).matmul(&v);
+        out.reshape(&[batch, heads, seq, v.dim(4)])
+    }
+}
+
+/// Returns which keys the last `num_queries` positions see if they see all up to their own,
+/// `[queries, keys]`.
+fn causal(num_queries: i32, num_keys: i32) -> Array {
+    let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
+    Array::arange_from(0, num_keys, Dtype::I32).expand_dims(0).less_equal(&i)
 }
 
 /// Returns the rows of one sequence, `[1, heads, seq, dim]`.

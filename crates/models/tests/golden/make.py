@@ -37,6 +37,12 @@ from families import VOCAB  # noqa: E402
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
 # Dimensions of an embedding that are written down.
 POOLED = 32
+# Families whose large factor of embeddings would otherwise outweigh the layers.
+SCALED = ("gemma", "gemma2")
+# The shape of a tensor without dimensions.
+SCALAR = "scalar"
+# Families whose norms multiply by one more than the weight.
+ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -56,9 +62,14 @@ def random_bits(name, count):
     return z ^ (z >> np.uint64(31))
 
 
+def dimensions(shape):
+    """The dimensions of `2x3`; a single number has none."""
+    return [] if shape == SCALAR else [int(dim) for dim in shape.split("x")]
+
+
 def tensor_bytes(case, name, recipe):
     dtype, shape, first, second = recipe.split()
-    count = math.prod(int(dim) for dim in shape.split("x"))
+    count = math.prod(dimensions(shape))
     bits = random_bits(f"{case}/{name}", count)
     if dtype == "U32":  # a mask and nothing
         return ((bits >> np.uint64(32)).astype(np.uint32) & np.uint32(int(first))).tobytes()
@@ -77,7 +88,7 @@ def tensor_bytes(case, name, recipe):
 
 
 def uniform(dtype, shape, offset, amplitude):
-    return f"{dtype} {'x'.join(map(str, shape))} {offset:.6g} {amplitude:.6g}"
+    return f"{dtype} {'x'.join(map(str, shape)) or SCALAR} {offset:.6g} {amplitude:.6g}"
 
 
 def matrix(tensors, path, shape, dtype, quantization, std):
@@ -108,6 +119,11 @@ def linear_modules(model):
     return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
 
 
+def is_norm(path):
+    last = path.rpartition(".")[2]
+    return last.endswith("norm") or last in ("ln_1", "ln_2", "ln_f") or ".norms." in path
+
+
 def recipes(config, dtype, quantization_of):
     """A recipe for each tensor of the model that mlx-lm makes from `config`."""
     model_class, arguments = _get_classes(config)
@@ -118,13 +134,18 @@ def recipes(config, dtype, quantization_of):
         shape = module.weight.shape
         is_table = shape[0] == VOCAB
         std = (2.0 if is_table else 1.3) / math.sqrt(shape[-1])
+        if is_table and config["model_type"] in SCALED:
+            std /= 4
         matrix(tensors, path, shape, dtype, quantization_of(path), std)
     for name, value in tree_flatten(model.parameters()):
         path, _, kind = name.rpartition(".")
         if path in linears and kind == "weight":
             continue
-        if path.endswith("norm"):
-            tensors[name] = uniform(dtype, value.shape, 1.0, 0.4)
+        if kind == "weight" and is_norm(path):
+            offset = 0.0 if config["model_type"] in ADDING_ONE else 1.0
+            tensors[name] = uniform(dtype, value.shape, offset, 0.4)
+        elif path.endswith("act_fn"):  # parameters, close to those that training starts from
+            tensors[name] = uniform(dtype, value.shape, value.item(), 0.2 * abs(value.item()))
         elif kind == "bias" or name.endswith("e_score_correction_bias"):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
         elif kind == "sinks":
@@ -213,6 +234,15 @@ def widen_joint(path):
     mx.save_safetensors(file, tensors)
 
 
+def original_names(tensors):
+    """The tensors under the names of transformers, and one of the vision tower."""
+    renamed = {"model.visual.merger.norm.weight": "F32 8 1 0.4"}
+    for name, recipe in tensors.items():
+        name = name.replace("language_model.model.", "model.language_model.")
+        renamed[name.replace("language_model.lm_head.", "lm_head.")] = recipe
+    return renamed
+
+
 def quantization_config(config, quantization_of):
     """As mlx-lm writes it: a default, and an entry for each layer that differs."""
     model_class, arguments = _get_classes(config)
@@ -243,7 +273,7 @@ def write_checkpoint(path, case, config, tensors):
         body = tensor_bytes(case, name, recipe)
         header[name] = {
             "dtype": dtype,
-            "shape": [int(dim) for dim in shape.split("x")],
+            "shape": dimensions(shape),
             "data_offsets": [len(data), len(data) + len(body)],
         }
         data += body
@@ -269,8 +299,9 @@ def reference(path, prompt):
     model, _ = load_model(path)
     widened(model)
     logits = np.array(model(mx.array(prompt)[None])[0])
-    text = model if hasattr(model, "model") else model.language_model
-    states = np.array(text.model(mx.array(prompt)[None])[0], dtype=np.float64)
+    text = getattr(model, "language_model", model)
+    decoder = text.model if hasattr(text, "model") else text.transformer
+    states = np.array(decoder(mx.array(prompt)[None], None)[0], dtype=np.float64)
     tokens, margins = [], []
     for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS):
         best = np.sort(np.array(logprobs))[-2:]
@@ -293,6 +324,8 @@ def compute(name, config, dtype, quantization_of, prompt):
         tensors = per_expert(tensors)
     if "-kv-b-" in name:
         tensors = joint(tensors, config, dtype, quantization_of("kv_b_proj"))
+    if "-original-names-" in name:
+        tensors = original_names(tensors)
     quantization = quantization_config(config, quantization_of)
     if "-openai-blocks-" in name:
         tensors = openai_blocks(tensors)

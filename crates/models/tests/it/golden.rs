@@ -53,7 +53,7 @@ fn check(
 fn one_rank_computes_what_mlx_lm_does() {
     let golden = Golden::read();
     assert!(
-        golden.is_restricted || 50 <= golden.cases.len(),
+        golden.is_restricted() || 50 <= golden.cases.len(),
         "every architecture and quantisation"
     );
     for case in &golden.cases {

@@ -17,9 +17,9 @@ const PREFIXES: &str = "JACKALOPE_GOLDEN";
 pub(crate) struct Golden {
     pub(crate) prompt: Vec<u32>,
     pub(crate) cases: Vec<Case>,
-    /// Whether cases were left out.
+    /// Cases that are left out of the tests of all cases.
     #[serde(default)]
-    pub(crate) is_restricted: bool,
+    others: Vec<Case>,
 }
 
 impl Golden {
@@ -45,21 +45,26 @@ impl Golden {
         let Ok(prefixes) = std::env::var(PREFIXES) else { return self };
         eprintln!("{PREFIXES} restricts the cases to {prefixes}");
         let is_kept = |case: &Case| prefixes.split(',').any(|prefix| case.name.starts_with(prefix));
-        self.cases.retain(is_kept);
-        self.is_restricted = true;
+        (self.cases, self.others) = self.cases.into_iter().partition(is_kept);
         self
+    }
+
+    /// Whether cases are left out.
+    pub(crate) fn is_restricted(&self) -> bool {
+        !self.others.is_empty()
     }
 
     /// Returns the cases of these names; if the cases are restricted, all that are left.
     pub(crate) fn chosen(&self, names: &[&str]) -> Vec<&Case> {
-        if self.is_restricted {
+        if self.is_restricted() {
             return self.cases.iter().collect();
         }
         names.iter().map(|name| self.case(name)).collect()
     }
 
     pub(crate) fn case(&self, name: &str) -> &Case {
-        self.cases.iter().find(|case| case.name == name).expect("a golden case")
+        let mut all = self.cases.iter().chain(&self.others);
+        all.find(|case| case.name == name).expect("a golden case")
     }
 }
 
@@ -97,32 +102,33 @@ impl Case {
     /// the case's own layers, in turn, of other numbers.
     pub(crate) fn deepened(&self, num_layers: usize) -> Case {
         let mut case = self.clone();
-        let text = case.config.get("text_config").map(|_| "text_config");
-        let config = match text {
-            Some(text) => &mut case.config[text],
-            None => &mut case.config,
-        };
-        let own = config["num_hidden_layers"].as_u64().unwrap() as usize;
-        config["num_hidden_layers"] = num_layers.into();
+        let is_wrapper = case.config.get("text_config").is_some();
+        let text = if is_wrapper { &mut case.config["text_config"] } else { &mut case.config };
+        let names = ["num_hidden_layers", "num_layers"];
+        let field = names.into_iter().find(|name| text.get(name).is_some()).unwrap();
+        let own = text[field].as_u64().unwrap() as usize;
+        text[field] = num_layers.into();
         // Dense layers come first only; where one would be repeated, the last layer is.
-        let dense = config["first_k_dense_replace"].as_u64().unwrap_or(0) as usize;
+        let dense = text.get("first_k_dense_replace").and_then(Value::as_u64).unwrap_or(0) as usize;
         let source = |idx: usize| if idx % own < dense { own - 1 } else { idx % own };
-        if let Some(Value::Array(dense)) = config.get_mut("mlp_only_layers") {
+        if let Some(Value::Array(dense)) = text.get_mut("mlp_only_layers") {
             let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
             *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
         }
         // Lists with an entry for each layer.
-        let lists = config.as_object_mut().unwrap().values_mut();
+        let lists = text.as_object_mut().unwrap().values_mut();
         for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {
             *list = list.iter().cycle().take(num_layers).cloned().collect();
         }
         let copy = |entries: &mut Map<String, Value>| {
             for (name, value) in entries.clone() {
-                let Some((head, rest)) = name.split_once("layers.") else { continue };
+                let list = ["layers.", ".h."].into_iter().find(|list| name.contains(list));
+                let Some(list) = list else { continue };
+                let (head, rest) = name.split_once(list).unwrap();
                 let Some((layer_idx, rest)) = rest.split_once('.') else { continue };
                 let layer_idx = layer_idx.parse::<usize>().unwrap();
                 for copied in (own..num_layers).filter(|copied| source(*copied) == layer_idx) {
-                    entries.insert(format!("{head}layers.{copied}.{rest}"), value.clone());
+                    entries.insert(format!("{head}{list}{copied}.{rest}"), value.clone());
                 }
             }
         };
@@ -140,7 +146,7 @@ impl Case {
         let (mut header, mut data) = (Map::new(), Vec::new());
         for (name, recipe) in &self.tensors {
             let recipe: Vec<&str> = recipe.as_str().unwrap().split(' ').collect();
-            let shape: Vec<u64> = recipe[1].split('x').map(|dim| dim.parse().unwrap()).collect();
+            let shape = dimensions(recipe[1]);
             let start = data.len();
             append(&mut data, &format!("{}/{name}", self.name), &recipe);
             let offsets = [start, data.len()];
@@ -175,8 +181,14 @@ impl Checkpoint {
     }
 }
 
+/// Returns the dimensions of `2x3`; a single number has none.
+fn dimensions(shape: &str) -> Vec<u64> {
+    let dims = shape.split('x').filter(|_| shape != "scalar");
+    dims.map(|dim| dim.parse().unwrap()).collect()
+}
+
 fn append(data: &mut Vec<u8>, name: &str, recipe: &[&str]) {
-    let count = recipe[1].split('x').map(|dim| dim.parse::<u64>().unwrap()).product();
+    let count = dimensions(recipe[1]).into_iter().product();
     let bits = random_bits(name, count);
     let float = |idx: usize| recipe[idx].parse::<f32>().unwrap();
     let integer = |idx: usize| recipe[idx].parse::<u64>().unwrap();

@@ -3,9 +3,10 @@
 use crate::config::{count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
-    AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec, FeedForward, Mixer,
-    MlpSpec, QkNorm, RouterSpec, StackedModule,
+    Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
+    FeedForward, Mixer, MlpSpec, QkNorm, RouterSpec, StackedModule,
 };
+use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
     BlockSource, CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec,
 };
@@ -78,6 +79,13 @@ impl Linear {
         self.tensors(module, TensorCut::Replicated, TensorCut::Replicated)
     }
 
+    /// Returns the tensors of several products in one: rows of these dimensions follow one another.
+    pub(super) fn segments(self, module: &str, rows: &[(Dimension, usize)]) -> Vec<TensorSpec> {
+        let segment = |&(dimension, len): &(Dimension, usize)| CutSegment { dimension, len };
+        let cut = TensorCut::Column(rows.iter().map(segment).collect());
+        self.tensors(module, cut.clone(), cut)
+    }
+
     /// Returns the tensors of a product of which each rank has a part of the input. The bias is
     /// added to the sum over the ranks.
     pub(super) fn row(self, module: &str, dimension: Dimension) -> Vec<TensorSpec> {
@@ -101,50 +109,125 @@ pub(super) struct MixerBlock {
     pub(super) tensors: Vec<TensorSpec>,
 }
 
-/// Returns grouped-query attention at `module`.
-pub(super) fn attention(module: &str, hidden: usize, spec: AttentionSpec) -> MixerBlock {
-    let tensors = attention_tensors(module, hidden, &spec);
-    MixerBlock { cache: spec.cache(), mixer: Mixer::Attention(spec), tensors }
+/// Returns grouped-query attention at `module`, with the names of Llama's checkpoints.
+pub(super) fn attention(module: &str, hidden: usize, mut spec: AttentionSpec) -> MixerBlock {
+    spec.modules = AttentionModules::at(module);
+    attention_of(hidden, spec)
 }
 
-fn attention_tensors(module: &str, hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
+/// Returns grouped-query attention.
+pub(super) fn attention_of(hidden: usize, spec: AttentionSpec) -> MixerBlock {
+    let tensors = attention_tensors(hidden, &spec);
+    MixerBlock { cache: spec.cache(), mixer: Mixer::Attention(Box::new(spec)), tensors }
+}
+
+impl AttentionModules {
+    /// Returns the names of Llama's checkpoints at `block`.
+    fn at(block: &str) -> AttentionModules {
+        let at = |name: &str| format!("{block}.{name}");
+        AttentionModules {
+            block: block.to_owned(),
+            qkv: QkvModules::Apart(["q_proj", "k_proj", "v_proj"].map(at)),
+            output: at("o_proj"),
+            qk_norms: ["q_norm", "k_norm"].map(at),
+        }
+    }
+}
+
+fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
     let &AttentionSpec { heads, kv_heads, head_dim, has_qkv_bias, has_output_bias, .. } = spec;
     let role = TensorRole::Mixer;
-    let project = |name: &str, heads: usize, dimension| {
-        let linear =
-            Linear { role, output: heads * head_dim, input: hidden, has_bias: has_qkv_bias };
-        linear.column(&format!("{module}.{name}"), dimension)
+    let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+    let inward = |output: usize| Linear { role, output, input: hidden, has_bias: has_qkv_bias };
+    let mut tensors = match &spec.modules.qkv {
+        QkvModules::Apart([q, k, v]) => {
+            let rows = if spec.has_output_gate { 2 * queries } else { queries };
+            let mut tensors = inward(rows).column(q, Dimension::Heads);
+            tensors.extend(inward(keys).column(k, Dimension::KvHeads));
+            tensors.extend(inward(keys).column(v, Dimension::KvHeads));
+            tensors
+        }
+        QkvModules::Stacked(module) | QkvModules::Grouped(module) => {
+            let segments = [(Dimension::Heads, queries), (Dimension::KvHeads, 2 * keys)];
+            inward(queries + 2 * keys).segments(module, &segments)
+        }
     };
-    let output =
-        Linear { role, output: hidden, input: heads * head_dim, has_bias: has_output_bias };
-    let query_rows = if spec.has_output_gate { 2 * heads } else { heads };
-    let mut tensors = project("q_proj", query_rows, Dimension::Heads);
-    tensors.extend(project("k_proj", kv_heads, Dimension::KvHeads));
-    tensors.extend(project("v_proj", kv_heads, Dimension::KvHeads));
-    tensors.extend(output.row(&format!("{module}.o_proj"), Dimension::Heads));
+    let output = Linear { role, output: hidden, input: queries, has_bias: has_output_bias };
+    tensors.extend(output.row(&spec.modules.output, Dimension::Heads));
     if let Some(name) = spec.sinks {
         let cut = TensorCut::whole_column(Dimension::Heads, heads);
-        tensors.push(vector(&format!("{module}.{name}"), role, heads, cut));
+        tensors.push(vector(&format!("{}.{name}", spec.modules.block), role, heads, cut));
     }
-    let norms = [("q_norm", heads, Dimension::Heads), ("k_norm", kv_heads, Dimension::KvHeads)];
-    for (name, heads, dimension) in norms {
-        let (len, cut) = match spec.qk_norm {
+    let norms = [(heads, Dimension::Heads), (kv_heads, Dimension::KvHeads)];
+    for (module, (heads, dimension)) in spec.modules.qk_norms.iter().zip(norms) {
+        let (shape, cut) = match spec.qk_norm {
             None | Some(QkNorm::RotatedUnweighted { .. }) => continue,
-            Some(QkNorm::PerHead) => (head_dim, TensorCut::Replicated),
+            Some(QkNorm::PerHead) => (vec![head_dim], TensorCut::Replicated),
+            Some(QkNorm::OwnWeights) => {
+                (vec![heads, head_dim], TensorCut::whole_column(dimension, heads))
+            }
             Some(QkNorm::AllHeads) => {
                 let len = heads * head_dim;
-                (len, TensorCut::whole_column(dimension, len))
+                (vec![len], TensorCut::whole_column(dimension, len))
             }
         };
-        tensors.push(vector(&format!("{module}.{name}.weight"), TensorRole::Norm, len, cut));
+        let norm = vector(&format!("{module}.weight"), TensorRole::Norm, head_dim, cut);
+        // Some checkpoints have a tensor for each head.
+        let has_own = spec.qk_norm == Some(QkNorm::OwnWeights);
+        let per_expert = has_own.then(|| [format!("{module}."), ".weight".to_owned()]);
+        tensors.push(TensorSpec { shape, per_expert, ..norm });
     }
     tensors
 }
 
-/// Returns a dense feed-forward block at `module`.
-pub(super) fn mlp(module: &str, hidden: usize, spec: MlpSpec) -> Block {
-    let tensors = gated(module, hidden, spec.inner, Dimension::Inner, spec.has_bias);
+/// Returns a dense feed-forward block at `module`, with the names of Llama's checkpoints.
+pub(super) fn mlp(module: &str, hidden: usize, mut spec: MlpSpec) -> Block {
+    spec.modules = MlpModules::gated_at(module);
+    dense(hidden, spec)
+}
+
+impl MlpModules {
+    /// Returns the names of Llama's checkpoints at `module`.
+    fn gated_at(module: &str) -> MlpModules {
+        let at = |name: &str| format!("{module}.{name}");
+        MlpModules {
+            inward: InwardModules::Apart(["gate_proj", "up_proj"].map(at)),
+            down: at("down_proj"),
+            activation: String::new(),
+        }
+    }
+}
+
+/// Returns a dense feed-forward block.
+pub(super) fn dense(hidden: usize, spec: MlpSpec) -> Block {
+    let mut tensors = projections_of(hidden, &spec, Dimension::Inner);
+    if spec.activation == Activation::Xielu {
+        tensors.extend(["alpha_p", "alpha_n", "beta", "eps"].map(|name| {
+            let name = format!("{}.{name}", spec.modules.activation);
+            let number = vector(&name, TensorRole::Mlp, 1, TensorCut::Replicated);
+            TensorSpec { shape: Vec::new(), ..number }
+        }));
+    }
     Block { feed_forward: FeedForward::Mlp(spec), tensors }
+}
+
+/// Returns the tensors of a dense block's projections.
+fn projections_of(hidden: usize, spec: &MlpSpec, dimension: Dimension) -> Vec<TensorSpec> {
+    let (role, has_bias) = (TensorRole::Mlp, spec.has_bias);
+    let inward = |output: usize| Linear { role, output, input: hidden, has_bias };
+    let mut tensors = match &spec.modules.inward {
+        InwardModules::Apart(modules) => {
+            modules.iter().flat_map(|it| inward(spec.inner).column(it, dimension)).collect()
+        }
+        InwardModules::Stacked(module) => {
+            let segments = [(dimension, spec.inner); 2];
+            inward(2 * spec.inner).segments(module, &segments)
+        }
+        InwardModules::Ungated(module) => inward(spec.inner).column(module, dimension),
+    };
+    let outward = Linear { role, output: hidden, input: spec.inner, has_bias };
+    tensors.extend(outward.row(&spec.modules.down, dimension));
+    tensors
 }
 
 /// Returns the tensors of `down(silu(gate(x)) * up(x))` at `module`.
@@ -155,16 +238,9 @@ fn gated(
     dimension: Dimension,
     has_bias: bool,
 ) -> Vec<TensorSpec> {
-    let role = TensorRole::Mlp;
-    let inward = |name: &str| {
-        let linear = Linear { role, output: inner, input: hidden, has_bias };
-        linear.column(&format!("{module}.{name}"), dimension)
-    };
-    let outward = Linear { role, output: hidden, input: inner, has_bias };
-    let mut tensors = inward("gate_proj");
-    tensors.extend(inward("up_proj"));
-    tensors.extend(outward.row(&format!("{module}.down_proj"), dimension));
-    tensors
+    let modules = MlpModules::gated_at(module);
+    let spec = MlpSpec { has_bias, modules, ..MlpSpec::plain(inner) };
+    projections_of(hidden, &spec, dimension)
 }
 
 /// The names of a block of routed experts.

@@ -5,7 +5,8 @@ use serde::Deserialize;
 use super::blocks::{Block, MixerBlock, matrix, vector};
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, HeadTable, LayerSpec, ModelSpec, Support};
+use crate::model::{AttentionSpec, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind, Support};
+use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
 use crate::rope::RopeConfig;
@@ -33,20 +34,38 @@ pub(super) struct Sizes {
     pub(super) num_layers: usize,
     /// Number of query heads.
     pub(super) heads: usize,
-    vocab: usize,
+    pub(super) vocab: usize,
 }
 
 /// A decoder, before its `model_type` and quantisation are known.
 #[derive(Debug)]
 pub(super) struct Description {
-    sizes: Sizes,
-    context_tokens: u32,
-    norm_eps: f32,
-    head_table: HeadTable,
-    layers: Vec<LayerSpec>,
+    pub(super) sizes: Sizes,
+    pub(super) context_tokens: u32,
+    pub(super) norm_kind: NormKind,
+    pub(super) norm_eps: f32,
+    pub(super) head_table: HeadTable,
+    pub(super) embedding_scale: Option<f32>,
+    pub(super) logits: LogitsSpec,
+    pub(super) modules: DecoderNames,
+    pub(super) layers: Vec<LayerSpec>,
     /// How a checkpoint names the tensors.
-    names: TensorNames,
-    unused: Vec<String>,
+    pub(super) names: TensorNames,
+    pub(super) unused: Vec<String>,
+}
+
+/// The modules outside of the layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecoderNames {
+    pub(super) embedding: &'static str,
+    pub(super) norm: &'static str,
+    pub(super) head: &'static str,
+}
+
+impl DecoderNames {
+    /// The names of Llama's checkpoints.
+    pub(super) const LLAMA: DecoderNames =
+        DecoderNames { embedding: "model.embed_tokens", norm: "model.norm", head: "lm_head" };
 }
 
 impl DecoderConfig {
@@ -55,12 +74,20 @@ impl DecoderConfig {
     /// # Errors
     /// Fails if a size is out of bounds or the activation is not supported.
     pub(super) fn sizes(&self) -> Result<Sizes, SpecError> {
-        match self.hidden_act.as_deref() {
-            None | Some("silu" | "swish") => {}
-            Some(other) => {
-                let (what, found) = ("activation", other.to_owned());
-                return Err(SpecError::Setting { what, found, supported: &["silu"] });
-            }
+        self.sizes_with(&["silu", "swish"])
+    }
+
+    /// Checks the sizes, and that the activation is one of these names, if it is stated.
+    ///
+    /// # Errors
+    /// Fails if a size is out of bounds or the activation is not supported.
+    pub(super) fn sizes_with(
+        &self,
+        supported: &'static [&'static str],
+    ) -> Result<Sizes, SpecError> {
+        if let Some(found) = self.hidden_act.clone().filter(|it| !supported.contains(&it.as_str()))
+        {
+            return Err(SpecError::Setting { what: "activation", found, supported });
         }
         Ok(Sizes {
             hidden: dimension("hidden_size", self.hidden_size)?,
@@ -81,8 +108,12 @@ impl DecoderConfig {
         Description {
             sizes,
             context_tokens,
+            norm_kind: NormKind::default(),
             norm_eps: self.rms_norm_eps,
             head_table,
+            embedding_scale: None,
+            logits: LogitsSpec::PLAIN,
+            modules: DecoderNames::LLAMA,
             layers,
             names: TensorNames::PLAIN,
             unused: Vec::new(),
@@ -148,18 +179,23 @@ impl Description {
         let Sizes { hidden, vocab, .. } = self.sizes;
         let rows = TensorCut::whole_column(Dimension::Vocab, vocab);
         let table = |name: &str, role| matrix(name, role, vec![vocab, hidden], rows.clone());
+        let mut norms = norm_tensors(self.modules.norm, hidden, self.norm_kind).into_iter();
         ModelSpec {
             model_type,
             support,
             hidden_size: hidden,
             vocab_size: vocab,
             context_tokens: self.context_tokens,
+            norm_kind: self.norm_kind,
             norm_eps: self.norm_eps,
-            embedding: table("model.embed_tokens", TensorRole::Embedding),
+            embedding: table(self.modules.embedding, TensorRole::Embedding),
+            embedding_scale: self.embedding_scale,
             layers: self.layers,
-            norm: norm("model.norm", hidden),
-            head: table("lm_head", TensorRole::Head),
+            norm: norms.next().expect("a norm has a weight"),
+            norm_bias: norms.next(),
+            head: table(self.modules.head, TensorRole::Head),
             head_table: self.head_table,
+            logits: self.logits,
             quantization: quantization.of_model(self.names),
             names: self.names,
             unused: self.unused,
@@ -170,6 +206,63 @@ impl Description {
 /// Returns the norm of vectors of `width` elements, which every rank holds.
 pub(super) fn norm(module: &str, width: usize) -> TensorSpec {
     vector(&format!("{module}.weight"), TensorRole::Norm, width, TensorCut::Replicated)
+}
+
+/// Returns the tensors of a norm of the stream: its weight, then its bias if there is one.
+fn norm_tensors(module: &str, hidden: usize, kind: NormKind) -> Vec<TensorSpec> {
+    let bias =
+        || vector(&format!("{module}.bias"), TensorRole::Norm, hidden, TensorCut::Replicated);
+    std::iter::once(norm(module, hidden)).chain(kind.has_bias.then(bias)).collect()
+}
+
+/// A layer of attention and a feed-forward block.
+pub(super) struct LayerBuilder {
+    /// What the names of its tensors begin with.
+    pub(super) prefix: String,
+    pub(super) hidden: usize,
+    pub(super) norm_kind: NormKind,
+    pub(super) norms: LayerNorms,
+    pub(super) is_parallel: bool,
+    pub(super) residual_factor: f32,
+}
+
+impl LayerBuilder {
+    /// Creates a layer in which each block follows a norm, with the names of Llama's checkpoints.
+    pub(super) fn pre_norm(prefix: String, hidden: usize) -> LayerBuilder {
+        let input =
+            |name: &str| BlockNorms { input: Some(format!("{prefix}.{name}")), output: None };
+        let norms = LayerNorms {
+            mixer: input("input_layernorm"),
+            feed_forward: input("post_attention_layernorm"),
+        };
+        LayerBuilder {
+            prefix,
+            hidden,
+            norm_kind: NormKind::default(),
+            norms,
+            is_parallel: false,
+            residual_factor: 1.0,
+        }
+    }
+
+    /// Completes the layer.
+    pub(super) fn build(self, mixer: MixerBlock, block: Block) -> LayerSpec {
+        let LayerBuilder { prefix, hidden, norm_kind, norms, is_parallel, residual_factor } = self;
+        let Block { feed_forward, tensors: of_block } = block;
+        let MixerBlock { mixer, cache, mut tensors } = mixer;
+        tensors.extend(of_block);
+        tensors.extend(norms.modules().flat_map(|it| norm_tensors(it, hidden, norm_kind)));
+        LayerSpec {
+            prefix,
+            mixer,
+            feed_forward,
+            norms,
+            is_parallel,
+            residual_factor,
+            cache,
+            tensors,
+        }
+    }
 }
 
 /// Returns a layer of an attention block and a feed-forward block, each after a norm.
@@ -191,11 +284,5 @@ pub(super) fn mixed_layer(
     mixer: MixerBlock,
     block: Block,
 ) -> LayerSpec {
-    let MixerBlock { mixer, cache, tensors: of_mixer } = mixer;
-    let mut tensors = vec![norm(&format!("{prefix}.input_layernorm"), hidden)];
-    tensors.extend(of_mixer);
-    tensors.push(norm(&format!("{prefix}.post_attention_layernorm"), hidden));
-    let Block { feed_forward, tensors: of_block } = block;
-    tensors.extend(of_block);
-    LayerSpec { prefix, mixer, feed_forward, cache, tensors }
+    LayerBuilder::pre_norm(prefix, hidden).build(mixer, block)
 }

@@ -93,7 +93,7 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
         let module = format!("{prefix}.mlp");
         let block = match sparse {
             Some(sparse) if is_sparse => experts(&module, sizes.hidden, &names, sparse),
-            _ => mlp(&module, sizes.hidden, MlpSpec { inner, has_bias: false }),
+            _ => mlp(&module, sizes.hidden, MlpSpec::plain(inner)),
         };
         let module = format!("{prefix}.self_attn");
         let mixer = latent_attention(&module, sizes.hidden, latent.clone(), variant.form);

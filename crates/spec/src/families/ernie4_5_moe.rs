@@ -61,7 +61,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     rope.is_traditional = true;
     let attention = AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope);
     let inner = dimension("intermediate_size", config.intermediate_size)?;
-    let dense = MlpSpec { inner, has_bias: false };
+    let dense = MlpSpec::plain(inner);
     let stated = config.moe_intermediate_size.filter(|inner| *inner != 0);
     let expert_inner = dimension("moe_intermediate_size", stated.unwrap_or(inner as u32))?;
     let per_token = config.moe_k.unwrap_or(1);

@@ -86,7 +86,7 @@ fn describe(
 ) -> Result<Description, SpecError> {
     let sizes = config.decoder.sizes()?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
-    let dense = MlpSpec { inner, has_bias: false };
+    let dense = MlpSpec::plain(inner);
     let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
     let counts =
         ExpertCounts::new("n_routed_experts", config.n_routed_experts, config.num_experts_per_tok)?;

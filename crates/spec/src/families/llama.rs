@@ -50,7 +50,7 @@ pub(super) fn read_with(
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let windows = layer_windows(&config, sizes)?.into_iter().enumerate();
     let layers = windows.map(|(layer_idx, window)| {
-        let spec = MlpSpec { inner, has_bias: config.mlp_bias };
+        let spec = MlpSpec { has_bias: config.mlp_bias, ..MlpSpec::plain(inner) };
         let block = mlp(&format!("model.layers.{layer_idx}.mlp"), sizes.hidden, spec);
         let attention = change(layer_idx, AttentionSpec { window, ..attention.clone() });
         pre_norm_layer(layer_idx, sizes.hidden, attention, block)

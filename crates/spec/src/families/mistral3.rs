@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::decoder::Description;
-use super::{deepseek, llama};
+use super::{deepseek, llama, ministral3};
 use crate::error::SpecError;
 use crate::names::TensorNames;
 
@@ -18,9 +18,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let text = Value::Object(text);
     let description = match model_type.as_str() {
         "llama" | "mistral" => llama::read(&text)?,
+        "ministral3" => ministral3::read(&text)?,
         "mistral4" => deepseek::read_mistral(&text)?,
         _ => {
-            let (what, supported) = ("text model", &["llama", "mistral", "mistral4"]);
+            let (what, supported) = ("text model", &["llama", "mistral", "ministral3", "mistral4"]);
             return Err(SpecError::Setting { what, found: model_type, supported });
         }
     };

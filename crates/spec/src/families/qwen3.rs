@@ -31,7 +31,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     };
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let spec = MlpSpec { inner, has_bias: false };
+        let spec = MlpSpec::plain(inner);
         let block = mlp(&format!("model.layers.{layer_idx}.mlp"), sizes.hidden, spec);
         pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
     });

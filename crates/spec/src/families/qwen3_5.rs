@@ -86,7 +86,7 @@ fn feed_forward(config: &Config, module: &str, hidden: usize) -> Result<Block, S
     if config.num_experts == 0 {
         let field = "intermediate_size";
         let inner = dimension(field, config.intermediate_size.unwrap_or(0))?;
-        return Ok(mlp(module, hidden, MlpSpec { inner, has_bias: false }));
+        return Ok(mlp(module, hidden, MlpSpec::plain(inner)));
     }
     let counts = ExpertCounts::new("num_experts", config.num_experts, config.num_experts_per_tok)?;
     let field = "shared_expert_intermediate_size";

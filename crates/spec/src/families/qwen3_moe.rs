@@ -35,10 +35,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         qk_norm: Some(QkNorm::PerHead),
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
-    let dense = MlpSpec {
-        inner: dimension("intermediate_size", config.intermediate_size)?,
-        has_bias: false,
-    };
+    let dense = MlpSpec::plain(dimension("intermediate_size", config.intermediate_size)?);
     let normalization_eps = config.norm_topk_prob.then_some(0.0);
     let counts = ExpertCounts::new("num_experts", config.num_experts, config.num_experts_per_tok)?;
     let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;

@@ -96,7 +96,7 @@ fn feed_forward(config: &Config) -> Result<impl Fn(usize) -> Block + use<'_>, Sp
         if is_sparse && !config.mlp_only_layers.contains(&layer_idx) {
             experts(&module, hidden, &NAMES, sparse)
         } else {
-            mlp(&module, hidden, MlpSpec { inner: dense, has_bias: false })
+            mlp(&module, hidden, MlpSpec::plain(dense))
         }
     })
 }

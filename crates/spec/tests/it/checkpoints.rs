@@ -27,8 +27,11 @@ impl Sample {
         ModelSpec::from_config(&self.config).unwrap().check(&self.headers).problems
     }
 
+    /// Returns the size of the tensors that the language model needs.
     fn num_bytes(&self) -> u64 {
-        self.headers.values().map(TensorHeader::num_bytes).sum()
+        let spec = ModelSpec::from_config(&self.config).unwrap();
+        let needed = self.headers.iter().filter(|(name, _)| spec.names.of_model(name).is_some());
+        needed.map(|(_, header)| header.num_bytes()).sum()
     }
 }
 
@@ -52,7 +55,8 @@ fn read(text: &str) -> Vec<Sample> {
         let tensors = case["tensors"].as_object().unwrap().iter();
         let header = |(name, recipe): (&String, &Value)| {
             let words: Vec<&str> = recipe.as_str().unwrap().split(' ').collect();
-            let shape = words[1].split('x').map(|dim| dim.parse().unwrap()).collect();
+            let dims = words[1].split('x').filter(|_| words[1] != "scalar");
+            let shape = dims.map(|dim| dim.parse().unwrap()).collect();
             (name.clone(), TensorHeader { element_type: ElementType::from_name(words[0]), shape })
         };
         let model_type = &case["config"]["model_type"];

@@ -44,6 +44,32 @@ fn what_is_not_supported_is_refused_with_the_choices() {
 }
 
 #[test]
+fn what_a_family_does_not_compute_is_refused_by_its_value() {
+    let refused = |edit: Value, expected: &str| check(&edit, expected, true);
+    let yarn = json!({"type": "yarn", "factor": 2.0});
+    refused(json!({"model_type": "phi3", "rope_scaling": yarn}), "unsupported rope type: `yarn`");
+    let nemotron = json!({"model_type": "nemotron", "rope_scaling": yarn});
+    refused(nemotron, "unsupported rope type: `yarn`");
+    let llama3 = json!({"type": "llama3", "factor": 2.0});
+    refused(json!({"model_type": "internlm2", "rope_scaling": llama3}), "rope type: `llama3`");
+    refused(json!({"model_type": "nemotron", "hidden_act": "silu"}), "activation: `silu`");
+    refused(json!({"model_type": "gemma2", "hidden_act": "relu"}), "activation: `relu`");
+    refused(json!({"model_type": "apertus", "post_norm": true}), "unsupported post_norm: `true`");
+    refused(json!({"model_type": "apertus", "qk_norm": false}), "unsupported qk_norm: `false`");
+    refused(json!({"model_type": "qwen", "kv_channels": 32, "no_bias": false}), "no_bias: `false`");
+    let ministral = json!({"model_type": "mistral3", "text_config": {"model_type": "mamba"}});
+    refused(ministral, "unsupported text model: `mamba`");
+    let wrong = |edit: Value, expected: &str| check(&edit, expected, false);
+    wrong(json!({"model_type": "glm4"}), "`partial_rotary_factor` is absent");
+    wrong(json!({"model_type": "qwen"}), "`kv_channels` is 128");
+    let zero = json!({
+        "model_type": "granite", "rope_theta": 1e4, "logits_scaling": 0.0,
+        "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+    });
+    wrong(zero, "`logits_scaling` is 0, expected a positive number");
+}
+
+#[test]
 fn mlx_quantisation_hides_what_transformers_says_of_it() {
     let both = json!({"quantization": {"bits": 4, "group_size": 64},
         "quantization_config": {"bits": 4, "quant_method": "gptq"}});

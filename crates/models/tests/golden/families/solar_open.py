@@ -11,4 +11,4 @@ def solar_open(**more):
 def cases():
     yield "solar_open-f32", solar_open(), "F32", plain
     mixed = routers_in_eight_bits(affine(4, 32))
-    yield "solar_open-q4-bf16", solar_open(partial_rotary_factor=0.5), "BF16", mixed
+    yield "solar_open-q4-half-bf16", solar_open(partial_rotary_factor=0.5), "BF16", mixed

@@ -1,0 +1,112 @@
+//! Norms and rotations of queries and keys: computed in f32.
+
+use crate::norm::{Norm, WideNorm};
+use crate::pieces::piece_rows;
+use crate::simd::{Simd, dispatched};
+use crate::threads::Threads;
+
+/// The rotation of each row's heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation<'a> {
+    /// Cosines `[rows, pairs]`.
+    pub cos: &'a [f32],
+    /// Sines, as `cos`.
+    pub sin: &'a [f32],
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Number of pairs of elements that are rotated: the first `2 * pairs` elements of a head.
+    pub pairs: usize,
+    /// Whether neighbours are rotated together, rather than the two halves of the rotated elements.
+    pub is_traditional: bool,
+}
+
+/// Normalises, if there is a norm, and rotates `x` `[rows, heads, head_dim]` in place. The norm's weight
+/// has `head_dim` elements, the same for all heads, or those of each head, `[heads, head_dim]`.
+///
+/// # Panics
+/// If a length does not fit.
+#[track_caller]
+pub fn place_heads(
+    x: &mut [f32],
+    norm: Option<Norm<'_>>,
+    rotation: Rotation<'_>,
+    threads: &Threads,
+) {
+    let _span = threads.span("place_heads", 0);
+    let Rotation { cos, sin, head_dim, pairs, .. } = rotation;
+    assert!(head_dim > 0 && 2 * pairs <= head_dim, "{pairs} pairs in a head of {head_dim}");
+    let num_rows = cos.len().checked_div(pairs).unwrap_or(x.len() / head_dim);
+    assert!(cos.len() == sin.len() && cos.len() == num_rows * pairs, "rows of angles");
+    if x.is_empty() {
+        return;
+    }
+    assert!(num_rows > 0 && x.len().is_multiple_of(num_rows * head_dim), "whole heads of each row");
+    let width = x.len() / num_rows;
+    let weights = norm.and_then(|norm| norm.weight).map_or(head_dim, |weight| weight.len());
+    assert!(weights == head_dim || weights == width, "a weight for each element");
+    let norm = norm.map(|norm| WideNorm::new(norm, weights));
+    let pieces = x.chunks_mut(piece_rows(width) * width).enumerate().collect();
+    threads.for_each(pieces, |(piece, rows): (usize, &mut [f32])| {
+        let first_row = piece * piece_rows(width);
+        let work = Placing { norm: norm.as_ref(), rotation, width, weights };
+        place_rows(threads.instructions(), rows, first_row, &work);
+    });
+}
+
+/// What becomes of heads.
+struct Placing<'a> {
+    norm: Option<&'a WideNorm>,
+    rotation: Rotation<'a>,
+    /// Number of elements of a row.
+    width: usize,
+    /// Number of weights of the norm.
+    weights: usize,
+}
+
+dispatched! {
+    fn place_rows(x: &mut [f32], first_row: usize, work: &Placing<'_>) = place_rows_with
+}
+
+#[inline(always)]
+fn place_rows_with<S: Simd>(simd: S, x: &mut [f32], first_row: usize, work: &Placing<'_>) {
+    let Placing { norm, rotation, width, weights } = work;
+    let head_dim = rotation.head_dim;
+    for (idx, row) in x.chunks_exact_mut(*width).enumerate() {
+        for (head_idx, head) in row.chunks_exact_mut(head_dim).enumerate() {
+            if let Some(norm) = norm {
+                norm.row_from(simd, head, head_idx * head_dim % weights);
+            }
+            rotate(head, rotation, first_row + idx);
+        }
+    }
+}
+
+/// Rotates a head of a row.
+#[inline(always)]
+fn rotate(head: &mut [f32], rotation: &Rotation<'_>, row: usize) {
+    let pairs = rotation.pairs;
+    let angles = row * pairs..(row + 1) * pairs;
+    let (cos, sin) = (&rotation.cos[angles.clone()], &rotation.sin[angles]);
+    let rotated = &mut head[..2 * pairs];
+    if rotation.is_traditional {
+        rotate_neighbours(rotated, cos, sin);
+    } else {
+        rotate_halves(rotated, cos, sin);
+    }
+}
+
+#[inline(always)]
+fn rotate_neighbours(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+        let [a, b] = *pair;
+        *pair = [a * cos - b * sin, a * sin + b * cos];
+    }
+}
+
+#[inline(always)]
+fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = head.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}

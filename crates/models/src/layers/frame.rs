@@ -1,0 +1,14 @@
+//! What surrounds a block between two states of the residual stream.
+
+use super::norm::Norm;
+
+/// What surrounds a block: `stream + factor * output(block(input(stream)))`.
+#[derive(Debug)]
+pub(crate) struct BlockFrame {
+    /// Norm of the stream that the block reads; `None` if it reads the stream itself.
+    pub(crate) input: Option<Norm>,
+    /// Norm of what the block returns.
+    pub(crate) output: Option<Norm>,
+    /// Factor of what is added to the stream.
+    pub(crate) factor: f32,
+}

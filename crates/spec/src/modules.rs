@@ -1,0 +1,88 @@
+//! Where the tensors of attention, of a dense feed-forward block and of the norms around them are:
+//! the names of modules, to which `.weight` and `.bias` are added.
+
+/// Where the tensors of attention are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct AttentionModules {
+    /// What the other tensors of the block begin with.
+    pub block: String,
+    /// Projections to queries, keys and values.
+    pub qkv: QkvModules,
+    /// Projection from the heads' results.
+    pub output: String,
+    /// Norms of queries and of keys, if there are any.
+    pub qk_norms: [String; 2],
+}
+
+/// Where the projections to queries, keys and values are.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum QkvModules {
+    /// Each in a tensor of its own.
+    Apart([String; 3]),
+    /// In one tensor: the rows of all queries, then those of all keys, then those of all values.
+    Stacked(String),
+    /// In one tensor: for each key-value head the rows of its queries, its key and its value.
+    Grouped(String),
+}
+
+impl Default for QkvModules {
+    fn default() -> QkvModules {
+        QkvModules::Apart(Default::default())
+    }
+}
+
+/// Where the tensors of a dense feed-forward block are.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct MlpModules {
+    /// Projections to the inner dimension.
+    pub inward: InwardModules,
+    /// Projection from it.
+    pub down: String,
+    /// Parameters of the activation, if it has any.
+    pub activation: String,
+}
+
+/// Where the projections to the inner dimension are.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum InwardModules {
+    /// The gate, and what it is multiplied by.
+    Apart([String; 2]),
+    /// Both in one tensor, the gate first.
+    Stacked(String),
+    /// There is no gate.
+    Ungated(String),
+}
+
+impl Default for InwardModules {
+    fn default() -> InwardModules {
+        InwardModules::Apart(Default::default())
+    }
+}
+
+/// The norms around the blocks of a layer.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct LayerNorms {
+    /// Around the mixer.
+    pub mixer: BlockNorms,
+    /// Around the feed-forward block. In a layer whose blocks are parallel, both read what the
+    /// mixer's norm returns.
+    pub feed_forward: BlockNorms,
+}
+
+/// The norms around a block.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct BlockNorms {
+    /// Norm of the stream that the block reads; `None` if it reads the stream itself.
+    pub input: Option<String>,
+    /// Norm of what the block adds to the stream.
+    pub output: Option<String>,
+}
+
+impl LayerNorms {
+    /// Returns the modules of all norms.
+    pub fn modules(&self) -> impl Iterator<Item = &str> {
+        let LayerNorms { mixer, feed_forward } = self;
+        let all = [&mixer.input, &mixer.output, &feed_forward.input, &feed_forward.output];
+        all.into_iter().flatten().map(String::as_str)
+    }
+}
