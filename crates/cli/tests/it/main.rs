@@ -16,6 +16,7 @@ mod floods;
 mod hosts;
 mod http;
 mod hub;
+mod hybrid;
 #[cfg(target_os = "linux")]
 mod install;
 mod keeper;
