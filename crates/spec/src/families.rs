@@ -2,14 +2,17 @@
 //! layers. One file per family; the table below is the only list of what is supported.
 
 mod apertus;
+mod bailing_moe;
 mod biased;
 mod blocks;
 mod cohere;
+mod cohere2;
 mod decoder;
 mod deepseek;
 mod dense;
 mod ernie4_5_moe;
 mod exaone;
+mod exaone4;
 mod gated_delta;
 mod gemma;
 mod gemma3;
@@ -17,10 +20,13 @@ mod glm;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod granitemoe;
+mod hunyuan;
 mod hunyuan_dense;
 mod internlm;
 mod latent;
 mod llama;
+mod llama4;
 mod minicpm;
 mod minimax;
 mod ministral3;
@@ -28,6 +34,7 @@ mod mistral3;
 mod mixtral;
 mod nemotron;
 mod olmo2;
+mod olmo3;
 mod olmoe;
 mod phi3;
 mod qwen;
@@ -77,6 +84,13 @@ const FAMILIES: &[Family] = &[
     computed("gpt_oss", gpt_oss::read),
     computed("smollm3", smollm3::read),
     computed("ministral3", ministral3::read),
+    computed("granitemoe", granitemoe::read),
+    computed("hunyuan", hunyuan::read),
+    computed("bailing_moe", bailing_moe::read),
+    computed("llama4", llama4::read),
+    computed("exaone4", exaone4::read),
+    computed("olmo3", olmo3::read),
+    computed("cohere2", cohere2::read),
     computed("minimax", minimax::read),
     computed("minimax_m2", minimax::read),
     computed("qwen3_next", qwen3_next::read),

@@ -146,7 +146,7 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, offset, 0.4)
         elif path.endswith("act_fn"):  # parameters, close to those that training starts from
             tensors[name] = uniform(dtype, value.shape, value.item(), 0.2 * abs(value.item()))
-        elif kind == "bias" or name.endswith("e_score_correction_bias"):
+        elif kind == "bias" or name.endswith(("e_score_correction_bias", "expert_bias")):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
         elif kind == "sinks":
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)

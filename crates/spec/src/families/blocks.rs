@@ -123,7 +123,7 @@ pub(super) fn attention_of(hidden: usize, spec: AttentionSpec) -> MixerBlock {
 
 impl AttentionModules {
     /// Returns the names of Llama's checkpoints at `block`.
-    fn at(block: &str) -> AttentionModules {
+    pub(super) fn at(block: &str) -> AttentionModules {
         let at = |name: &str| format!("{block}.{name}");
         AttentionModules {
             block: block.to_owned(),
