@@ -8,7 +8,7 @@ use crate::threads::Threads;
 
 /// An activation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
+pub enum ActivationFunction {
     /// `x * sigmoid(x)` (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
     Silu,
     /// `x * (1 + erf(x / √2)) / 2` (Hendrycks and Gimpel 2016).
@@ -37,7 +37,7 @@ pub enum Activation {
 /// If a length does not fit.
 #[track_caller]
 pub fn gated(
-    activation: Activation,
+    activation: ActivationFunction,
     gate: &[f32],
     up: &[f32],
     out: ElementsMut<'_>,
@@ -53,7 +53,12 @@ pub fn gated(
 /// # Panics
 /// If the lengths differ.
 #[track_caller]
-pub fn activate(activation: Activation, x: &[f32], out: ElementsMut<'_>, threads: &Threads) {
+pub fn activate(
+    activation: ActivationFunction,
+    x: &[f32],
+    out: ElementsMut<'_>,
+    threads: &Threads,
+) {
     let _span = threads.span("activate", 0);
     run(activation, x, None, out, threads);
 }
@@ -64,12 +69,12 @@ pub fn activate(activation: Activation, x: &[f32], out: ElementsMut<'_>, threads
 /// If a length does not fit.
 #[track_caller]
 pub fn swiglu(gate: &[f32], up: &[f32], out: ElementsMut<'_>, threads: &Threads) {
-    gated(Activation::Silu, gate, up, out, threads);
+    gated(ActivationFunction::Silu, gate, up, out, threads);
 }
 
 #[track_caller]
 fn run(
-    activation: Activation,
+    activation: ActivationFunction,
     x: &[f32],
     up: Option<&[f32]>,
     out: ElementsMut<'_>,
@@ -86,7 +91,7 @@ fn run(
 
 dispatched! {
     fn run_piece(
-        activation: Activation,
+        activation: ActivationFunction,
         x: &[f32],
         up: Option<&[f32]>,
         out: &mut ElementsMut<'_>,
@@ -96,17 +101,17 @@ dispatched! {
 #[inline(always)]
 fn run_piece_with<S: Simd>(
     _simd: S,
-    activation: Activation,
+    activation: ActivationFunction,
     x: &[f32],
     up: Option<&[f32]>,
     out: &mut ElementsMut<'_>,
 ) {
     match activation {
-        Activation::Silu => each(x, up, out, |x| x * logistic::<S>(x)),
-        Activation::Gelu => each(x, up, out, gelu::<S>),
-        Activation::GeluTanh => each(x, up, out, gelu_tanh::<S>),
-        Activation::ReluSquared => each(x, up, out, |x| if x < 0.0 { 0.0 } else { x * x }),
-        Activation::Xielu { positive, negative, beta, eps } => each(x, up, out, |x| {
+        ActivationFunction::Silu => each(x, up, out, |x| x * logistic::<S>(x)),
+        ActivationFunction::Gelu => each(x, up, out, gelu::<S>),
+        ActivationFunction::GeluTanh => each(x, up, out, gelu_tanh::<S>),
+        ActivationFunction::ReluSquared => each(x, up, out, |x| if x < 0.0 { 0.0 } else { x * x }),
+        ActivationFunction::Xielu { positive, negative, beta, eps } => each(x, up, out, |x| {
             let above = positive * x * x;
             let below = negative * (exp_less_one::<S>(x.min(eps)) - x);
             beta * x + if x > 0.0 { above } else { below }

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use jackalope_kernels::{
-    Activation, Elements, ElementsMut, InstructionSet, Norm, Rotation, Terms, Threads, activate,
-    add_bias, add_terms, gated, normalize, place_heads, rms_norm, scale_logits, swiglu,
+    ActivationFunction, Elements, ElementsMut, InstructionSet, Norm, Rotation, Terms, Threads,
+    activate, add_bias, add_terms, gated, normalize, place_heads, rms_norm, scale_logits, swiglu,
 };
 use proptest::prelude::*;
 
@@ -59,7 +59,7 @@ fn norm_with(row: &[f32], norm: Norm<'_>) -> Vec<f64> {
 }
 
 /// The definition of an activation. The error function is the integral of its derivative.
-fn activated(activation: Activation, x: f64) -> f64 {
+fn activated(activation: ActivationFunction, x: f64) -> f64 {
     let erf = |x: f64| {
         let (steps, width) = (2000, x / 2000.0);
         let middles = (0..steps).map(|step| (f64::from(step) + 0.5) * width);
@@ -67,14 +67,14 @@ fn activated(activation: Activation, x: f64) -> f64 {
         sum * width * std::f64::consts::FRAC_2_SQRT_PI
     };
     match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::Gelu => 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt())),
-        Activation::GeluTanh => {
+        ActivationFunction::Silu => x / (1.0 + (-x).exp()),
+        ActivationFunction::Gelu => 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt())),
+        ActivationFunction::GeluTanh => {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
             0.5 * x * (1.0 + inner.tanh())
         }
-        Activation::ReluSquared => x.max(0.0).powi(2),
-        Activation::Xielu { positive, negative, beta, eps } => {
+        ActivationFunction::ReluSquared => x.max(0.0).powi(2),
+        ActivationFunction::Xielu { positive, negative, beta, eps } => {
             let [positive, negative, beta, eps] = [positive, negative, beta, eps].map(f64::from);
             let below = negative * (x.min(eps).exp_m1() - x);
             beta * x + if x > 0.0 { positive * x * x } else { below }
@@ -82,12 +82,12 @@ fn activated(activation: Activation, x: f64) -> f64 {
     }
 }
 
-const ACTIVATIONS: [Activation; 5] = [
-    Activation::Silu,
-    Activation::Gelu,
-    Activation::GeluTanh,
-    Activation::ReluSquared,
-    Activation::Xielu { positive: 0.8, negative: 1.3, beta: 0.5, eps: -1e-6 },
+const ACTIVATIONS: [ActivationFunction; 5] = [
+    ActivationFunction::Silu,
+    ActivationFunction::Gelu,
+    ActivationFunction::GeluTanh,
+    ActivationFunction::ReluSquared,
+    ActivationFunction::Xielu { positive: 0.8, negative: 1.3, beta: 0.5, eps: -1e-6 },
 ];
 
 fn normed(x: &[f32], weight: &[f32], threads: &Threads) -> Vec<f32> {

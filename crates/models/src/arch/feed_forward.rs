@@ -63,17 +63,20 @@ fn dense(spec: &MlpSpec, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
     Mlp::load(&weights, parts.model.hidden_size, block, parts.parallel)
 }
 
-fn activation(spec: &MlpSpec, root: &Weights<'_>) -> Result<kernels::Activation, LoadError> {
+fn activation(
+    spec: &MlpSpec,
+    root: &Weights<'_>,
+) -> Result<kernels::ActivationFunction, LoadError> {
     Ok(match spec.activation {
-        Activation::Silu => kernels::Activation::Silu,
-        Activation::Gelu => kernels::Activation::Gelu,
-        Activation::GeluTanh => kernels::Activation::GeluTanh,
-        Activation::ReluSquared => kernels::Activation::ReluSquared,
+        Activation::Silu => kernels::ActivationFunction::Silu,
+        Activation::Gelu => kernels::ActivationFunction::Gelu,
+        Activation::GeluTanh => kernels::ActivationFunction::GeluTanh,
+        Activation::ReluSquared => kernels::ActivationFunction::ReluSquared,
         Activation::Xielu => {
             let w = root.at(&spec.modules.activation);
             let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
             let beta = w.number("beta")?;
-            kernels::Activation::Xielu {
+            kernels::ActivationFunction::Xielu {
                 positive: softplus(w.number("alpha_p")?),
                 negative: beta + softplus(w.number("alpha_n")?),
                 beta,
@@ -109,7 +112,7 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
                 inner,
                 unit: unit(Dimension::SharedInner),
                 has_bias: false,
-                activation: kernels::Activation::Silu,
+                activation: kernels::ActivationFunction::Silu,
             };
             let at = |name: &str| root.at(module).at(name);
             let (gate_proj, up_proj) = (Some(at("gate_proj")), at("up_proj"));

@@ -1,6 +1,6 @@
 //! The feed-forward block.
 
-use jackalope_kernels::{self as kernels, Activation, Elements, Floats, Threads};
+use jackalope_kernels::{self as kernels, ActivationFunction, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype};
 
 use super::activation;
@@ -23,7 +23,7 @@ pub(crate) struct MlpBlock {
     pub(crate) unit: usize,
     /// Whether its products have biases.
     pub(crate) has_bias: bool,
-    pub(crate) activation: Activation,
+    pub(crate) activation: ActivationFunction,
 }
 
 /// The tensors of a feed-forward block.
@@ -40,7 +40,7 @@ pub(crate) struct Mlp {
     gate_proj: Option<Linear>,
     up_proj: Linear,
     down_proj: Linear,
-    activation: Activation,
+    activation: ActivationFunction,
     dtype: Dtype,
     parallel: Parallel,
     /// This rank's part of the inner dimension.
@@ -118,7 +118,7 @@ impl Mlp {
 pub(super) struct MlpKernel {
     inward: InwardKernel,
     down: DivisibleKernel,
-    activation: Activation,
+    activation: ActivationFunction,
     dtype: Dtype,
 }
 
