@@ -80,7 +80,7 @@ fn attention_is_a_softmax_over_the_keys_the_mask_leaves() {
     assert_close(&attend(Mask::None), &scores.softmax(-1).matmul(&v_each), 1e-5);
     assert_close(&attend(Mask::Causal), &masked.softmax(-1).matmul(&v_each), 1e-5);
     assert_close(&attend(Mask::Array(&seen)), &masked.softmax(-1).matmul(&v_each), 1e-5);
-    let sinks = Array::from_slice(&[0.5, -1.0, 2.0, 0.0], &[4]);
+    let sinks = Array::from_slice(&[0.5_f32, -1.0, 2.0, 0.0], &[4]);
     let column = sinks.reshape(&[1, 4, 1, 1]).broadcast_to(&[1, 4, 3, 1]);
     let shares = Array::concatenate(&[&masked, &column], -1).softmax(-1);
     let expected = shares.slice_axis(3, 0, 5).matmul(&v_each);
