@@ -159,7 +159,8 @@ impl LocalAiEnvironment {
 }
 
 impl Environment {
-    /// Reads the environment of this process, in which `is_setting` tells the names of settings.
+    /// Reads the environment of this process. `is_setting` returns true for the names of variables that
+    /// are settings of Jackalope.
     pub(crate) fn read(is_setting: impl Fn(&str) -> bool) -> Environment {
         let all = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))

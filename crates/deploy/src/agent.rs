@@ -151,7 +151,7 @@ pub struct Silence {
 /// The agent of this machine that is expected to run.
 #[derive(Clone, Copy, Debug)]
 pub struct AgentHere<'a> {
-    /// Addresses that it was told to listen on.
+    /// Addresses on which it listens.
     pub listen: &'a [IpAddr],
     /// Port on which it listens.
     pub port: u16,

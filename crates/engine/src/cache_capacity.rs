@@ -103,7 +103,7 @@ impl CacheCapacity {
         CacheCapacity { ranks }
     }
 
-    /// Returns a capacity of so many blocks, for models without states.
+    /// Creates the capacity for `num_blocks` blocks of a model without states.
     pub fn of_blocks(num_blocks: usize) -> CacheCapacity {
         let budget_bytes = num_blocks as u64;
         CacheCapacity::new(vec![RankCapacity { budget_bytes, block_bytes: 1, state_bytes: 0 }])

@@ -13,10 +13,10 @@
 //!
 //! A model with states has caches that cannot be cut to any length: a sequence starts from a cache
 //! only at its present length or at a length that it keeps ([`KeptLengths`]). Each kept length
-//! takes as much memory as the states of a sequence. When memory is short, the least recently used
-//! kept lengths and kept caches are given up, kept lengths that nobody chose before all others. The
-//! ranks execute what a plan gives up before its rows, so what a row of the plan keeps or starts
-//! from is not given up by the same plan.
+//! takes as much memory as the states of a sequence. When memory is short, lengths are given up that
+//! were kept only at regular distances, and then the least recently used of the other kept lengths
+//! and kept caches. The ranks apply what a plan gives up before they compute its rows, so a plan
+//! never gives up what one of its rows keeps or starts from.
 
 mod eviction;
 mod search;

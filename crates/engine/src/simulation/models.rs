@@ -11,7 +11,8 @@ pub(super) fn model_of(seed: u64) -> usize {
     (seed / 7 % STATE_SIZES.len() as u64) as usize
 }
 
-/// Returns ranks with memory for so many blocks, and for some states of these sizes.
+/// Returns the capacity of ranks that have memory for `num_blocks` blocks and for a number of states,
+/// which `choice` selects. `state_sizes` has the size of a sequence's states on each rank, in bytes.
 pub(super) fn capacity(num_blocks: usize, state_sizes: &[u64], choice: u64) -> CacheCapacity {
     let num_states = [1, 2, 3, 5, 20][(choice % 5) as usize];
     if state_sizes.is_empty() {

@@ -7,7 +7,7 @@ use jackalope_kernels::{
 };
 use proptest::prelude::*;
 
-/// Numbers in `-4..4` that are told by a seed.
+/// Numbers in `-4..4` that a seed determines.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {

@@ -189,7 +189,8 @@ impl House {
         list["data"].as_array().unwrap().iter().map(state).collect()
     }
 
-    /// Waits until a model is in this state; nobody is told of it, so this looks again and again.
+    /// Waits until a model is in this state. Nothing announces a change of state, so this asks for it
+    /// every millisecond.
     pub(crate) async fn until(&self, id: &str, state: &str) {
         let looking = async {
             while self.states().await[id] != state {

@@ -64,7 +64,7 @@ pub(super) fn read_mistral(config: &Value) -> Result<Description, SpecError> {
     describe(config, &MISTRAL)
 }
 
-/// Reads the wrapper of Kimi K2.5 and of Kimi VL, of which only the text part is computed.
+/// Reads the language model in a configuration of Kimi K2.5 or Kimi VL.
 pub(super) fn read_kimi_k25(config: &Value) -> Result<Description, SpecError> {
     let Some(text) = config.get("text_config") else {
         return Err(SpecError::Malformed { reason: "missing field `text_config`".to_owned() });
