@@ -1,6 +1,6 @@
 //! `cargo xtask golden`: regenerates the results of a pinned version of mlx-lm for the tiny
-//! checkpoints with which models are tested, and the tensors that it gives to families that are only
-//! described.
+//! checkpoints with which models are tested, and the tensors that it gives to mixtures of
+//! experts.
 
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{anyhow, bail, ensure};
 use jackalope_deploy::cluster::check_encryption;
 use jackalope_deploy::machines;
-use jackalope_deploy::models::locate_described;
+use jackalope_deploy::models::locate_loadable;
 use jackalope_deploy::split_constraints::kind_over;
 use jackalope_fleet::facts::at_once;
 use jackalope_fleet::hostfile::{Host, Hostfile};
@@ -28,7 +28,7 @@ use crate::output;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<()> {
-    let model = PlacementModel::read(&locate_described(&args.model, &environment.local)?.dir)?;
+    let model = PlacementModel::read(&locate_loadable(&args.model, &environment.local)?.dir)?;
     let (hostfile, facts) = machines_of(args, environment)?;
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);

@@ -56,16 +56,6 @@ pub fn locate_loadable(model: &Path, context: &LocalContext) -> anyhow::Result<L
     refuse(located, reason)
 }
 
-/// Like [`locate`], for a model whose memory is planned but which need not be loadable.
-///
-/// # Errors
-/// As in [`locate`], and if this version does not know the model's tensors.
-pub fn locate_described(model: &Path, context: &LocalContext) -> anyhow::Result<Located> {
-    let located = locate(model, context)?;
-    let reason = Check::undescribed(&located.dir);
-    refuse(located, reason)
-}
-
 fn refuse(located: Located, reason: Option<impl Display>) -> anyhow::Result<Located> {
     match reason {
         None => Ok(located),

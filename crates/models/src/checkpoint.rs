@@ -46,7 +46,7 @@ impl Checkpoint {
         let path = dir.join(config::NAME);
         let config = config::read(&path, &**files)?;
         let refused = |source| LoadError::Spec { path: path.clone(), source };
-        let spec = ModelSpec::computed_from(&config).map_err(refused)?;
+        let spec = ModelSpec::from_config(&config).map_err(refused)?;
         let tensors = TensorIndex::open(files)?.of_model(&spec.names);
         let layout = spec.layout(&tensors.headers());
         let layout = layout.map_err(|report| LoadError::Tensors { dir: dir.clone(), report })?;

@@ -1,7 +1,7 @@
 //! The properties of a model on which its placement depends.
 
 use jackalope_spec::{
-    FeedForward, ModelLayout, ModelSpec, RankShard, StatedFormat, Support, TensorRole, WeightPart,
+    FeedForward, ModelLayout, ModelSpec, RankShard, StatedFormat, TensorRole, WeightPart,
 };
 
 /// A model that is to be placed.
@@ -9,8 +9,6 @@ use jackalope_spec::{
 pub struct PlacementModel {
     /// `model_type` from its configuration.
     pub architecture: String,
-    /// Whether this version computes it; otherwise only its memory is known.
-    pub is_computed: bool,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the queries of all heads, in the widest layer.
@@ -42,7 +40,6 @@ impl PlacementModel {
         });
         PlacementModel {
             architecture: spec.model_type.clone(),
-            is_computed: spec.support == Support::Computed,
             hidden_size: spec.hidden_size,
             queries_size: queries.max().unwrap_or(0),
             inner_size: inner.max().unwrap_or(0),

@@ -53,7 +53,6 @@ fn dense(
     let layers = vec![layer; layers];
     PlacementModel {
         architecture: "llama".to_owned(),
-        is_computed: true,
         hidden_size: hidden,
         queries_size: heads * head_dim,
         inner_size: inner,

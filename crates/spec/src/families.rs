@@ -55,7 +55,7 @@ use serde_json::Value;
 
 use crate::config::parse;
 use crate::error::SpecError;
-use crate::model::{ModelSpec, Support};
+use crate::model::ModelSpec;
 use crate::quantization::QuantizationMap;
 
 use self::decoder::Description;
@@ -63,99 +63,88 @@ use self::decoder::Description;
 /// A value of `model_type`.
 struct Family {
     model_type: &'static str,
-    support: Support,
     read: fn(&Value) -> Result<Description, SpecError>,
 }
 
 /// Every known `model_type`.
 const FAMILIES: &[Family] = &[
-    computed("llama", llama::read),
-    computed("mistral", llama::read),
-    computed("qwen2", qwen2::read),
-    computed("qwen3", qwen3::read),
-    computed("qwen3_moe", qwen3_moe::read),
-    computed("qwen2_moe", qwen2_moe::read),
-    computed("mixtral", mixtral::read),
-    computed("olmoe", olmoe::read),
-    computed("glm4_moe", glm4_moe::read),
-    computed("solar_open", glm4_moe::read),
-    computed("dots1", glm4_moe::read_dots),
-    computed("ernie4_5_moe", ernie4_5_moe::read),
-    computed("gpt_oss", gpt_oss::read),
-    computed("smollm3", smollm3::read),
-    computed("ministral3", ministral3::read),
-    computed("granitemoe", granitemoe::read),
-    computed("hunyuan", hunyuan::read),
-    computed("bailing_moe", bailing_moe::read),
-    computed("llama4", llama4::read),
-    computed("exaone4", exaone4::read),
-    computed("olmo3", olmo3::read),
-    computed("cohere2", cohere2::read),
-    computed("minimax", minimax::read),
-    computed("minimax_m2", minimax::read),
-    computed("qwen3_next", qwen3_next::read),
-    computed("qwen3_5", qwen3_5::read),
-    computed("qwen3_5_moe", qwen3_5::read),
-    computed("deepseek_v2", deepseek::read_v2),
-    computed("deepseek_v3", deepseek::read_v3),
-    computed("kimi_k2", deepseek::read_v3),
-    computed("kimi_k25", deepseek::read_kimi_k25),
-    computed("kimi_vl", deepseek::read_kimi_k25),
-    computed("glm4_moe_lite", deepseek::read_glm_lite),
-    computed("mistral3", mistral3::read),
-    computed("mistral4", deepseek::read_mistral),
-    computed("phi3", phi3::read),
-    computed("glm", glm::read),
-    computed("glm4", glm::read_glm4),
-    computed("granite", granite::read),
-    computed("olmo2", olmo2::read),
-    computed("minicpm", minicpm::read),
-    computed("exaone", exaone::read),
-    computed("internlm2", internlm::read2),
-    computed("internlm3", internlm::read3),
-    computed("seed_oss", biased::read_seed_oss),
-    computed("mimo", biased::read_mimo),
-    computed("ernie4_5", biased::read_ernie),
-    computed("helium", biased::read_helium),
-    computed("hunyuan_v1_dense", hunyuan_dense::read),
-    computed("cohere", cohere::read),
-    computed("starcoder2", starcoder2::read),
-    computed("stablelm", stablelm::read),
-    computed("nemotron", nemotron::read),
-    computed("apertus", apertus::read),
-    computed("qwen", qwen::read),
-    computed("gemma", gemma::read),
-    computed("gemma2", gemma::read2),
-    computed("gemma3_text", gemma3::read_text),
-    computed("gemma3", gemma3::read),
-    computed("qwen2_vl", text_part::read_qwen2),
-    computed("qwen2_5_vl", text_part::read_qwen2),
-    computed("qwen3_vl", text_part::read_qwen3),
-    computed("qwen3_vl_moe", text_part::read_qwen3_moe),
-    computed("llava", mistral3::read),
-    computed("pixtral", text_part::read_pixtral),
+    family("llama", llama::read),
+    family("mistral", llama::read),
+    family("qwen2", qwen2::read),
+    family("qwen3", qwen3::read),
+    family("qwen3_moe", qwen3_moe::read),
+    family("qwen2_moe", qwen2_moe::read),
+    family("mixtral", mixtral::read),
+    family("olmoe", olmoe::read),
+    family("glm4_moe", glm4_moe::read),
+    family("solar_open", glm4_moe::read),
+    family("dots1", glm4_moe::read_dots),
+    family("ernie4_5_moe", ernie4_5_moe::read),
+    family("gpt_oss", gpt_oss::read),
+    family("smollm3", smollm3::read),
+    family("ministral3", ministral3::read),
+    family("granitemoe", granitemoe::read),
+    family("hunyuan", hunyuan::read),
+    family("bailing_moe", bailing_moe::read),
+    family("llama4", llama4::read),
+    family("exaone4", exaone4::read),
+    family("olmo3", olmo3::read),
+    family("cohere2", cohere2::read),
+    family("minimax", minimax::read),
+    family("minimax_m2", minimax::read),
+    family("qwen3_next", qwen3_next::read),
+    family("qwen3_5", qwen3_5::read),
+    family("qwen3_5_moe", qwen3_5::read),
+    family("deepseek_v2", deepseek::read_v2),
+    family("deepseek_v3", deepseek::read_v3),
+    family("kimi_k2", deepseek::read_v3),
+    family("kimi_k25", deepseek::read_kimi_k25),
+    family("kimi_vl", deepseek::read_kimi_k25),
+    family("glm4_moe_lite", deepseek::read_glm_lite),
+    family("mistral3", mistral3::read),
+    family("mistral4", deepseek::read_mistral),
+    family("phi3", phi3::read),
+    family("glm", glm::read),
+    family("glm4", glm::read_glm4),
+    family("granite", granite::read),
+    family("olmo2", olmo2::read),
+    family("minicpm", minicpm::read),
+    family("exaone", exaone::read),
+    family("internlm2", internlm::read2),
+    family("internlm3", internlm::read3),
+    family("seed_oss", biased::read_seed_oss),
+    family("mimo", biased::read_mimo),
+    family("ernie4_5", biased::read_ernie),
+    family("helium", biased::read_helium),
+    family("hunyuan_v1_dense", hunyuan_dense::read),
+    family("cohere", cohere::read),
+    family("starcoder2", starcoder2::read),
+    family("stablelm", stablelm::read),
+    family("nemotron", nemotron::read),
+    family("apertus", apertus::read),
+    family("qwen", qwen::read),
+    family("gemma", gemma::read),
+    family("gemma2", gemma::read2),
+    family("gemma3_text", gemma3::read_text),
+    family("gemma3", gemma3::read),
+    family("qwen2_vl", text_part::read_qwen2),
+    family("qwen2_5_vl", text_part::read_qwen2),
+    family("qwen3_vl", text_part::read_qwen3),
+    family("qwen3_vl_moe", text_part::read_qwen3_moe),
+    family("llava", mistral3::read),
+    family("pixtral", text_part::read_pixtral),
 ];
 
-const fn computed(
+const fn family(
     model_type: &'static str,
     read: fn(&Value) -> Result<Description, SpecError>,
 ) -> Family {
-    Family { model_type, support: Support::Computed, read }
+    Family { model_type, read }
 }
 
 /// Returns every `model_type` that this version computes.
 pub fn computed_types() -> Vec<&'static str> {
-    types(Support::Computed)
-}
-
-/// Returns every `model_type` whose tensors and memory are known, but which is not computed yet.
-pub fn described_types() -> Vec<&'static str> {
-    types(Support::Described)
-}
-
-fn types(support: Support) -> Vec<&'static str> {
-    let wanted = FAMILIES.iter().filter(|family| family.support == support);
-    wanted.map(|family| family.model_type).collect()
+    FAMILIES.iter().map(|family| family.model_type).collect()
 }
 
 /// The fields that every `config.json` has, whatever the architecture.
@@ -166,16 +155,12 @@ struct Header {
     model_file: Option<String>,
 }
 
-/// Creates the error about an architecture that is unknown or not computed.
-fn unsupported(found: &str) -> SpecError {
-    SpecError::Architecture { found: found.to_owned(), supported: computed_types() }
-}
-
 impl ModelSpec {
     /// Reads a parsed `config.json`.
     ///
     /// # Errors
-    /// Fails if the configuration is malformed, or describes a model that this version does not know.
+    /// Fails if the configuration is malformed, or describes a model that this version does not
+    /// compute.
     pub fn from_config(config: &Value) -> Result<ModelSpec, SpecError> {
         let Header { model_type, model_file } = parse(config)?;
         if let Some(found) = model_file {
@@ -184,30 +169,9 @@ impl ModelSpec {
             return Err(SpecError::Setting { what, found, supported });
         }
         let Some(family) = FAMILIES.iter().find(|family| family.model_type == model_type) else {
-            return Err(unsupported(&model_type));
+            return Err(SpecError::Architecture { found: model_type, supported: computed_types() });
         };
         let quantization = QuantizationMap::from_config(config)?;
-        Ok((family.read)(config)?.into_model(model_type, family.support, quantization))
-    }
-
-    /// Reads a parsed `config.json` of a model that is to be loaded.
-    ///
-    /// # Errors
-    /// As in [`ModelSpec::from_config`], and if this version cannot compute the layers.
-    pub fn computed_from(config: &Value) -> Result<ModelSpec, SpecError> {
-        let spec = ModelSpec::from_config(config)?;
-        spec.require_computed()?;
-        Ok(spec)
-    }
-
-    /// Refuses a model that is described but not computed yet.
-    ///
-    /// # Errors
-    /// Fails if this version cannot compute the layers.
-    pub fn require_computed(&self) -> Result<(), SpecError> {
-        match self.support {
-            Support::Computed => Ok(()),
-            Support::Described => Err(unsupported(&self.model_type)),
-        }
+        Ok((family.read)(config)?.into_model(model_type, quantization))
     }
 }

@@ -29,13 +29,13 @@ mod shard;
 mod tensor;
 
 pub use error::SpecError;
-pub use families::{computed_types, described_types};
+pub use families::computed_types;
 pub use latent::LatentSpec;
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
     FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-    QkNorm, RouterGroups, RouterScores, RouterSpec, StackedModule, Support,
+    QkNorm, RouterGroups, RouterScores, RouterSpec, StackedModule,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,

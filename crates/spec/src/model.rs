@@ -13,8 +13,6 @@ use crate::tensor::{BlockSource, TensorSpec};
 pub struct ModelSpec {
     /// `model_type` of the checkpoint.
     pub model_type: String,
-    /// Whether this version computes it.
-    pub support: Support,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Number of tokens in the vocabulary; token ids are less than this.
@@ -83,15 +81,6 @@ pub struct LogitsSpec {
 impl LogitsSpec {
     /// Logits as they are.
     pub const PLAIN: LogitsSpec = LogitsSpec { scale: 1.0, soft_cap: None };
-}
-
-/// How far a model is supported.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Support {
-    /// Its layers are computed.
-    Computed,
-    /// Its tensors and memory are known, its layers are not computed yet.
-    Described,
 }
 
 /// Whether head and embedding are one table.

@@ -130,12 +130,6 @@ impl Check {
     /// Returns the reason why this version cannot load the model in `dir`; `None` if `config.json`
     /// cannot be read, which other checks report.
     pub fn unsupported(dir: &Path) -> Option<SpecError> {
-        ModelSpec::computed_from(&config(dir)?).err()
-    }
-
-    /// Returns the reason why this version does not know the tensors of the model in `dir`; `None`
-    /// if `config.json` cannot be read.
-    pub fn undescribed(dir: &Path) -> Option<SpecError> {
         ModelSpec::from_config(&config(dir)?).err()
     }
 
@@ -151,10 +145,7 @@ impl Check {
                 self.summary.architecture = config["model_type"].as_str().map(str::to_owned);
                 self.summary.quantization = quantization(&config);
                 match ModelSpec::from_config(&config) {
-                    Ok(spec) => {
-                        self.unsupported = spec.require_computed().err();
-                        self.spec = Some(spec);
-                    }
+                    Ok(spec) => self.spec = Some(spec),
                     Err(err) if err.is_unsupported() => self.unsupported = Some(err),
                     Err(err) => self.problems.push(malformed(err.to_string())),
                 }

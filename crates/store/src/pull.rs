@@ -246,7 +246,7 @@ impl Pull {
         let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
         // Invalid JSON is reported once all files have arrived.
         let Ok(config) = serde_json::from_slice(&content) else { return Ok(()) };
-        match ModelSpec::computed_from(&config) {
+        match ModelSpec::from_config(&config) {
             Err(unsupported) if !self.config.takes_unsupported => bail!(
                 "{}: {unsupported}; no weights were fetched\nhint: choose another model, or pass \
                  `--unsupported` to fetch it for a later version",

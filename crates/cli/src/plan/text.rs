@@ -63,7 +63,6 @@ fn describe(model: &PlacementModel) -> String {
         }
         None => format!("{} bits", 8 * model.element_bytes()),
     };
-    let note = if model.is_computed { "" } else { "; this version does not compute it yet" };
     let weights = bytes(model.weights_bytes());
     let kv = bytes(model.kv_bytes_per_token());
     let states = match model.state_bytes() {
@@ -71,7 +70,7 @@ fn describe(model: &PlacementModel) -> String {
         states => format!(" and {} for a sequence", bytes(states)),
     };
     let name = &model.architecture;
-    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{states}{note}")
+    format!("{name}, {format}: {weights} of weights, {kv} of cache for a token{states}")
 }
 
 fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
@@ -116,7 +115,7 @@ fn table(rows: &[Vec<String>]) -> String {
 
 fn model_json(model: &PlacementModel) -> Value {
     json!({
-        "architecture": model.architecture, "is_computed": model.is_computed,
+        "architecture": model.architecture,
         "bits": model.quantization.map(|it| it.bits),
         "group_size": model.quantization.map(|it| it.group_size),
         "num_layers": model.num_layers(), "context_tokens": model.context_tokens,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::blocks::{Block, MixerBlock, matrix, vector};
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind, Support};
+use crate::model::{AttentionSpec, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind};
 use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
@@ -170,19 +170,13 @@ impl Description {
     }
 
     /// Completes the description.
-    pub(super) fn into_model(
-        self,
-        model_type: String,
-        support: Support,
-        quantization: QuantizationMap,
-    ) -> ModelSpec {
+    pub(super) fn into_model(self, model_type: String, quantization: QuantizationMap) -> ModelSpec {
         let Sizes { hidden, vocab, .. } = self.sizes;
         let rows = TensorCut::whole_column(Dimension::Vocab, vocab);
         let table = |name: &str, role| matrix(name, role, vec![vocab, hidden], rows.clone());
         let mut norms = norm_tensors(self.modules.norm, hidden, self.norm_kind).into_iter();
         ModelSpec {
             model_type,
-            support,
             hidden_size: hidden,
             vocab_size: vocab,
             context_tokens: self.context_tokens,

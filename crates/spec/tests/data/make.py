@@ -1,4 +1,4 @@
-"""Writes names, types and shapes of the tensors that mlx-lm gives each described family to tensors.json.
+"""Writes names, types and shapes of the tensors that mlx-lm gives mixtures of experts to tensors.json.
 
 Run by `cargo xtask golden`, which brings the pinned versions. Each configuration is instantiated by
 mlx-lm, once as it is in f32 and once quantised as `mlx_lm.convert` does with 4 bits in groups of 64.

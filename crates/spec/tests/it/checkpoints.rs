@@ -1,12 +1,10 @@
 //! The description of each test checkpoint names exactly the tensors that it has.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use jackalope_protocol::split::{Shares, Split};
 use jackalope_spec::{
     ElementType, ModelLayout, ModelSpec, TensorHeader, TensorHeaders, TensorProblem,
-    computed_types, described_types,
 };
 use serde_json::Value;
 
@@ -44,8 +42,8 @@ fn samples() -> Vec<Sample> {
     paths.iter().flat_map(|path| read(&std::fs::read_to_string(path).unwrap())).collect()
 }
 
-/// What mlx-lm makes of each described family: `F32 128x128` by name.
-fn described() -> Vec<Sample> {
+/// The tensors that mlx-lm gives mixtures of experts: `F32 128x128` by name.
+fn mixtures() -> Vec<Sample> {
     read(include_str!("../data/tensors.json"))
 }
 
@@ -74,8 +72,8 @@ pub(crate) fn sample(name: &str) -> Sample {
 }
 
 #[test]
-fn checkpoints_have_exactly_the_tensors_that_are_described() {
-    for sample in samples().into_iter().chain(described()) {
+fn checkpoints_have_exactly_the_tensors_that_are_mixtures() {
+    for sample in samples().into_iter().chain(mixtures()) {
         let layout = sample.layout();
         let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
         assert_eq!(alone.weights_bytes, sample.num_bytes(), "{}", sample.name);
@@ -86,7 +84,7 @@ fn checkpoints_have_exactly_the_tensors_that_are_described() {
 
 #[test]
 fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
-    for sample in samples().into_iter().chain(described()) {
+    for sample in samples().into_iter().chain(mixtures()) {
         let layout = sample.layout();
         let whole = &layout.tensor_shards(&Shares::even(1))[0];
         // No more ranks than key-value heads, so that none holds another one's.
@@ -158,25 +156,10 @@ fn latent_projections_are_stored_in_one_form_or_the_other() {
     assert_eq!(missing.collect::<Vec<_>>(), both);
 }
 
-#[test]
-fn every_described_family_has_a_checkpoint_here_and_is_not_loaded() {
-    let known: BTreeSet<String> = described().into_iter().map(|sample| sample.name).collect();
-    // `minimax` is the other name of the same family.
-    let listed = described_types().into_iter().filter(|name| *name != "minimax");
-    let listed: BTreeSet<String> = listed.map(str::to_owned).collect();
-    assert!(listed.is_subset(&known), "{listed:?}");
-    let computed = computed_types().into_iter().map(str::to_owned).collect();
-    assert!(known.is_subset(&(&listed | &computed)), "{known:?}");
-    for sample in described().into_iter().filter(|sample| listed.contains(&sample.name)) {
-        let err = ModelSpec::computed_from(&sample.config).unwrap_err();
-        assert!(err.to_string().contains("supported are llama"), "{err}");
-    }
-}
-
 /// As in checkpoints that were not converted, or by old versions of mlx-lm.
 #[test]
 fn experts_may_have_a_tensor_each() {
-    for mut sample in described() {
+    for mut sample in mixtures() {
         let stacked: Vec<String> = sample.headers.keys().cloned().collect();
         let whole = sample.layout().shards(&Split::Tensor(vec![2, 1])).unwrap();
         let spec = ModelSpec::from_config(&sample.config).unwrap();
@@ -211,7 +194,7 @@ fn experts_may_have_a_tensor_each() {
 
 #[test]
 fn a_token_reads_only_the_experts_that_it_passes() {
-    let sample = described().into_iter().find(|it| it.name == "mixtral").unwrap();
+    let sample = mixtures().into_iter().find(|it| it.name == "mixtral").unwrap();
     let shard = &sample.layout().tensor_shards(&Shares::even(1))[0];
     let bytes = |part: &str| -> u64 {
         let parts = sample.headers.iter().filter(|(name, _)| name.contains(part));
@@ -225,7 +208,7 @@ fn a_token_reads_only_the_experts_that_it_passes() {
 /// Two of eight experts for each token.
 #[test]
 fn the_tokens_of_a_step_read_the_experts_that_any_of_them_passes() {
-    let sample = described().into_iter().find(|it| it.name == "mixtral").unwrap();
+    let sample = mixtures().into_iter().find(|it| it.name == "mixtral").unwrap();
     let shard = &sample.layout().tensor_shards(&Shares::even(1))[0];
     let (all, others) = (shard.expert_bytes as f64, shard.active_bytes - shard.active_expert_bytes);
     let experts = |num_tokens: u32| shard.read_bytes(num_tokens) - others as f64;
