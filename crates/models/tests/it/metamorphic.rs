@@ -89,7 +89,7 @@ fn assert_close(found: &Logits, expected: &Logits, tolerance: f32, what: &str) {
 
 /// Exactly with our kernels, within rounding with MLX's operations.
 #[track_caller]
-fn assert_same(way: Way, case: &Case, found: &Logits, expected: &Logits, what: &str) {
+pub(crate) fn assert_same(way: Way, case: &Case, found: &Logits, expected: &Logits, what: &str) {
     let what = format!("{} ({way:?}): {what}", case.name);
     match way {
         Way::Kernels => assert!(found == expected, "{what}: other bits"),

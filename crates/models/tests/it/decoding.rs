@@ -1,0 +1,93 @@
+//! Sequences that decode together, join, pause, outgrow the room that they were given, and leave.
+
+use jackalope_models::{Batch, Model, SequenceCache, Span};
+
+use crate::metamorphic::assert_same;
+use crate::ranks::{Way, load};
+use crate::recipe::Golden;
+use crate::run::{Logits, extend, step};
+
+/// Cases with attention to all positions, windows, chunks, sinks, latents and states.
+const CASES: &[&str] =
+    &["qwen3-f32", "mistral-f32", "llama4-f32", "gpt_oss-f32", "deepseek_v3-f32", "qwen3_next-f32"];
+
+/// What a sequence computes in a step: its number, and how many of its tokens.
+type Turn = (usize, usize);
+
+/// The steps. The first sequence passes its 256th token, with which it outgrows a block; the second
+/// one leaves after the sixth step; others pause, come in another order, and start in between.
+const STEPS: &[&[Turn]] = &[
+    &[(0, 252), (1, 40), (2, 7)],
+    &[(0, 1), (1, 1), (2, 1)],
+    &[(2, 1), (0, 1)],
+    &[(1, 1)],
+    &[(3, 1)],
+    &[(3, 1), (0, 1), (1, 1), (2, 1)],
+    &[(0, 1), (4, 5), (3, 1)],
+    &[(4, 1), (2, 1), (0, 1), (3, 1)],
+    &[(2, 1)],
+    &[(0, 3), (2, 1), (4, 1)],
+    &[(3, 1), (4, 1), (2, 1), (0, 1)],
+];
+
+/// Step after which the second sequence is gone.
+const LEAVES_AFTER: usize = 5;
+
+/// A sequence under way.
+struct Sequence {
+    tokens: Vec<u32>,
+    cache: Option<SequenceCache>,
+    num_computed: usize,
+    logits: Logits,
+}
+
+impl Sequence {
+    fn new(model: &Model, prompt: &[u32], number: usize) -> Sequence {
+        let tokens = prompt.iter().cycle().skip(number * 5).take(300).copied().collect();
+        let cache = Some(model.new_cache());
+        Sequence { tokens, cache, num_computed: 0, logits: Logits::new() }
+    }
+}
+
+/// Computes one step of several sequences together.
+fn take_turns(model: &Model, sequences: &mut [Sequence], turns: &[Turn]) {
+    let (mut tokens, mut rows, mut caches) = (Vec::new(), Vec::new(), Vec::new());
+    for &(number, len) in turns {
+        let sequence = &mut sequences[number];
+        rows.push(Span { start_idx: tokens.len(), len });
+        tokens.extend(&sequence.tokens[sequence.num_computed..][..len]);
+        sequence.num_computed += len;
+        caches.push(sequence.cache.take().unwrap());
+    }
+    let logits_at = (0..tokens.len()).collect();
+    let batch = Batch { tokens: &tokens, rows: rows.clone(), logits_at };
+    let logits = step(model, &batch, &mut caches.iter_mut().collect::<Vec<_>>());
+    for ((&(number, _), span), cache) in turns.iter().zip(rows).zip(caches) {
+        let own = &logits[span.start_idx..span.start_idx + span.len];
+        sequences[number].logits.extend_from_slice(own);
+        sequences[number].cache = Some(cache);
+    }
+}
+
+#[test]
+fn sequences_that_join_pause_grow_and_leave_decode_like_each_alone() {
+    let golden = Golden::read();
+    for case in golden.chosen(CASES) {
+        for way in Way::BOTH {
+            let model = load(case, &way.single());
+            let new = |number| Sequence::new(&model, &golden.prompt, number);
+            let mut sequences: Vec<Sequence> = (0..5).map(new).collect();
+            for (step_idx, turns) in STEPS.iter().enumerate() {
+                take_turns(&model, &mut sequences, turns);
+                if step_idx == LEAVES_AFTER {
+                    sequences[1].cache = None;
+                }
+            }
+            for (number, sequence) in sequences.iter().enumerate() {
+                let tokens = &sequence.tokens[..sequence.num_computed];
+                let alone = extend(&model, &mut model.new_cache(), tokens);
+                assert_same(way, case, &sequence.logits, &alone, &format!("sequence {number}"));
+            }
+        }
+    }
+}
