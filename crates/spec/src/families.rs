@@ -28,6 +28,7 @@ mod latent;
 mod llama;
 mod llama4;
 mod minicpm;
+mod minicpm3;
 mod minimax;
 mod ministral3;
 mod mistral3;
@@ -109,6 +110,7 @@ const FAMILIES: &[Family] = &[
     family("granite", granite::read),
     family("olmo2", olmo2::read),
     family("minicpm", minicpm::read),
+    family("minicpm3", minicpm3::read),
     family("exaone", exaone::read),
     family("internlm2", internlm::read2),
     family("internlm3", internlm::read3),
