@@ -8,7 +8,7 @@ use crate::experts::{Choice, ExpertRows};
 use crate::simd::Portable;
 
 /// How logits become the scores by which experts are chosen, and which weigh their results.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
     /// Soft-max over all experts.
     Softmax,
@@ -18,6 +18,14 @@ pub enum Scores {
     Sigmoid,
     /// The logits; weights are the logistic function of those of the chosen experts.
     SigmoidOfChosen,
+    /// The logits (Liu et al. 2023, "Sparse Backpropagation for MoE Training"). Experts are chosen one
+    /// after the other; the weight of each is its soft-max over those that were not chosen before it
+    /// and whose logits are near its own: a distance of at most twice `jitter`, relative to the larger
+    /// of the two.
+    SparseMixer {
+        /// Half of the distance.
+        jitter: f32,
+    },
 }
 
 /// Groups of experts. Experts are chosen from the best groups only.
@@ -70,7 +78,9 @@ pub fn route(logits: &[f32], num_experts: usize, config: &RouterConfig<'_>) -> E
 fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     let scores = match config.scores {
         Scores::Softmax => softmax(logits),
-        Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen => logits.to_vec(),
+        Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen | Scores::SparseMixer { .. } => {
+            logits.to_vec()
+        }
         Scores::Sigmoid => logits.iter().map(|logit| logistic(*logit)).collect(),
     };
     let mut ranked = scores.clone();
@@ -94,6 +104,7 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     let mut weights = match config.scores {
         Scores::SoftmaxOfChosen => softmax(&chosen),
         Scores::SigmoidOfChosen => chosen.iter().map(|logit| logistic(*logit)).collect(),
+        Scores::SparseMixer { jitter } => mixed(logits, &experts, jitter),
         Scores::Softmax | Scores::Sigmoid => chosen,
     };
     if let Some(eps) = config.normalization_eps {
@@ -102,6 +113,25 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     }
     weights.iter_mut().for_each(|weight| *weight *= config.scale);
     experts.into_iter().zip(weights).collect()
+}
+
+/// Returns the weights of [`Scores::SparseMixer`] of the chosen `experts`.
+fn mixed(logits: &[f32], experts: &[usize], jitter: f32) -> Vec<f32> {
+    let is_before = |a: usize, b: usize| {
+        logits[b].total_cmp(&logits[a]).then(a.cmp(&b)).is_lt() // of a and b, a is chosen first
+    };
+    let weight = |&expert: &usize| {
+        let top = logits[expert];
+        let is_left = |other: usize| !experts.contains(&other) || !is_before(other, expert);
+        let is_far = |logit: f32| (top - logit) / logit.abs().max(top) > 2.0 * jitter;
+        let near = logits
+            .iter()
+            .enumerate()
+            .filter(|(idx, logit)| *idx == expert || (is_left(*idx) && !is_far(**logit)));
+        let sum: f32 = near.map(|(_, logit)| exp::<Portable>(logit - top)).sum();
+        1.0 / sum
+    };
+    experts.iter().map(weight).collect()
 }
 
 /// Returns the indices of the `count` largest values, in descending order of the values. Of equal
@@ -181,6 +211,18 @@ mod tests {
         let config = RouterConfig { scores: Scores::SigmoidOfChosen, num_chosen: 1, ..PLAIN };
         assert_close(&chosen(&[30.0, 40.0, -1.0], config), &[(1, 1.0)]);
         assert_close(&chosen(&[-3.0, 0.0, -1.0], config), &[(1, 0.5)]);
+    }
+
+    #[test]
+    fn a_sparse_mixer_weighs_each_expert_among_those_near_it_that_are_left() {
+        let config = RouterConfig { scores: Scores::SparseMixer { jitter: 0.1 }, ..PLAIN };
+        // 2.5 is near 3 (a sixth of it), 2 is not (a third) but is near 2.5 (exactly a fifth).
+        let logits = [2.0, 0.0, 3.0, 2.5];
+        let near = |distance: f32| 1.0 / (1.0 + (-distance).exp());
+        assert_close(&chosen(&logits, config), &[(2, near(0.5)), (3, near(0.5))]);
+        // Of logits below zero, the distance is relative to the other's magnitude.
+        let logits = [-5.0, -1.0, -1.1, -1.5];
+        assert_close(&chosen(&logits, config), &[(1, near(0.1)), (2, 1.0)]);
     }
 
     #[test]

@@ -38,6 +38,7 @@ mod olmo2;
 mod olmo3;
 mod olmoe;
 mod phi3;
+mod phimoe;
 mod qwen;
 mod qwen2;
 mod qwen2_moe;
@@ -76,6 +77,7 @@ const FAMILIES: &[Family] = &[
     family("qwen3_moe", qwen3_moe::read),
     family("qwen2_moe", qwen2_moe::read),
     family("mixtral", mixtral::read),
+    family("phimoe", phimoe::read),
     family("olmoe", olmoe::read),
     family("glm4_moe", glm4_moe::read),
     family("solar_open", glm4_moe::read),

@@ -159,7 +159,7 @@ impl ModelLayout {
         let layers: Vec<LayerLayout> = layers.collect();
         let mut outside = Vec::new();
         let vocab = Division::Units { full: spec.vocab_size, unit: VOCAB_UNIT };
-        let head = (!is_tied).then_some(&spec.head);
+        let head = (!is_tied).then_some(&spec.head).into_iter().chain(&spec.head_bias);
         let norm = [&spec.embedding, &spec.norm].into_iter().chain(&spec.norm_bias);
         for tensor in norm.chain(head) {
             add_parts(&mut outside, find(tensor), |_| vocab);

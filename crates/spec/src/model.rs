@@ -35,6 +35,8 @@ pub struct ModelSpec {
     pub norm_bias: Option<TensorSpec>,
     /// Table from vectors to logits, `[vocab, hidden]`, if there is one.
     pub head: TensorSpec,
+    /// Vector that is added to the logits, `[vocab]`.
+    pub head_bias: Option<TensorSpec>,
     /// Whether there is one.
     pub head_table: HeadTable,
     /// What the names of tensors begin with that checkpoints may have and that are not used: other
@@ -49,10 +51,10 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Returns every tensor of the whole model; the head's only if `is_tied` is false.
+    /// Returns every tensor of the whole model; the head's table only if `is_tied` is false.
     pub fn tensors(&self, is_tied: bool) -> impl Iterator<Item = &TensorSpec> {
         let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
-        let head = (!is_tied).then_some(&self.head);
+        let head = (!is_tied).then_some(&self.head).into_iter().chain(&self.head_bias);
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(layers).chain(head)
     }
@@ -318,7 +320,7 @@ impl RouterSpec {
 }
 
 /// How a router's logits become the scores by which experts are chosen.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RouterScores {
     /// Soft-max over all experts.
     Softmax,
@@ -328,6 +330,14 @@ pub enum RouterScores {
     Sigmoid,
     /// The logits; the weights are the logistic function of those of the chosen experts.
     SigmoidOfChosen,
+    /// The logits (Liu et al. 2023, "Sparse Backpropagation for MoE Training"). Experts are chosen one
+    /// after the other; the weight of each is its soft-max over those that were not chosen before it
+    /// and whose logits are near its own: a distance of at most twice `jitter`, relative to the larger
+    /// of the two.
+    SparseMixer {
+        /// Half of the distance.
+        jitter: f32,
+    },
 }
 
 /// Groups of neighbouring experts.

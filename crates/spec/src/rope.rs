@@ -69,10 +69,8 @@ pub enum RopeScaling {
     LongRope {
         /// Factors of the periods.
         factors: Vec<f64>,
-        /// Extended by original context length.
-        stretch: f64,
-        /// Context length before the extension, in tokens.
-        original_context: f64,
+        /// Factor by which rotated elements are multiplied.
+        magnitude: f64,
     },
 }
 
@@ -124,6 +122,8 @@ struct ScalingConfig {
     #[serde(default, deserialize_with = "float")]
     alpha: Option<f64>,
     long_factor: Option<Vec<f64>>,
+    #[serde(default, deserialize_with = "float")]
+    long_mscale: Option<f64>,
 }
 
 impl ScalingConfig {
@@ -308,6 +308,25 @@ impl RopeConfig {
             return Err(bad_value(field, "absent", "a number"));
         };
         let stretch = f64::from(self.context_tokens()) / original_context;
-        Ok(RopeScaling::LongRope { factors, stretch, original_context })
+        let magnitude =
+            if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original_context.ln()).sqrt() };
+        Ok(RopeScaling::LongRope { factors, magnitude })
+    }
+
+    /// Returns the rotation of the first `dims` elements of a head; with a factor for each pair of
+    /// elements, its magnitude is `long_mscale`.
+    ///
+    /// # Errors
+    /// Fails if a value is invalid or absent, or the type is not supported.
+    pub(crate) fn with_stated_magnitude(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+        self.require(&["default", "longrope", "su"])?;
+        let plain = self.spec(dims, None)?;
+        let RopeScaling::LongRope { factors, .. } = plain.scaling else { return Ok(plain) };
+        let stated = self.scaling().long_mscale;
+        let Some(magnitude) = stated.filter(|stated| 0.0 < *stated && stated.is_finite()) else {
+            let field = "rope_scaling.long_mscale";
+            return Err(bad_value(field, or_absent(stated), "a positive number"));
+        };
+        Ok(RopeSpec { scaling: RopeScaling::LongRope { factors, magnitude }, ..plain })
     }
 }

@@ -9,7 +9,9 @@ use super::{Dimensions, Network};
 use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::layers::{Embedding, Head, Heads, Norm, NormSettings, Ropes, Stack, vocabulary};
+use crate::layers::{
+    Embedding, HasBias, Head, Heads, Norm, NormSettings, Ropes, Stack, vocabulary,
+};
 use crate::parallel::Parallel;
 use crate::step::Step;
 use crate::weights::Weights;
@@ -41,7 +43,9 @@ impl Decoder {
         let table = w.at(spec.embedding.module());
         let head = (!layout.is_tied).then(|| w.at(spec.head.module()));
         let shape = (spec.vocab_size, hidden);
-        let (embed_tokens, lm_head) = vocabulary(&table, head.as_ref(), shape, parallel)?;
+        let head_bias = HasBias::when(spec.head_bias.is_some());
+        let (embed_tokens, lm_head) =
+            vocabulary(&table, head.as_ref(), shape, head_bias, parallel)?;
         let embed_tokens = embed_tokens.scaled(spec.embedding_scale);
         let ropes = &Ropes::default();
         let load = |layer_idx: usize| {

@@ -141,6 +141,7 @@ fn settings(spec: &ExpertsSpec) -> RouterSettings {
             RouterScores::SoftmaxOfChosen => kernels::Scores::SoftmaxOfChosen,
             RouterScores::Sigmoid => kernels::Scores::Sigmoid,
             RouterScores::SigmoidOfChosen => kernels::Scores::SigmoidOfChosen,
+            RouterScores::SparseMixer { jitter } => kernels::Scores::SparseMixer { jitter },
         },
         groups: groups.map(|groups| kernels::ExpertGroups {
             count: groups.count,

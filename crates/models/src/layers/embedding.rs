@@ -9,17 +9,21 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::TokenId;
 use jackalope_spec::LogitsSpec;
 
-use super::kernel::{Matrix, MatrixCut, dim, primitive, zeros_after};
+use super::kernel::{Matrix, MatrixCut, dim, elements, primitive, zeros_after};
+use super::linear::HasBias;
+use super::output::Bias;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
-use crate::weights::Weights;
+use crate::weights::{Part, Weights};
 
 /// A table `[vocab, hidden]`, of which this rank holds some rows.
 #[derive(Debug)]
 struct Table {
     matrix: Matrix,
+    /// Vector that is added to the logits, this rank's part.
+    bias: Option<Bias>,
     /// Rows of each rank.
     cuts: Vec<Cut>,
     dtype: Dtype,
@@ -32,6 +36,7 @@ impl Table {
         w: &Weights<'_>,
         (vocab, hidden): (usize, usize),
         is_used: bool,
+        bias: HasBias,
         parallel: &Parallel,
     ) -> Result<Table, LoadError> {
         let mut cuts = cut_dimension(vocab, VOCAB_UNIT, parallel.shares());
@@ -40,7 +45,12 @@ impl Table {
         }
         let cut = MatrixCut::Output { output: &cuts[parallel.rank()], input: hidden };
         let matrix = Matrix::load(w, cut)?;
-        Ok(Table { matrix, cuts, dtype: w.dtype(), parallel: parallel.clone() })
+        let bias = match bias {
+            HasBias::Yes => Some(w.floats("bias", &[vocab], Part::rows(&cuts[parallel.rank()]))?),
+            HasBias::No => None,
+        };
+        let bias = bias.map(Bias::new);
+        Ok(Table { matrix, bias, cuts, dtype: w.dtype(), parallel: parallel.clone() })
     }
 
     fn own(&self) -> &Cut {
@@ -88,15 +98,24 @@ impl Table {
     fn logits(&self, x: &Array, finish: LogitsSpec) -> Array {
         let threads = match self.parallel.compute() {
             Compute::Kernels(threads) => threads,
-            Compute::Stock => return self.matrix.stock_product(x),
+            Compute::Stock => {
+                let product = self.matrix.stock_product(x);
+                return match &self.bias {
+                    Some(bias) => product.add(bias.array()),
+                    None => product,
+                };
+            }
         };
         let kernel = self.matrix.kernel();
+        let bias = self.bias.as_ref().map(Bias::pinned);
         let out = (vec![x.dim(0), dim(self.matrix.output())], Dtype::F32);
         primitive("head", &[x], out, threads, move |inputs, mut out, threads| {
             kernel.multiply(inputs.elements(), out.reborrow(), threads);
-            if let ElementsMut::F32(logits) = out
-                && finish != LogitsSpec::PLAIN
-            {
+            let ElementsMut::F32(logits) = out else { panic!("logits are in single precision") };
+            if let Some(bias) = &bias {
+                kernels::add_bias(logits, elements(bias), threads);
+            }
+            if finish != LogitsSpec::PLAIN {
                 kernels::scale_logits(logits, finish.scale, finish.soft_cap, threads);
             }
         })
@@ -136,18 +155,19 @@ impl Table {
 }
 
 /// Loads the table of `embed` on ranks that have the first layer, and the table of `head` on ranks
-/// that have the last one. Without `head` both are one table.
+/// that have the last one. Without `head` both are one table, whose logits have no bias.
 pub(crate) fn vocabulary(
     embed: &Weights<'_>,
     head: Option<&Weights<'_>>,
     shape: (usize, usize), // [vocab, hidden]
+    head_bias: HasBias,
     parallel: &Parallel,
 ) -> Result<(Embedding, Head), LoadError> {
     let (begins, ends) = (parallel.has_first_layer(), parallel.has_last_layer());
     let is_used = begins || (head.is_none() && ends);
-    let table = Rc::new(Table::load(embed, shape, is_used, parallel)?);
+    let table = Rc::new(Table::load(embed, shape, is_used, HasBias::No, parallel)?);
     let head = match head {
-        Some(w) => Rc::new(Table::load(w, shape, ends, parallel)?),
+        Some(w) => Rc::new(Table::load(w, shape, ends, head_bias, parallel)?),
         None => Rc::clone(&table),
     };
     let embedding = Embedding { table, hidden: shape.1, scale: None };

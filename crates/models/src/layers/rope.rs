@@ -126,14 +126,9 @@ fn periods(spec: &RopeSpec) -> (Vec<f64>, f64) {
         }
         RopeScaling::Llama3 { .. } => (llama3(plain, &spec.scaling), 1.0),
         RopeScaling::Yarn { .. } => yarn(plain, spec),
-        RopeScaling::LongRope { factors, stretch, original_context } => {
-            let magnitude = if *stretch <= 1.0 {
-                1.0
-            } else {
-                (1.0 + stretch.ln() / original_context.ln()).sqrt()
-            };
+        RopeScaling::LongRope { factors, magnitude } => {
             let periods = plain.into_iter().zip(factors).map(|(period, factor)| period * factor);
-            (periods.collect(), magnitude)
+            (periods.collect(), *magnitude)
         }
     }
 }

@@ -102,7 +102,9 @@ impl Router {
         let logits = self.bias.as_ref().map_or(logits.clone(), |bias| logits.add(bias));
         let scores = match settings.scores {
             Scores::Softmax => logits.softmax(-1),
-            Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen => logits,
+            Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen | Scores::SparseMixer { .. } => {
+                logits
+            }
             Scores::Sigmoid => logits.sigmoid(),
         };
         let ranked = match &self.selection_bias {
@@ -118,6 +120,7 @@ impl Router {
         weights = match settings.scores {
             Scores::SoftmaxOfChosen => weights.softmax(-1),
             Scores::SigmoidOfChosen => weights.sigmoid(),
+            Scores::SparseMixer { jitter } => mixed(&scores, &experts, jitter),
             Scores::Softmax | Scores::Sigmoid => weights,
         };
         if let Some(eps) = settings.normalization_eps {
@@ -129,6 +132,26 @@ impl Router {
         }
         StockRoutes { experts, weights }
     }
+}
+
+/// Returns the weights of [`Scores::SparseMixer`], `[tokens, chosen]`, for experts in the order of
+/// their logits.
+fn mixed(logits: &Array, experts: &Array, jitter: f32) -> Array {
+    let nothing = Array::scalar(f32::NEG_INFINITY);
+    let numbers = Array::arange(logits.dim(1), Dtype::I32).expand_dims(0);
+    let experts = experts.astype(Dtype::I32);
+    let mut left = logits.clone();
+    let weights = (0..experts.dim(1)).map(|idx| {
+        let expert = experts.slice_axis(1, idx, idx + 1);
+        let top = logits.take_along_axis(&expert, -1);
+        let distance = top.sub(logits).div(&logits.abs().maximum(&top));
+        let is_far = Array::scalar(2.0 * jitter).less(&distance);
+        let near = Array::where_(&is_far, &nothing, &left).softmax(-1);
+        left = Array::where_(&numbers.equal(&expert), &nothing, &left);
+        near.take_along_axis(&expert, -1)
+    });
+    let weights: Vec<Array> = weights.collect();
+    Array::concatenate(&weights.iter().collect::<Vec<_>>(), 1)
 }
 
 /// Replaces the scores of all but the best groups by zero, as mlx-lm does.

@@ -52,6 +52,7 @@ const CASES: &[&str] = &[
     "internlm2-q8-f32",
     "starcoder2-q3-f32",
     "gemma3_text-f32",
+    "phimoe-q4-f32",
 ];
 
 /// Of these, one for each kind of state.

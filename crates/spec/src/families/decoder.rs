@@ -45,6 +45,8 @@ pub(super) struct Description {
     pub(super) norm_kind: NormKind,
     pub(super) norm_eps: f32,
     pub(super) head_table: HeadTable,
+    /// Whether a vector is added to the logits.
+    pub(super) has_head_bias: bool,
     pub(super) embedding_scale: Option<f32>,
     pub(super) logits: LogitsSpec,
     pub(super) modules: DecoderNames,
@@ -111,6 +113,7 @@ impl DecoderConfig {
             norm_kind: NormKind::default(),
             norm_eps: self.rms_norm_eps,
             head_table,
+            has_head_bias: false,
             embedding_scale: None,
             logits: LogitsSpec::PLAIN,
             modules: DecoderNames::LLAMA,
@@ -174,6 +177,10 @@ impl Description {
         let Sizes { hidden, vocab, .. } = self.sizes;
         let rows = TensorCut::whole_column(Dimension::Vocab, vocab);
         let table = |name: &str, role| matrix(name, role, vec![vocab, hidden], rows.clone());
+        let head_bias = self.has_head_bias.then(|| {
+            let name = format!("{}.bias", self.modules.head);
+            vector(&name, TensorRole::Head, vocab, rows.clone())
+        });
         let mut norms = norm_tensors(self.modules.norm, hidden, self.norm_kind).into_iter();
         ModelSpec {
             model_type,
@@ -188,6 +195,7 @@ impl Description {
             norm: norms.next().expect("a norm has a weight"),
             norm_bias: norms.next(),
             head: table(self.modules.head, TensorRole::Head),
+            head_bias,
             head_table: self.head_table,
             logits: self.logits,
             quantization: quantization.of_model(self.names),

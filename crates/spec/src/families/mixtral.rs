@@ -9,7 +9,8 @@ use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, RouterScores, RouterSpec};
 
-const NAMES: ExpertNames = ExpertNames { projections: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
+pub(super) const NAMES: ExpertNames =
+    ExpertNames { projections: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
 
 #[derive(Debug, Deserialize)]
 struct Config {
