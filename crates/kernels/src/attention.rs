@@ -98,11 +98,7 @@ pub struct KeyPlace {
 /// Returns where a page of `page_tokens` positions stores the key of a KV head and of a position in
 /// the page.
 #[inline(always)]
-pub fn key_place(
-    page_tokens: usize,
-    head_dim: usize,
-    (kv_head, position): (usize, usize),
-) -> KeyPlace {
+pub fn key_place(page_tokens: usize, head_dim: usize, kv_head: usize, position: usize) -> KeyPlace {
     let first = position - position % KEY_TILE;
     let tile = (kv_head * page_tokens + first) * head_dim;
     KeyPlace { start: tile + position % KEY_TILE, step: KEY_TILE.min(page_tokens - first) }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::elements::Elements;
-use crate::matmul::DenseMatrix;
+use crate::matrix::DenseMatrix;
 use crate::panel::Activations;
 use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 use crate::terms::{Fold, Results, add_terms};
@@ -50,6 +50,13 @@ fn multiply_few_with<S: Simd, R: Results>(
     }
 }
 
+/// Rows of activations, from a token on.
+#[derive(Clone, Copy)]
+struct TokenRows<'a> {
+    x: &'a Activations,
+    first: usize,
+}
+
 #[inline(always)]
 fn multiply_elements<S: Simd, E: Element, R: Results>(
     simd: S,
@@ -65,7 +72,7 @@ fn multiply_elements<S: Simd, E: Element, R: Results>(
         let weights = &values[start * input..end * input];
         // From the second iteration on, the rows are in a cache.
         for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
-            let x = (x, turn * TOKENS);
+            let x = TokenRows { x, first: turn * TOKENS };
             match out.len() {
                 1 => strip::<S, E, R::Fold, 1, 4>(simd, x, weights, &mut results),
                 2 => strip::<S, E, R::Fold, 2, 4>(simd, x, weights, &mut results),
@@ -83,33 +90,35 @@ fn multiply_elements<S: Simd, E: Element, R: Results>(
 #[inline(always)]
 fn strip<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
-    (x, token): (&Activations, usize),
+    x: TokenRows<'_>,
     weights: &[E],
     results: &mut [[F::Value; RESULT_ROWS]; TOKENS],
 ) {
-    let input = x.columns.range.len();
+    let input = x.x.columns.range.len();
     let num_rows = weights.len() / input;
     let whole = num_rows - num_rows % ROWS;
     for row in (0..whole).step_by(ROWS) {
-        block::<S, E, F, T, ROWS>(simd, (x, token), &weights[row * input..], (row, results));
+        block::<S, E, F, T, ROWS>(simd, x, &weights[row * input..], row, results);
     }
     for row in whole..num_rows {
-        block::<S, E, F, T, 1>(simd, (x, token), &weights[row * input..], (row, results));
+        block::<S, E, F, T, 1>(simd, x, &weights[row * input..], row, results);
     }
 }
 
-/// Computes `T * ROWS` results, for the tokens from `token` on and the first rows of `weights`.
+/// Computes `T * ROWS` results, for the first rows of `weights`, which are those from `row` on.
 #[inline(always)]
 fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
-    (x, token): (&Activations, usize),
+    x: TokenRows<'_>,
     weights: &[E],
-    (row, results): (usize, &mut [[F::Value; RESULT_ROWS]; TOKENS]),
+    row: usize,
+    results: &mut [[F::Value; RESULT_ROWS]; TOKENS],
 ) {
+    let TokenRows { x, first } = x;
     let input = x.columns.range.len();
     let mut rows: [&[Lanes]; T] = [&[]; T];
     for t in 0..T {
-        rows[t] = x.row(token + t);
+        rows[t] = x.row(first + t);
     }
     let mut folds = [[F::EMPTY; ROWS]; T];
     for columns in x.columns.chunks() {

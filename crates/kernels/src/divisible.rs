@@ -15,9 +15,8 @@
 //! streams are about one and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
 
 use crate::elements::Elements;
-use crate::matmul::{
-    Inputs, Matrix, RowProducts, Task, TermColumns, multiply_in_f32, multiply_prepared,
-};
+use crate::matmul::{Inputs, RowProducts, Task, TermColumns, multiply_in_f32, multiply_prepared};
+use crate::matrix::Matrix;
 use crate::panel::{Activations, Columns};
 use crate::threads::Threads;
 
@@ -76,7 +75,7 @@ pub(crate) fn multiply_divided(
         let x = task.x;
         for product in &mut task.products {
             for (token, group) in inputs.unrounded_groups() {
-                add_group(x, product, (token, group), threads);
+                add_group(x, product, token, group, threads);
             }
         }
     }
@@ -91,7 +90,8 @@ fn reborrow<'b>(product: &'b mut RowProducts<'_, &mut [f64]>) -> RowProducts<'b,
 fn add_group(
     x: Elements<'_>,
     product: &mut RowProducts<'_, &mut [f64]>,
-    (token, group): (usize, usize),
+    token: usize,
+    group: usize,
     threads: &Threads,
 ) {
     let RowProducts { matrix, out } = product;

@@ -3,7 +3,7 @@
 //! An id outside that part gives a row of zeros, so that the rows of all ranks add up to the whole table's.
 
 use crate::elements::ElementsMut;
-use crate::matmul::{DenseMatrix, Matrix};
+use crate::matrix::{DenseMatrix, Matrix};
 use crate::panel::CHUNK_COLUMNS;
 use crate::quant::QuantMatrix;
 use crate::simd::{LANES, Simd, dispatched};

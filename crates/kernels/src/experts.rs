@@ -10,7 +10,8 @@ use std::ops::Range;
 use crate::divisible::multiply_divided;
 use crate::elements::{Elements, ElementsMut};
 use crate::floats::Floats;
-use crate::matmul::{Matrix, RowProducts, Task, multiply};
+use crate::matmul::{RowProducts, Task, multiply};
+use crate::matrix::Matrix;
 use crate::terms::{Fold, GridSum};
 use crate::threads::Threads;
 
@@ -261,7 +262,7 @@ pub fn add_weighted_biases(sums: &mut [f64], rows: &ExpertRows, biases: Elements
 /// # Panics
 /// Panics if there are not as many gates as other values.
 #[track_caller]
-pub fn clamp_gates(gate: &mut [f32], up: &mut [f32], (alpha, limit): (f32, f32)) {
+pub fn clamp_gates(gate: &mut [f32], up: &mut [f32], alpha: f32, limit: f32) {
     assert_eq!(gate.len(), up.len(), "as many gates as values");
     for (gate, up) in gate.iter_mut().zip(up) {
         // Not a number stays what it is.

@@ -49,12 +49,11 @@ fn multiply_few_with<S: Simd, R: Results>(
     let mut results = [[R::Value::default(); RESULT_ROWS]; FEW_TOKENS];
     for start in rows.clone().step_by(RESULT_ROWS) {
         let strip_rows = start..(start + RESULT_ROWS).min(rows.end);
-        let weights = (matrix, &strip_rows);
         match out.len() {
-            1 => strip::<S, R::Fold, 1, 6>(simd, x, weights, &mut results),
-            2 => strip::<S, R::Fold, 2, 4>(simd, x, weights, &mut results),
-            3 => strip::<S, R::Fold, 3, 3>(simd, x, weights, &mut results),
-            _ => strip::<S, R::Fold, FEW_TOKENS, 2>(simd, x, weights, &mut results),
+            1 => strip::<S, R::Fold, 1, 6>(simd, x, matrix, &strip_rows, &mut results),
+            2 => strip::<S, R::Fold, 2, 4>(simd, x, matrix, &strip_rows, &mut results),
+            3 => strip::<S, R::Fold, 3, 3>(simd, x, matrix, &strip_rows, &mut results),
+            _ => strip::<S, R::Fold, FEW_TOKENS, 2>(simd, x, matrix, &strip_rows, &mut results),
         }
         for (out, results) in out.iter_mut().zip(&results) {
             out.store(start - rows.start, &results[..strip_rows.len()]);
@@ -67,7 +66,8 @@ fn multiply_few_with<S: Simd, R: Results>(
 fn strip<S: Simd, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     x: &Activations,
-    (matrix, rows): (&QuantMatrix<'_>, &Range<usize>),
+    matrix: &QuantMatrix<'_>,
+    rows: &Range<usize>,
     results: &mut [[F::Value; RESULT_ROWS]; FEW_TOKENS],
 ) {
     for first_row in rows.clone().step_by(ROWS) {

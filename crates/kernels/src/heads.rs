@@ -4,7 +4,8 @@
 use crate::attention::product::{DEPTH, Left, Product, Right, Sums, add};
 use crate::elements::{Elements, ElementsMut, Float};
 use crate::floats::Floats;
-use crate::matmul::{Matrix, RowProducts, Task, multiply};
+use crate::matmul::{RowProducts, Task, multiply};
+use crate::matrix::Matrix;
 use crate::simd::{InstructionSet, Simd, WIDEST, dispatched};
 use crate::threads::Threads;
 use crate::unpack::{GROUPS_MAX, Region, unpack};

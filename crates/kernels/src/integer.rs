@@ -24,7 +24,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -32,33 +32,16 @@ mod rounding;
 
 use std::ops::Range;
 
-use self::rounding::Rounded;
-pub(crate) use self::rounding::{GROUPS_PER_TERM_MAX, InputColumns};
+pub(crate) use self::rounding::InputColumns;
+use self::rounding::{Rounded, SUMS};
 use crate::elements::{Elements, Float};
 use crate::quant::{QuantMatrix, QuantMode};
 use crate::simd::InstructionSet;
 use crate::terms::Results;
 use crate::threads::Threads;
 
-/// Number of partial sums of a result.
-const SUMS: usize = 16;
-
-/// Additions by which the groups of the longest term become one sum.
-#[cfg(target_arch = "x86_64")]
-const TERM_LEVELS: usize = GROUPS_PER_TERM_MAX.ilog2() as usize;
-
 /// The partial sums of a result.
 type Lanes16 = [f32; SUMS];
-
-/// Factor that makes the values of E2M1 codes integers.
-const E2M1_FACTOR: f32 = 2.0;
-
-/// Offset that makes these integers unsigned.
-#[cfg(target_arch = "x86_64")]
-const E2M1_OFFSET: i32 = 12;
-
-/// Twice the values of the four-bit float; see `unpack`.
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Returns whether these kernels compute products of such activations with such a matrix.
 ///

@@ -5,11 +5,12 @@ use std::ops::Range;
 use crate::dense;
 use crate::elements::{Elements, ElementsMut};
 use crate::float8;
-use crate::integer::{self, GROUPS_PER_TERM_MAX, InputColumns, Prepared};
+use crate::integer::{self, InputColumns, Prepared};
+use crate::matrix::{DenseMatrix, Matrix};
 use crate::panel::{Activations, Columns, multiply_rows};
-use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
+use crate::quant::{QuantMatrix, QuantMode};
 use crate::simd::InstructionSet;
-use crate::terms::Results;
+use crate::terms::{GROUPS_PER_TERM_MAX, Results};
 use crate::threads::Threads;
 
 /// Output features of a piece are a multiple of this: the rows of a tile of integers.
@@ -17,88 +18,6 @@ const PIECE_ROWS: usize = 32;
 
 /// Minimum number of multiplications of a piece; they take some microseconds.
 const PIECE_MACS_MIN: usize = 1 << 15;
-
-/// A plain matrix `[out, input]`; it multiplies as its transpose.
-#[derive(Clone, Copy, Debug)]
-pub struct DenseMatrix<'a> {
-    /// Output features: rows of the matrix.
-    pub out: usize,
-    /// Input features: columns.
-    pub input: usize,
-    /// The elements, row by row.
-    pub values: Elements<'a>,
-}
-
-impl<'a> DenseMatrix<'a> {
-    /// Returns some rows as a matrix.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> DenseMatrix<'a> {
-        let DenseMatrix { input, values, .. } = *self;
-        let values = values.part(rows.start * input..rows.end * input);
-        DenseMatrix { out: rows.len(), input, values }
-    }
-
-    #[track_caller]
-    pub(crate) fn assert_valid(&self) {
-        assert_eq!(self.values.len(), self.out * self.input, "elements of a dense matrix");
-    }
-}
-
-/// A matrix `[out, input]` in one of the forms in which weights are held; it multiplies as its transpose.
-#[derive(Clone, Copy, Debug)]
-pub enum Matrix<'a> {
-    /// Floats.
-    Dense(DenseMatrix<'a>),
-    /// Packed codes under scales.
-    Quantized(QuantMatrix<'a>),
-}
-
-impl<'a> Matrix<'a> {
-    /// Returns some rows as a matrix.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> Matrix<'a> {
-        match self {
-            Matrix::Dense(matrix) => Matrix::Dense(matrix.rows(rows)),
-            Matrix::Quantized(matrix) => Matrix::Quantized(matrix.rows(rows)),
-        }
-    }
-
-    /// Rows of the matrix: output features, or ids of an embedding.
-    pub(crate) fn num_rows(&self) -> usize {
-        match self {
-            Matrix::Dense(matrix) => matrix.out,
-            Matrix::Quantized(matrix) => matrix.out,
-        }
-    }
-
-    /// Columns of the matrix: input features, or the width of an embedding.
-    pub(crate) fn input(&self) -> usize {
-        match self {
-            Matrix::Dense(matrix) => matrix.input,
-            Matrix::Quantized(matrix) => matrix.input,
-        }
-    }
-
-    pub(crate) fn format(&self) -> Option<QuantFormat> {
-        match self {
-            Matrix::Dense(_) => None,
-            Matrix::Quantized(matrix) => Some(matrix.format),
-        }
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Matrix::Dense(matrix) => matrix.values.bytes(),
-            Matrix::Quantized(matrix) => matrix.bytes(),
-        }
-    }
-
-    #[track_caller]
-    pub(crate) fn assert_valid(&self) {
-        match self {
-            Matrix::Dense(matrix) => matrix.assert_valid(),
-            Matrix::Quantized(matrix) => matrix.assert_valid(),
-        }
-    }
-}
 
 /// A matrix, and the destination of its product.
 #[derive(Debug)]
@@ -393,7 +312,7 @@ fn pieces<'a, R: Results>(
         let (num_rows, tokens) = (matrix.num_rows(), out.len());
         rows_left -= num_rows;
         let first_piece = pieces.len();
-        let cuts = cut_rows((num_rows, rows_left), tokens * matrix.input(), threads.count());
+        let cuts = cut_rows(num_rows, rows_left, tokens * matrix.input(), threads.count());
         pieces.extend(cuts.into_iter().map(|rows| Piece {
             inputs,
             matrix,
@@ -417,7 +336,8 @@ fn pieces<'a, R: Results>(
 /// the others; none is too small to be worth waking a thread. `rows_after` rows are computed in the
 /// same job.
 fn cut_rows(
-    (num_rows, rows_after): (usize, usize),
+    num_rows: usize,
+    rows_after: usize,
     row_macs: usize,
     num_threads: usize,
 ) -> Vec<Range<usize>> {
@@ -451,7 +371,7 @@ mod tests {
     fn pieces_cover_all_rows_in_order_and_begin_at_tiles() {
         for num_rows in [1, 31, 32, 1024, 3072, 151_936] {
             for num_threads in 1..9 {
-                let pieces = cut_rows((num_rows, num_rows % 7), 1024, num_threads);
+                let pieces = cut_rows(num_rows, num_rows % 7, 1024, num_threads);
                 let mut next = 0;
                 for rows in pieces {
                     assert_eq!(rows.start, next);

@@ -22,6 +22,8 @@ pub struct Norm<'a> {
 /// A [`Norm`] whose vectors are converted.
 #[derive(Clone, Debug)]
 pub(crate) struct WideNorm {
+    /// Number of elements of the vectors.
+    pub(crate) width: usize,
     is_centred: bool,
     weight: Option<Vec<f32>>,
     bias: Option<Vec<f32>>,
@@ -39,7 +41,7 @@ impl WideNorm {
         let fits = |vector: &Option<Elements<'_>>| vector.is_none_or(|it| it.len() == width);
         assert!(fits(&weight) && fits(&bias), "a weight for each of {width} elements");
         let [weight, bias] = [weight, bias].map(|it| it.map(|vector| vector.to_f32()));
-        WideNorm { is_centred, weight, bias, eps }
+        WideNorm { width, is_centred, weight, bias, eps }
     }
 
     /// Normalises one row in place. Sums have eight lanes, as in every dot product.
@@ -120,7 +122,7 @@ pub fn normalize(
     threads.for_each(pieces, |(piece, mut out)| {
         let start = piece * piece_rows(width) * width;
         let x = x.part(start..start + out.len());
-        norm_rows(threads.instructions(), x, &norm, width, &mut out);
+        norm_rows(threads.instructions(), x, &norm, &mut out);
     });
 }
 
@@ -144,21 +146,14 @@ dispatched! {
     fn norm_rows(
         x: Elements<'_>,
         norm: &WideNorm,
-        width: usize,
         out: &mut ElementsMut<'_>,
     ) = norm_rows_with
 }
 
 #[inline(always)]
-fn norm_rows_with<S: Simd>(
-    simd: S,
-    x: Elements<'_>,
-    norm: &WideNorm,
-    width: usize,
-    out: &mut ElementsMut<'_>,
-) {
-    let mut row = vec![0.0; width];
-    for offset in (0..out.len()).step_by(width) {
+fn norm_rows_with<S: Simd>(simd: S, x: Elements<'_>, norm: &WideNorm, out: &mut ElementsMut<'_>) {
+    let mut row = vec![0.0; norm.width];
+    for offset in (0..out.len()).step_by(norm.width) {
         x.load(offset, &mut row);
         norm.row(simd, &mut row);
         out.store(offset, &row);

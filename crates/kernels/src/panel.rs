@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::dot::{Rows, TILE_ROWS, TermPart, Tile, TileResults};
 use crate::elements::Elements;
-use crate::matmul::Matrix;
+use crate::matrix::Matrix;
 use crate::simd::{LANES, Lanes, Simd, dispatched};
 use crate::terms::{Fold, Results};
 use crate::threads::Threads;

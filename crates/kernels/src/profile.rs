@@ -4,12 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::threads::Threads;
-
 /// Calls, time and bytes of one kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelTime {
-    /// Name of the kernel, or the name given to [`Threads::span`].
+    /// Name of the kernel, or the name given to [`crate::Threads::span`].
     pub name: &'static str,
     /// Number of calls.
     pub calls: u64,
@@ -27,6 +25,19 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
+    pub(crate) fn start(&self) {
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take(&self) -> Vec<KernelTime> {
+        std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn span(&self, name: &'static str, bytes: usize) -> Span<'_> {
+        let is_on = self.is_on.load(Ordering::Relaxed);
+        Span { running: is_on.then(|| (self, Instant::now())), name, bytes }
+    }
+
     fn record(&self, name: &'static str, bytes: usize, time: Duration) {
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let idx = times.iter().position(|it| it.name == name).unwrap_or_else(|| {
@@ -57,43 +68,24 @@ impl Drop for Span<'_> {
     }
 }
 
-impl Threads {
-    /// Starts to measure spans.
-    pub fn start_profile(&self) {
-        self.profile.is_on.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the measurements since the last call.
-    pub fn take_profile(&self) -> Vec<KernelTime> {
-        std::mem::take(&mut *self.profile.times.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Measures the time until the span is dropped, if the profile was started. Kernels call it
-    /// themselves.
-    pub fn span(&self, name: &'static str, bytes: usize) -> Span<'_> {
-        let is_on = self.profile.is_on.load(Ordering::Relaxed);
-        Span { running: is_on.then(|| (&self.profile, Instant::now())), name, bytes }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn spans_add_up_by_name_once_wanted() {
-        let threads = Threads::new(1);
-        drop(threads.span("early", 1));
-        assert_eq!(threads.take_profile(), []);
-        threads.start_profile();
+        let profile = Profile::default();
+        drop(profile.span("early", 1));
+        assert_eq!(profile.take(), []);
+        profile.start();
         for bytes in [3, 4] {
-            let _span = threads.span("a", bytes);
-            drop(threads.span("b", 0));
+            let _span = profile.span("a", bytes);
+            drop(profile.span("b", 0));
         }
-        let times = threads.take_profile();
+        let times = profile.take();
         let found: Vec<_> = times.iter().map(|it| (it.name, it.calls, it.bytes)).collect();
         assert_eq!(found, [("b", 2, 0), ("a", 2, 7)]);
         assert!(times[0].time <= times[1].time);
-        assert_eq!(threads.take_profile(), []);
+        assert_eq!(profile.take(), []);
     }
 }

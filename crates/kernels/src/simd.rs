@@ -29,7 +29,7 @@ pub(crate) use self::element::Element;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use self::neon::Neon;
 pub(crate) use self::portable::Portable;
-pub(crate) use self::wide::{WIDEST, Wide, dispatched_wide};
+pub(crate) use self::wide::{WIDEST, Wide};
 
 /// Number of lanes of a vector.
 pub(crate) const LANES: usize = 8;
@@ -264,6 +264,33 @@ macro_rules! dispatched {
     };
 }
 pub(crate) use dispatched;
+
+/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the set, with its
+/// widest vectors; otherwise as [`dispatched!`].
+macro_rules! dispatched_wide {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) = $generic:ident) => {
+        $(#[$doc])*
+        $vis fn $name(instructions: $crate::InstructionSet, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(
+                enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni"
+            )]
+            fn avx512(simd: $crate::simd::Avx512, $($arg: $type),*) {
+                $generic(simd, $($arg),*);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if instructions == $crate::InstructionSet::Avx512 {
+                let simd = $crate::simd::Avx512::detect().expect("`Threads` asserts its set");
+                #[expect(unsafe_code, reason = "calling a copy compiled for AVX-512")]
+                // SAFETY: `simd` proves that the machine has what the copy was compiled for.
+                return unsafe { avx512(simd, $($arg),*) };
+            }
+            $crate::simd::dispatched! { fn narrow($($arg: $type),*) = $generic }
+            narrow(instructions, $($arg),*);
+        }
+    };
+}
+pub(crate) use dispatched_wide;
 
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,10 @@
 //! The terms of a sum, and how they become a result: a single term, or a sum of terms on a grid; see
 //! [`crate::divisible_matmul`].
 
-use crate::elements::ElementsMut;
 #[cfg(target_arch = "x86_64")]
-use crate::integer::avx512;
+pub(crate) mod avx512;
+
+use crate::elements::ElementsMut;
 use crate::simd::Simd;
 
 /// Terms are rounded to multiples of this.
@@ -16,6 +17,13 @@ pub(crate) const ANCHOR: f64 = 1.5 * (1_u64 << 52) as f64 * GRID;
 /// Factor for terms. It exceeds one by so little that it only breaks ties, away from zero.
 /// Otherwise the sum to which a term is added would break them.
 pub(crate) const AWAY: f64 = 1.0 + f64::EPSILON;
+
+/// Maximum number of groups of a term of a divided product.
+pub(crate) const GROUPS_PER_TERM_MAX: usize = 8;
+
+/// Additions by which the groups of the longest term become one sum.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const TERM_LEVELS: usize = GROUPS_PER_TERM_MAX.ilog2() as usize;
 
 /// Destination for the results of a row of activations.
 pub(crate) trait Results: Sized + Send {

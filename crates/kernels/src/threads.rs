@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::profile::Profile;
+use crate::profile::{KernelTime, Profile, Span};
 use crate::simd::InstructionSet;
 
 /// Time for which a worker spins for the next job before it sleeps: longer than MLX's pause between
@@ -34,7 +34,7 @@ const THREADS_MAX: usize = 256;
 pub struct Threads {
     instructions: InstructionSet,
     pool: Option<Pool>,
-    pub(crate) profile: Profile,
+    profile: Profile,
 }
 
 impl Threads {
@@ -64,6 +64,22 @@ impl Threads {
     /// The instruction set of all kernels run with these threads.
     pub fn instructions(&self) -> InstructionSet {
         self.instructions
+    }
+
+    /// Starts to measure spans.
+    pub fn start_profile(&self) {
+        self.profile.start();
+    }
+
+    /// Returns the measurements since the last call.
+    pub fn take_profile(&self) -> Vec<KernelTime> {
+        self.profile.take()
+    }
+
+    /// Measures the time until the span is dropped, if the profile was started. Kernels call it
+    /// themselves.
+    pub fn span(&self, name: &'static str, bytes: usize) -> Span<'_> {
+        self.profile.span(name, bytes)
     }
 
     /// Calls `work` once for each item, on whichever thread is free. A panic in `work` comes out here, after every

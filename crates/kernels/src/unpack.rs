@@ -14,6 +14,17 @@ pub(crate) const GROUPS_MAX: usize = 32;
 const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
+/// Factor that makes the values of [`E2M1`] integers.
+pub(crate) const E2M1_FACTOR: f32 = 2.0;
+
+/// Offset that makes these integers unsigned.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const E2M1_OFFSET: i32 = 12;
+
+/// The values of [`E2M1`] times [`E2M1_FACTOR`].
+pub(crate) const E2M1_INTEGERS: [i8; 16] =
+    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// Part of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
@@ -32,18 +43,18 @@ pub(crate) fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region
     let format = matrix.format;
     match (matrix.scales, matrix.biases) {
         (Scales::Elements(scales), Some(biases)) => match format.bits {
-            2 => unpack_affine::<S, 2>(simd, packed, (scales, biases), out),
-            3 => unpack_affine::<S, 3>(simd, packed, (scales, biases), out),
-            4 => unpack_affine::<S, 4>(simd, packed, (scales, biases), out),
-            5 => unpack_affine::<S, 5>(simd, packed, (scales, biases), out),
-            6 => unpack_affine::<S, 6>(simd, packed, (scales, biases), out),
-            8 => unpack_affine::<S, 8>(simd, packed, (scales, biases), out),
+            2 => unpack_affine::<S, 2>(simd, packed, scales, biases, out),
+            3 => unpack_affine::<S, 3>(simd, packed, scales, biases, out),
+            4 => unpack_affine::<S, 4>(simd, packed, scales, biases, out),
+            5 => unpack_affine::<S, 5>(simd, packed, scales, biases, out),
+            6 => unpack_affine::<S, 6>(simd, packed, scales, biases, out),
+            8 => unpack_affine::<S, 8>(simd, packed, scales, biases, out),
             _ => unreachable!("checked at the entry of every kernel"),
         },
         (Scales::Bytes(scales), _) => match format.mode {
-            QuantMode::Mxfp4 => unpack_e2m1(simd, packed, (scales, e8m0), out),
+            QuantMode::Mxfp4 => unpack_e2m1(simd, packed, scales, e8m0, out),
             QuantMode::Nvfp4 => {
-                unpack_e2m1(simd, packed, (scales, |code| e4m3(u32::from(code))), out)
+                unpack_e2m1(simd, packed, scales, |code| e4m3(u32::from(code)), out)
             }
             QuantMode::Mxfp8 => unpack_e4m3(simd, packed, scales, out),
             QuantMode::Affine => unreachable!("checked at the entry of every kernel"),
@@ -89,7 +100,8 @@ impl<'a> Packed<'a> {
 fn unpack_affine<S: Simd, const BITS: usize>(
     simd: S,
     packed: Packed<'_>,
-    (all_scales, all_biases): (Elements<'_>, Elements<'_>),
+    all_scales: Elements<'_>,
+    all_biases: Elements<'_>,
     out: &mut [Lanes],
 ) {
     let (mut scales, mut biases) = ([0.0; GROUPS_MAX], [0.0; GROUPS_MAX]);
@@ -128,7 +140,8 @@ pub(crate) fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) ->
 fn unpack_e2m1<S: Simd>(
     simd: S,
     packed: Packed<'_>,
-    (scales, scale_value): (&[u8], impl Fn(u8) -> f32),
+    scales: &[u8],
+    scale_value: impl Fn(u8) -> f32,
     out: &mut [Lanes],
 ) {
     let stride = out.len() / packed.rows().len();

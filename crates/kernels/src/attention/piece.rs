@@ -233,7 +233,7 @@ impl<'a> Keys<'a> {
     fn key_block<E>(&self, page: &'a [E], block: usize) -> &'a [E] {
         let first = self.positions.start % self.page_tokens() + block * BLOCK_KEYS;
         let head_dim = self.config.head_dim;
-        let place = key_place(self.page_tokens(), head_dim, (self.queries.kv_head, first));
+        let place = key_place(self.page_tokens(), head_dim, self.queries.kv_head, first);
         &page[place.start..][..head_dim * BLOCK_KEYS]
     }
 
@@ -278,7 +278,7 @@ impl<'a> Keys<'a> {
     #[inline(always)]
     fn tile_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
         let place =
-            key_place(self.page_tokens(), self.config.head_dim, (self.queries.kv_head, first));
+            key_place(self.page_tokens(), self.config.head_dim, self.queries.kv_head, first);
         let values = &page[place.start..][..self.config.head_dim * KEY_TILE];
         Right { values, stride: place.step, columns: KEY_TILE }
     }
@@ -547,9 +547,9 @@ impl BlockPanels {
         let is_in_one_page = keys.blocks_in_page() > 0;
         if is_in_one_page {
             match page.keys {
-                Elements::F32(page) => self.load_keys(simd, keys, (page, first)),
-                Elements::F16(page) => self.load_keys(simd, keys, (page, first)),
-                Elements::Bf16(page) => self.load_keys(simd, keys, (page, first)),
+                Elements::F32(page) => self.load_keys(simd, keys, page, first),
+                Elements::F16(page) => self.load_keys(simd, keys, page, first),
+                Elements::Bf16(page) => self.load_keys(simd, keys, page, first),
             }
         } else {
             self.load_each_key::<W>(keys);
@@ -561,9 +561,9 @@ impl BlockPanels {
                 let rows = head_dim - value_dim..head_dim;
                 self.values.load_transposed::<W>(&self.keys, rows, keys.block(0).len());
             }
-            Some(Elements::F32(page)) if is_whole => self.load_values(simd, keys, (page, first)),
-            Some(Elements::F16(page)) if is_whole => self.load_values(simd, keys, (page, first)),
-            Some(Elements::Bf16(page)) if is_whole => self.load_values(simd, keys, (page, first)),
+            Some(Elements::F32(page)) if is_whole => self.load_values(simd, keys, page, first),
+            Some(Elements::F16(page)) if is_whole => self.load_values(simd, keys, page, first),
+            Some(Elements::Bf16(page)) if is_whole => self.load_values(simd, keys, page, first),
             Some(_) => self.load_each_value::<W>(keys),
         }
     }
@@ -573,8 +573,8 @@ impl BlockPanels {
         let (head_dim, page_tokens) = (keys.config.head_dim, keys.page_tokens());
         for (idx, position) in keys.block(0).enumerate() {
             let page = &keys.queries.sequence.pages[position / page_tokens];
-            let head = (keys.queries.kv_head, position % page_tokens);
-            let place = key_place(page_tokens, head_dim, head);
+            let kv_head = keys.queries.kv_head;
+            let place = key_place(page_tokens, head_dim, kv_head, position % page_tokens);
             for column in 0..head_dim {
                 let key = place.start + column * place.step;
                 self.keys.load_row::<W>(column, idx, &page.keys.part(key..key + 1));
@@ -598,7 +598,8 @@ impl BlockPanels {
         &mut self,
         simd: W,
         keys: &Keys<'_>,
-        (page, first): (&[E], usize),
+        page: &[E],
+        first: usize,
     ) {
         for column in (0..BLOCK_KEYS).step_by(KEY_TILE) {
             let tile = keys.tile_of(page, first + column);
@@ -611,7 +612,8 @@ impl BlockPanels {
         &mut self,
         simd: W,
         keys: &Keys<'_>,
-        (page, first): (&[E], usize),
+        page: &[E],
+        first: usize,
     ) {
         self.values.load(simd, keys.values_of(page, first), keys.block(0).len(), 0);
     }

@@ -80,10 +80,10 @@ impl Product<'_> {
         let width = PANEL_VECTORS * W::LANES;
         let whole = self.right.columns - self.right.columns % width;
         for column in (0..whole).step_by(width) {
-            self.tile::<W, ROWS, PANEL_VECTORS>(simd, (row, column), sums);
+            self.tile::<W, ROWS, PANEL_VECTORS>(simd, row, column, sums);
         }
         for column in (whole..self.right.columns).step_by(W::LANES) {
-            self.tile::<W, ROWS, 1>(simd, (row, column), sums);
+            self.tile::<W, ROWS, 1>(simd, row, column, sums);
         }
         ROWS
     }
@@ -93,7 +93,8 @@ impl Product<'_> {
     fn tile<W: Wide, const ROWS: usize, const VECTORS: usize>(
         &self,
         simd: W,
-        (row, column): (usize, usize),
+        row: usize,
+        column: usize,
         sums: &mut Sums<'_>,
     ) {
         let first_sum = (row - self.rows.start) * sums.stride + column;

@@ -26,6 +26,13 @@ pub(super) struct Block<'a, E> {
     pub(super) ahead: [&'a [E]; 2],
 }
 
+/// The weights of a block's keys in the sums of some rows.
+struct KeyWeights<'a, const ROWS: usize> {
+    rows: &'a [[f32; BLOCK_KEYS]; ROWS],
+    /// The keys that are used.
+    keys: Range<usize>,
+}
+
 impl<'a, E: Element> Block<'a, E> {
     #[inline(always)]
     fn head_dim(&self) -> usize {
@@ -165,17 +172,18 @@ impl<'a, E: Element> Block<'a, E> {
         keys: &Range<usize>,
         sums: &mut Sums<'_>,
     ) -> usize {
-        let weights: &[_; ROWS] = weights.first_chunk().expect("as many rows");
+        let rows: &[_; ROWS] = weights.first_chunk().expect("as many rows");
+        let weights = KeyWeights { rows, keys: keys.start..keys.end.min(BLOCK_KEYS) };
         let pair = 2 * W::LANES;
         let mut column = 0;
         while column + PAIRS * pair <= self.head_dim() {
             let block = self.read(column == 0);
-            block.value_tile::<W, ROWS, PAIRS>(simd, (weights, column), keys, sums);
+            block.value_tile::<W, ROWS, PAIRS>(simd, &weights, column, sums);
             column += PAIRS * pair;
         }
         while column < self.head_dim() {
             let block = self.read(column == 0);
-            block.value_tile::<W, ROWS, 1>(simd, (weights, column), keys, sums);
+            block.value_tile::<W, ROWS, 1>(simd, &weights, column, sums);
             column += pair;
         }
         ROWS
@@ -186,8 +194,8 @@ impl<'a, E: Element> Block<'a, E> {
     fn value_tile<W: Wide, const ROWS: usize, const PAIRS: usize>(
         self,
         simd: W,
-        (weights, column): (&[[f32; BLOCK_KEYS]; ROWS], usize),
-        keys: &Range<usize>,
+        weights: &KeyWeights<'_, ROWS>,
+        column: usize,
         sums: &mut Sums<'_>,
     ) {
         let head_dim = self.head_dim();
@@ -199,13 +207,13 @@ impl<'a, E: Element> Block<'a, E> {
                 acc[r][p] = E::load_sums(simd, &sums[p * 2 * W::LANES..]);
             }
         }
-        for k in keys.start..keys.end.min(BLOCK_KEYS) {
+        for k in weights.keys.clone() {
             self.prefetch(simd, k * head_dim..(k + 1) * head_dim);
             let values = &self.values[k * head_dim + column..][..width];
             for p in 0..PAIRS {
                 let pair = E::load_pair(simd, &values[p * 2 * W::LANES..]);
                 for r in 0..ROWS {
-                    let weight = simd.splat(weights[r][k]);
+                    let weight = simd.splat(weights.rows[r][k]);
                     acc[r][p][0] = simd.mul_add(weight, pair[0], acc[r][p][0]);
                     acc[r][p][1] = simd.mul_add(weight, pair[1], acc[r][p][1]);
                 }

@@ -14,11 +14,11 @@ use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 use std::ops::Range;
 
-use super::rounding::{GROUPS_PER_TERM_MAX, Rounded};
-use super::{E2M1, Lanes16, SUMS, total};
+use super::rounding::{Rounded, SUMS};
+use super::{Lanes16, total};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
-use crate::terms::{ANCHOR, AWAY, Results};
-use crate::unpack::{bits_from, scale_value};
+use crate::terms::{ANCHOR, AWAY, GROUPS_PER_TERM_MAX, Results};
+use crate::unpack::{E2M1_INTEGERS, bits_from, scale_value};
 
 /// Number of weight rows that are unpacked together.
 const BLOCK_ROWS: usize = 8;
@@ -118,7 +118,7 @@ for_dotprod! {
             let num_rows = BLOCK_ROWS.min(rows.end - start);
             for row in 0..num_rows {
                 unpack_row(matrix, start + row, &mut block.codes[row * x.input..][..x.input]);
-                load_scales(x, matrix, (start, row), &mut block);
+                load_scales(x, matrix, start, row, &mut block);
             }
             for (pair, out) in out.chunks_mut(TOKENS).enumerate() {
                 let mut results = [[R::Value::default(); BLOCK_ROWS]; TOKENS];
@@ -126,8 +126,8 @@ for_dotprod! {
                     // Rows after the last one are computed from arbitrary data and not stored.
                     let token = pair * TOKENS;
                     let sums = match out.len() {
-                        1 => some_rows::<R, STEPS, 1>(halves, x, &block, (token, row)),
-                        _ => some_rows::<R, STEPS, TOKENS>(halves, x, &block, (token, row)),
+                        1 => some_rows::<R, STEPS, 1>(halves, x, &block, token, row),
+                        _ => some_rows::<R, STEPS, TOKENS>(halves, x, &block, token, row),
                     };
                     for t in 0..TOKENS {
                         results[t][row..][..ROWS].copy_from_slice(&sums[t]);
@@ -146,7 +146,8 @@ for_dotprod! {
         halves: &Halves,
         x: &Rounded,
         block: &Block,
-        (token, row): (usize, usize),
+        token: usize,
+        row: usize,
     ) -> [[R::Value; ROWS]; TOKENS] {
         let num_groups = x.num_groups();
         assert!(num_groups * STEPS * LANES == x.input, "whole groups");
@@ -353,7 +354,7 @@ for_dotprod! {
         let (units, rest) = words.as_chunks::<4>();
         let (unit_codes, rest_codes) = codes.as_chunks_mut::<32>();
         // SAFETY: sixteen values are a register.
-        let table = unsafe { vld1q_s8(E2M1.as_ptr()) };
+        let table = unsafe { vld1q_s8(E2M1_INTEGERS.as_ptr()) };
         for (unit, codes) in units.iter().zip(unit_codes) {
             // SAFETY: four words are a register, and the codes are two.
             unsafe {
@@ -375,7 +376,7 @@ for_dotprod! {
         for (word, codes) in rest.iter().zip(rest_codes.as_chunks_mut::<8>().0) {
             for (idx, code) in codes.iter_mut().enumerate() {
                 let bits = (word >> (4 * idx)) & 15;
-                *code = if E2M1_CODES { E2M1[bits as usize] } else { bits as i8 };
+                *code = if E2M1_CODES { E2M1_INTEGERS[bits as usize] } else { bits as i8 };
             }
         }
     }
@@ -395,7 +396,8 @@ for_dotprod! {
     fn load_scales(
         x: &Rounded,
         matrix: &QuantMatrix<'_>,
-        (start, row): (usize, usize),
+        start: usize,
+        row: usize,
         block: &mut Block,
     ) {
         let num_groups = x.num_groups();

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::rounding::{GROUPS_PER_TERM_MAX, Rounded};
-use super::{E2M1, Lanes16, SUMS, total};
+use super::rounding::{Rounded, SUMS};
+use super::{Lanes16, total};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{Simd, dispatched};
-use crate::terms::{Fold as _, GridSum, Results};
-use crate::unpack::{bits_from, scale_value};
+use crate::terms::{Fold as _, GROUPS_PER_TERM_MAX, GridSum, Results};
+use crate::unpack::{E2M1_INTEGERS, bits_from, scale_value};
 
 /// Number of rows whose results are buffered before they are stored.
 const RESULT_ROWS: usize = 16;
@@ -132,7 +132,7 @@ fn unpack_codes(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [i16]) {
         _ => {
             for (word, codes) in words.iter().zip(codes.as_chunks_mut::<8>().0) {
                 for (idx, code) in codes.iter_mut().enumerate() {
-                    *code = i16::from(E2M1[(word >> (4 * idx)) as usize & 15]);
+                    *code = i16::from(E2M1_INTEGERS[(word >> (4 * idx)) as usize & 15]);
                 }
             }
         }

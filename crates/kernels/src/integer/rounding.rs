@@ -12,10 +12,13 @@
 //! divided, no machine has whole rows, and this is decided for each group separately.
 
 use crate::elements::Elements;
-use crate::integer::{E2M1_FACTOR, SUMS};
 use crate::quant::{QuantMatrix, QuantMode};
 use crate::simd::{Simd, dispatched};
 use crate::threads::Threads;
+use crate::unpack::E2M1_FACTOR;
+
+/// Number of partial sums of a result.
+pub(super) const SUMS: usize = 16;
 
 /// The largest `q`.
 pub(super) const Q_MAX: f32 = 32639.0;
@@ -55,13 +58,10 @@ pub(crate) enum InputColumns {
     /// group that cannot be rounded takes the exact path.
     Divided {
         /// Groups that are added in f32 before their sum is rounded: 1, 2, 4 or
-        /// [`GROUPS_PER_TERM_MAX`].
+        /// [`crate::terms::GROUPS_PER_TERM_MAX`].
         groups_per_term: usize,
     },
 }
-
-/// Maximum number of groups of a term of a divided product.
-pub(crate) const GROUPS_PER_TERM_MAX: usize = 8;
 
 impl InputColumns {
     /// Groups of a term; one if the columns are not divided.

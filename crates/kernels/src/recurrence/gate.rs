@@ -32,14 +32,14 @@ pub fn gated_norm(
     threads.for_each(pieces, |(piece, mut out): (usize, ElementsMut<'_>)| {
         let range = piece * piece_len..piece * piece_len + out.len();
         let (x, gates) = (&x[range.clone()], &gates[range]);
-        gate_heads(threads.instructions(), x, (&norm, width), gates, &mut out);
+        gate_heads(threads.instructions(), x, &norm, gates, &mut out);
     });
 }
 
 dispatched! {
     fn gate_heads(
         x: &[f32],
-        norm: (&WideNorm, usize),
+        norm: &WideNorm,
         gates: &[f32],
         out: &mut ElementsMut<'_>,
     ) = gate_heads_with
@@ -49,10 +49,11 @@ dispatched! {
 fn gate_heads_with<S: Simd>(
     simd: S,
     x: &[f32],
-    (norm, width): (&WideNorm, usize),
+    norm: &WideNorm,
     gates: &[f32],
     out: &mut ElementsMut<'_>,
 ) {
+    let width = norm.width;
     let mut head = vec![0.0; width];
     for (idx, (x, gates)) in x.chunks_exact(width).zip(gates.chunks_exact(width)).enumerate() {
         head.copy_from_slice(x);

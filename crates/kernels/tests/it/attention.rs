@@ -32,7 +32,7 @@ impl Sequence {
             let mut page = [empty(&self.keys, head_dim), empty(&self.values, value_dim)];
             for head in 0..kv_heads {
                 for position in 0..page_tokens.min(self.capacity - first) {
-                    let key = key_place(page_tokens, head_dim, (head, position));
+                    let key = key_place(page_tokens, head_dim, head, position);
                     let row = head * self.capacity + first + position;
                     for idx in 0..head_dim {
                         let from = row * head_dim + idx;

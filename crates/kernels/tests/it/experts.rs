@@ -260,13 +260,13 @@ fn bounded_gates_are_their_definition() {
     };
     let expected: Vec<f64> =
         gate.iter().zip(&up).map(|(gate, up)| definition(*gate, *up)).collect();
-    clamp_gates(&mut gate, &mut up, (alpha, limit));
+    clamp_gates(&mut gate, &mut up, alpha, limit);
     let mut found = vec![0.0; gate.len()];
     swiglu(&gate, &up, ElementsMut::F32(&mut found), &Threads::new(1));
     for (found, expected) in found.iter().zip(expected) {
         assert!((f64::from(*found) - expected).abs() < 1e-4, "{found} {expected}");
     }
     let (mut gate, mut up) = ([f32::NAN, 1.0], [1.0, f32::NAN]);
-    clamp_gates(&mut gate, &mut up, (alpha, limit));
+    clamp_gates(&mut gate, &mut up, alpha, limit);
     assert!(gate[0].is_nan() && up[1].is_nan());
 }

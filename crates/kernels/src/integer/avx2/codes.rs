@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::LANES;
-use crate::integer::E2M1;
+use crate::unpack::E2M1_INTEGERS;
 
 /// Layout of a format's unpacked codes: column `REGISTERS * l + r` of a load is in lane `l` of
 /// register `r`.
@@ -57,7 +57,7 @@ impl Codes for SignedNibbles {
         // SAFETY: the caller's promise; the table is half a register.
         unsafe {
             let low = _mm256_set1_epi8(15);
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1.as_ptr().cast()));
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_INTEGERS.as_ptr().cast()));
             let packed = _mm256_loadu_si256(from.cast());
             let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), low);
             let odd = _mm256_shuffle_epi8(table, odd);

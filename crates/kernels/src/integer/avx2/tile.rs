@@ -9,11 +9,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::{GridSums, LANES, add_terms, for_avx2, no_terms, on_grid};
-use crate::integer::rounding::Rounded;
-use crate::integer::{E2M1, SUMS, TERM_LEVELS};
+use crate::integer::rounding::{Rounded, SUMS};
 use crate::quant::{QuantMatrix, QuantMode, Scales};
-use crate::terms::Results;
-use crate::unpack::scale_value;
+use crate::terms::{Results, TERM_LEVELS};
+use crate::unpack::{E2M1_INTEGERS, scale_value};
 
 /// Number of rows of activations that are computed together.
 const TOKENS: usize = 4;
@@ -296,7 +295,7 @@ for_avx2! {
     fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [u8]) {
         let low = _mm_set1_epi8(15);
         // SAFETY: the table is a register.
-        let table = unsafe { _mm_loadu_si128(E2M1.as_ptr().cast()) };
+        let table = unsafe { _mm_loadu_si128(E2M1_INTEGERS.as_ptr().cast()) };
         let (units, rest) = words.as_chunks::<4>();
         let (codes, rest_codes) = codes.as_chunks_mut::<32>();
         for (unit, codes) in units.iter().zip(codes) {
@@ -318,7 +317,7 @@ for_avx2! {
         for (word, codes) in rest.iter().zip(rest_codes.as_chunks_mut::<8>().0) {
             for (idx, code) in codes.iter_mut().enumerate() {
                 let nibble = (word >> (4 * idx)) as usize & 15;
-                *code = if E2M1_CODES { E2M1[nibble].cast_unsigned() } else { nibble as u8 };
+                *code = if E2M1_CODES { E2M1_INTEGERS[nibble].cast_unsigned() } else { nibble as u8 };
             }
         }
     }

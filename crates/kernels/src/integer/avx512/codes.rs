@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use super::{LINE, for_avx512};
 use crate::elements::Elements;
-use crate::integer::E2M1_OFFSET;
 use crate::quant::{QuantMatrix, QuantMode, Scales};
+use crate::unpack::E2M1_OFFSET;
 
 /// The bytes to load.
 #[derive(Clone, Copy)]
@@ -202,8 +202,16 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
 /// Scales and biases of a matrix.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
-    /// Type and address of scales and of biases; a format without biases has its scales in both.
-    from: [(FactorKind, *const u8); 2],
+    scales: FactorArray,
+    /// The scales once more if the format has no biases.
+    biases: FactorArray,
+}
+
+/// Scales or biases in memory.
+#[derive(Clone, Copy)]
+struct FactorArray {
+    kind: FactorKind,
+    from: *const u8,
 }
 
 #[derive(Clone, Copy)]
@@ -221,13 +229,14 @@ impl Factors {
         match (&matrix.scales, &matrix.biases) {
             (Scales::Elements(scales), Some(biases)) => {
                 assert!(scales.len() == len && biases.len() == len, "scales and biases");
-                Factors { from: [scales, biases].map(elements_from) }
+                Factors { scales: elements_from(scales), biases: elements_from(biases) }
             }
             (Scales::Bytes(bytes), None) => {
                 assert_eq!(bytes.len(), len, "scales");
                 let is_e4m3 = matrix.format.mode == QuantMode::Nvfp4;
                 let kind = if is_e4m3 { FactorKind::E4m3 } else { FactorKind::E8m0 };
-                Factors { from: [(kind, bytes.as_ptr()); 2] }
+                let scales = FactorArray { kind, from: bytes.as_ptr() };
+                Factors { scales, biases: scales }
             }
             _ => unreachable!("an affine matrix has float scales and biases, others have bytes"),
         }
@@ -246,7 +255,7 @@ impl Factors {
         // SAFETY: the caller's promise.
         unsafe {
             let mask = if WHOLE { u16::MAX } else { ((1_u32 << len) - 1) as u16 };
-            let [scales, biases] = self.from;
+            let Factors { scales, biases } = self;
             if C::OFFSET != 0 {
                 return [load_bytes_as_floats(scales, start, mask), _mm512_setzero_ps()];
             }
@@ -259,7 +268,7 @@ for_avx512! {
     /// Prefetches scales and biases.
     #[inline]
     pub(super) fn prefetch_factors(factors: Factors, range: Range<usize>) {
-        for (kind, from) in factors.from {
+        for FactorArray { kind, from } in [factors.scales, factors.biases] {
             let bytes = match kind {
                 FactorKind::F32 => 4,
                 FactorKind::F16 | FactorKind::Bf16 => 2,
@@ -272,12 +281,13 @@ for_avx512! {
     }
 }
 
-fn elements_from(elements: &Elements<'_>) -> (FactorKind, *const u8) {
-    match elements {
+fn elements_from(elements: &Elements<'_>) -> FactorArray {
+    let (kind, from) = match elements {
         Elements::F32(values) => (FactorKind::F32, values.as_ptr().cast()),
         Elements::F16(values) => (FactorKind::F16, values.as_ptr().cast()),
         Elements::Bf16(values) => (FactorKind::Bf16, values.as_ptr().cast()),
-    }
+    };
+    FactorArray { kind, from }
 }
 
 for_avx512! {
@@ -287,7 +297,7 @@ for_avx512! {
     /// The values selected by the mask must exist.
     #[inline]
     unsafe fn load_bytes_as_floats(
-        (kind, from): (FactorKind, *const u8),
+        FactorArray { kind, from }: FactorArray,
         start: usize,
         mask: u16,
     ) -> __m512 {
@@ -306,7 +316,7 @@ for_avx512! {
     /// The values selected by the mask must exist.
     #[inline]
     unsafe fn load_floats(
-        (kind, from): (FactorKind, *const u8),
+        FactorArray { kind, from }: FactorArray,
         start: usize,
         mask: u16,
     ) -> __m512 {

@@ -4,10 +4,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::{Codes, Factors, Packed};
-use super::{Job, LINE, Line, Sums, Terms, for_avx512};
-use crate::integer::SUMS;
-use crate::integer::rounding::Groups;
+use super::{Job, LINE, Line, for_avx512};
+use crate::integer::rounding::{Groups, SUMS};
 use crate::terms::Results;
+use crate::terms::avx512::{Sums, Terms};
 
 /// Maximum number of tokens, which are computed together and share the unpacked weights.
 pub(super) const TOKENS: usize = 4;
@@ -199,42 +199,6 @@ for_avx512! {
             _mm_prefetch::<_MM_HINT_T1>(words.as_ptr().cast());
         }
     }
-
-    /// Like `super::super::total`, for sixteen results.
-    #[inline]
-    pub(super) fn totals(sums: &[__m512; TOTAL_ROWS]) -> __m512 {
-        let mut fours = [_mm512_setzero_ps(); 4];
-        for k in 0..4 {
-            let (low, high) = (add_halves(sums[k], sums[4 + k]), add_halves(sums[8 + k], sums[12 + k]));
-            // In part `p`, the four sums of row `4 p + k`.
-            fours[k] = _mm512_add_ps(
-                _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high),
-                _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high),
-            );
-        }
-        let (even, odd) = (add_pairs(fours[0], fours[1]), add_pairs(fours[2], fours[3]));
-        _mm512_add_ps(
-            _mm512_shuffle_ps::<0b10_00_10_00>(even, odd),
-            _mm512_shuffle_ps::<0b11_01_11_01>(even, odd),
-        )
-    }
-
-    /// Eight sums of each.
-    #[inline]
-    fn add_halves(a: __m512, b: __m512) -> __m512 {
-        _mm512_add_ps(
-            _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
-            _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
-        )
-    }
-
-    /// Two sums of each in each part of 128 bits.
-    #[inline]
-    fn add_pairs(a: __m512, b: __m512) -> __m512 {
-        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
-        let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
-        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-    }
 }
 
 /// Adds a block of up to [`SUMS`] groups to the sums.
@@ -281,15 +245,15 @@ unsafe fn add_block<
         }
         let mut fours = [[[_mm512_setzero_si512(); R]; T]; 4];
         for four in 0..LANES.div_ceil(4) {
-            let lines = (lines, streams.token_lines);
+            let token_lines = streams.token_lines;
             let bytes = |num_fours| num_fours * LANES.min(4) * C::LOADS * C::LOAD_BYTES;
             if !WHOLE && row_bytes - first_byte <= bytes(four) {
                 break;
             }
             fours[four] = if WHOLE || packed[R - 1].len >= bytes(four + 1) + LINE {
-                four_steps::<C, LANES, T, R, true>(packed, four * 4, lines)
+                four_steps::<C, LANES, T, R, true>(packed, four * 4, lines, token_lines)
             } else {
-                four_steps::<C, LANES, T, R, false>(packed, four * 4, lines)
+                four_steps::<C, LANES, T, R, false>(packed, four * 4, lines, token_lines)
             };
         }
         for r in 0..R {
@@ -317,7 +281,8 @@ unsafe fn four_steps<
 >(
     packed: [Packed; R],
     first_step: usize,
-    (lines, token_lines): (*const Line, usize),
+    lines: *const Line,
+    token_lines: usize,
 ) -> [[__m512i; R]; T] {
     // SAFETY: the caller's promise.
     unsafe {

@@ -9,10 +9,10 @@
 use std::arch::x86_64::*;
 
 use super::codes::{Codes, Factors, Packed, prefetch_factors};
-use super::{Job, LINE, Line, OnGrid, Sums as _, WithCodes, for_avx512};
-use crate::integer::rounding::{InputColumns, Rounded};
-use crate::integer::{SUMS, TERM_LEVELS};
-use crate::terms::Results;
+use super::{Job, LINE, Line, WithCodes, for_avx512};
+use crate::integer::rounding::{InputColumns, Rounded, SUMS};
+use crate::terms::avx512::{OnGrid, Sums as _};
+use crate::terms::{Results, TERM_LEVELS};
 
 /// Number of rows of activations that are computed together.
 pub(super) const TOKENS: usize = 4;
@@ -86,6 +86,13 @@ struct Tile {
     biases: Vec<__m512>,
 }
 
+/// The lines of some tokens, from the first one on.
+#[derive(Clone, Copy)]
+struct TokenLines<'a> {
+    lines: &'a [Line],
+    first: usize,
+}
+
 for_avx512! {
     /// Computes all tokens with the rows of the job.
     pub(super) fn multiply<C: Codes, R: Results, const GROUP_LANES: usize>(
@@ -110,12 +117,12 @@ for_avx512! {
             let mut ahead = &job.matrix.words[next.start * row_words..next.end * row_words];
             for (tile_idx, out) in out.chunks_mut(TOKENS).enumerate() {
                 let lines = &job.lines.lines[tile_idx * TOKENS * token_lines..];
-                let token = tile_idx * TOKENS;
+                let lines = TokenLines { lines, first: tile_idx * TOKENS };
                 let results = match out.len() {
-                    1 => multiply_tile::<C, R, 1>(job, &tile, lines, token, ahead),
-                    2 => multiply_tile::<C, R, 2>(job, &tile, lines, token, ahead),
-                    3 => multiply_tile::<C, R, 3>(job, &tile, lines, token, ahead),
-                    _ => multiply_tile::<C, R, 4>(job, &tile, lines, token, ahead),
+                    1 => multiply_tile::<C, R, 1>(job, &tile, lines, ahead),
+                    2 => multiply_tile::<C, R, 2>(job, &tile, lines, ahead),
+                    3 => multiply_tile::<C, R, 3>(job, &tile, lines, ahead),
+                    _ => multiply_tile::<C, R, 4>(job, &tile, lines, ahead),
                 };
                 ahead = &[];
                 for (out, results) in out.iter_mut().zip(&results) {
@@ -130,22 +137,21 @@ for_avx512! {
     fn multiply_tile<C: Codes, R: Results, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
-        lines: &[Line],
-        token: usize,
+        lines: TokenLines<'_>,
         ahead: &[u32],
     ) -> TileResults<R::Value> {
         let x = job.x;
         let num_words = x.padded_groups * (x.group_size / 4);
-        assert!(num_words * TOKENS * 2 <= lines.len() * LINE_WORDS, "lines of a tile");
+        assert!(num_words * TOKENS * 2 <= lines.lines.len() * LINE_WORDS, "lines of a tile");
         assert!(num_words * REGISTERS <= tile.codes.len(), "codes of a tile");
         let mut plain = [[0.0; TILE_ROWS]; TOKENS];
         let mut on_grid = [[0.0; TILE_ROWS]; TOKENS];
         // SAFETY: both were checked to be long enough for all groups.
         unsafe {
             if R::IS_DIVISIBLE {
-                on_grid = divided_sums::<C, T>(job, tile, lines, token, ahead);
+                on_grid = divided_sums::<C, T>(job, tile, lines, ahead);
             } else {
-                plain = whole_sums::<C, T>(job, tile, lines, token, ahead);
+                plain = whole_sums::<C, T>(job, tile, lines, ahead);
             }
         }
         let mut results = [[R::Value::default(); TILE_ROWS]; TOKENS];
@@ -165,8 +171,7 @@ for_avx512! {
     unsafe fn whole_sums<C: Codes, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
-        lines: &[Line],
-        token: usize,
+        lines: TokenLines<'_>,
         ahead: &[u32],
     ) -> TileResults<f32> {
         const LEVELS: usize = SUMS.ilog2() as usize;
@@ -184,7 +189,7 @@ for_avx512! {
                     ahead = ahead.wrapping_add(LINE_WORDS);
                 }
                 // SAFETY: the caller's promise.
-                unsafe { add_group::<C, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
+                unsafe { add_group::<C, T>(job, tile, lines, group, &mut sums) };
             }
             for level in 0..LEVELS {
                 if (idx >> level) & 1 == 0 {
@@ -217,8 +222,7 @@ for_avx512! {
     unsafe fn divided_sums<C: Codes, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
-        lines: &[Line],
-        token: usize,
+        lines: TokenLines<'_>,
         ahead: &[u32],
     ) -> TileResults<f64> {
         let num_groups = job.x.num_groups();
@@ -237,7 +241,7 @@ for_avx512! {
             }
             let mut sums = [[_mm512_setzero_ps(); REGISTERS]; T];
             // SAFETY: the caller's promise; there are whole sixteens of groups.
-            unsafe { add_group::<C, T>(job, tile, lines.as_ptr(), (token, group), &mut sums) };
+            unsafe { add_group::<C, T>(job, tile, lines, group, &mut sums) };
             let term_place = group % groups_per_term;
             let num_waiting = term_place.trailing_ones() as usize;
             for level in 0..num_waiting {
@@ -269,7 +273,7 @@ for_avx512! {
         results
     }
 
-    /// Adds a group of all rows of the tile for the `T` tokens from `token` on.
+    /// Adds a group of all rows of the tile for `T` tokens.
     ///
     /// # Safety
     /// The tile and the lines have the group.
@@ -277,8 +281,8 @@ for_avx512! {
     unsafe fn add_group<C: Codes, const T: usize>(
         job: &Job<'_>,
         tile: &Tile,
-        lines: *const Line,
-        (token, group): (usize, usize),
+        lines: TokenLines<'_>,
+        group: usize,
         sums: &mut [[__m512; REGISTERS]; T],
     ) {
         let x = job.x;
@@ -289,7 +293,7 @@ for_avx512! {
         for word in first_word..first_word + group_words {
             // SAFETY: the caller's promise.
             let (codes, x) = unsafe {
-                let x = lines.cast::<i32>().add(word * TOKENS * 2);
+                let x = lines.lines.as_ptr().cast::<i32>().add(word * TOKENS * 2);
                 (tile.codes.as_ptr().add(word * REGISTERS), x)
             };
             // SAFETY: as above.
@@ -306,7 +310,7 @@ for_avx512! {
             }
         }
         for t in 0..T {
-            let at = (token + t) * x.padded_groups + group;
+            let at = (lines.first + t) * x.padded_groups + group;
             let unit = _mm512_set1_ps(x.groups.units[at]);
             let x_sum = _mm512_set1_ps(x.groups.sums[at]);
             for r in 0..REGISTERS {
