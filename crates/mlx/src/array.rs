@@ -4,7 +4,7 @@ use std::fmt;
 
 use cxx::UniquePtr;
 
-use crate::dtype::{Dtype, Element, bytes_of};
+use crate::dtype::{ArrayType, Dtype, Element, bytes_of, num_elements};
 use crate::error::Error;
 use crate::ffi::bridge::{self, ArrayRef, RawArray};
 use crate::ffi::{slice, slice_mut};
@@ -149,6 +149,11 @@ impl Array {
         self.size() * self.dtype().size_bytes()
     }
 
+    /// Returns shape and element type.
+    pub fn array_type(&self) -> ArrayType {
+        ArrayType { shape: self.shape(), dtype: self.dtype() }
+    }
+
     /// Returns the element type.
     #[track_caller]
     pub fn dtype(&self) -> Dtype {
@@ -246,19 +251,6 @@ fn drain() {
             return;
         }
     }
-}
-
-/// Returns the number of elements of a shape.
-///
-/// # Panics
-/// Panics on a negative dimension.
-#[track_caller]
-pub(crate) fn num_elements(shape: &[i32]) -> usize {
-    let dims = shape.iter().map(|&dim| usize::try_from(dim));
-    let Ok(product) = dims.product::<Result<usize, _>>() else {
-        panic!("a shape has a negative dimension: {shape:?}")
-    };
-    product
 }
 
 pub(crate) fn refs<'a>(arrays: &[&'a Array]) -> Vec<ArrayRef<'a>> {

@@ -1,4 +1,4 @@
-//! Element types.
+//! Element types, and how elements lie in memory.
 
 use half::{bf16, f16};
 
@@ -127,4 +127,70 @@ impl Element for bool {
 pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: elements have no padding, and any byte is a valid `u8`.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
+}
+
+/// The shape and element type of an array.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ArrayType {
+    /// Length of every dimension.
+    pub shape: Vec<i32>,
+    /// Element type.
+    pub dtype: Dtype,
+}
+
+impl ArrayType {
+    pub(crate) fn nbytes(&self) -> usize {
+        num_elements(&self.shape) * self.dtype.size_bytes()
+    }
+}
+
+/// Returns bytes as elements.
+///
+/// # Panics
+/// Panics if the elements are not `T`.
+#[track_caller]
+pub(crate) fn values_of<T: Element>(bytes: &[u8], dtype: Dtype) -> &[T] {
+    check::<T>(dtype);
+    // SAFETY: `check` admits only the dtype of `T`, which is valid for any bits; `align_to` ensures
+    // the alignment, and `assert_all` that no bytes are left over.
+    let (before, values, after) = unsafe { bytes.align_to::<T>() };
+    assert_all(before, after);
+    values
+}
+
+/// Returns bytes as elements for writing.
+///
+/// # Panics
+/// Panics if the elements are not `T`.
+#[track_caller]
+pub(crate) fn values_of_mut<T: Element>(bytes: &mut [u8], dtype: Dtype) -> &mut [T] {
+    check::<T>(dtype);
+    // SAFETY: as for `values_of`; every value of `T` is valid as bytes.
+    let (before, values, after) = unsafe { bytes.align_to_mut::<T>() };
+    assert_all(before, after);
+    values
+}
+
+#[track_caller]
+fn check<T: Element>(dtype: Dtype) {
+    let stored = if dtype == Dtype::Bool { Dtype::U8 } else { dtype };
+    assert_eq!(T::DTYPE, stored, "a kernel reads a buffer of {dtype:?} elements");
+}
+
+#[track_caller]
+fn assert_all(before: &[u8], after: &[u8]) {
+    assert!(before.is_empty() && after.is_empty(), "MLX aligns a buffer to its elements");
+}
+
+/// Returns the number of elements of a shape.
+///
+/// # Panics
+/// Panics on a negative dimension.
+#[track_caller]
+pub(crate) fn num_elements(shape: &[i32]) -> usize {
+    let dims = shape.iter().map(|&dim| usize::try_from(dim));
+    let Ok(product) = dims.product::<Result<usize, _>>() else {
+        panic!("a shape has a negative dimension: {shape:?}")
+    };
+    product
 }

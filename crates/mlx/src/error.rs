@@ -1,7 +1,7 @@
 //! Errors from outside the program: the device, a file, a group.
 
+use crate::backend::Backend;
 use crate::dtype::Dtype;
-use crate::group::Backend;
 
 /// An error of the environment, as opposed to a bug in the graph (which panics).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

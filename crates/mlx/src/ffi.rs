@@ -4,8 +4,10 @@
 //! MLX's worker threads (custom kernels, the native group's operations) catch panics themselves and
 //! return a `Result`, whose error C++ receives as an exception.
 
-use crate::custom::Kernel;
-use crate::group::Link;
+pub(crate) mod kernel;
+
+use self::kernel::Kernel;
+use crate::link::Link;
 
 #[cxx::bridge(namespace = "jackalope")]
 pub(crate) mod bridge {
@@ -298,7 +300,7 @@ fn run_kernel(
 ) -> Result<(), String> {
     // SAFETY: the shim passes one pointer per declared input and output, each to a buffer of the
     // declared size that lives until the task has run; no two outputs share one.
-    guarded(kernel.name(), || unsafe { kernel.run(inputs, outputs) })
+    guarded(kernel.name, || unsafe { kernel.run(inputs, outputs) })
 }
 
 fn link_rank(link: &Link) -> i32 {

@@ -7,43 +7,16 @@
 //! outside.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cxx::UniquePtr;
 use jackalope_transport as transport;
 
 use crate::array::{Array, built};
+use crate::backend::Backend;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::ffi::bridge::{self, RawGroup};
-
-/// MLX's own transports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Backend {
-    /// TCP between neighbours only.
-    Ring,
-    /// RDMA over Thunderbolt 5, macOS 26.2 or newer.
-    Jaccl,
-    /// NVIDIA's NCCL on CUDA.
-    Nccl,
-}
-
-impl Backend {
-    /// Returns MLX's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Ring => "ring",
-            Backend::Jaccl => "jaccl",
-            Backend::Nccl => "nccl",
-        }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use crate::link::{Link, transport_dtype};
 
 /// The ranks that compute one model together. A clone is another handle to the same group.
 pub struct Group {
@@ -54,7 +27,7 @@ pub struct Group {
 
 enum Kind {
     Single,
-    Native { raw: UniquePtr<RawGroup>, shared: Arc<Shared> },
+    Native { raw: UniquePtr<RawGroup>, link: Link },
     Stock { raw: UniquePtr<RawGroup> },
 }
 
@@ -62,8 +35,8 @@ impl Clone for Group {
     fn clone(&self) -> Group {
         let kind = match &self.kind {
             Kind::Single => Kind::Single,
-            Kind::Native { raw, shared } => {
-                Kind::Native { raw: bridge::copy_group(raw), shared: Arc::clone(shared) }
+            Kind::Native { raw, link } => {
+                Kind::Native { raw: bridge::copy_group(raw), link: link.clone() }
             }
             Kind::Stock { raw } => Kind::Stock { raw: bridge::copy_group(raw) },
         };
@@ -92,16 +65,9 @@ impl Group {
     /// Creates a group over our own sockets.
     pub fn native(group: transport::Group) -> Group {
         let (rank, size) = (group.rank(), group.size());
-        let shared = Arc::new(Shared {
-            rank,
-            size,
-            interrupter: group.interrupter(),
-            stats: Mutex::new(group.stats()),
-            failure: Mutex::new(None),
-            group: Mutex::new(group),
-        });
-        let raw = bridge::native_group(Box::new(Link(Arc::clone(&shared))));
-        Group { rank, size, kind: Kind::Native { raw, shared } }
+        let link = Link::new(group);
+        let raw = bridge::native_group(Box::new(link.clone()));
+        Group { rank, size, kind: Kind::Native { raw, link } }
     }
 
     /// Checks whether [`stock`](Group::stock) can work at all, before anything is loaded for it.
@@ -155,24 +121,24 @@ impl Group {
     /// Returns the counters of the native group, as of its last finished operation; `None` for
     /// other groups.
     pub fn stats(&self) -> Option<transport::GroupStats> {
-        self.shared().map(|shared| *locked(&shared.stats))
+        self.link().map(Link::stats)
     }
 
     /// Returns a handle with which another thread, the control thread, can interrupt the native
     /// group while it waits; `None` for other groups.
     pub fn interrupter(&self) -> Option<transport::Interrupter> {
-        self.shared().map(|shared| shared.interrupter.clone())
+        self.link().map(Link::interrupter)
     }
 
     /// Returns the first error of the native group. If there is one, an evaluation failed because
     /// of the group rather than the device, and a new group is needed.
     pub fn failure(&self) -> Option<transport::TransportError> {
-        self.shared().and_then(|shared| locked(&shared.failure).clone())
+        self.link().and_then(Link::failure)
     }
 
-    fn shared(&self) -> Option<&Shared> {
+    fn link(&self) -> Option<&Link> {
         match &self.kind {
-            Kind::Native { shared, .. } => Some(shared),
+            Kind::Native { link, .. } => Some(link),
             Kind::Single | Kind::Stock { .. } => None,
         }
     }
@@ -253,100 +219,4 @@ impl Group {
     fn check_dtype(&self, operation: &str, dtype: Dtype) {
         assert!(transport_dtype(dtype).is_some(), "{operation}: groups do not carry {dtype:?}");
     }
-}
-
-fn transport_dtype(dtype: Dtype) -> Option<transport::Dtype> {
-    match dtype {
-        Dtype::F32 => Some(transport::Dtype::F32),
-        Dtype::F64 => Some(transport::Dtype::F64),
-        Dtype::F16 => Some(transport::Dtype::F16),
-        Dtype::Bf16 => Some(transport::Dtype::Bf16),
-        Dtype::I32 => Some(transport::Dtype::I32),
-        Dtype::U32 => Some(transport::Dtype::U32),
-        Dtype::Bool | Dtype::U8 | Dtype::U16 | Dtype::I64 => None,
-    }
-}
-
-/// The state that the handles in Rust and the group in C++ share. Only the stream's worker uses
-/// `group`; the other locks are held only for a copy, so that counters can be read while the worker
-/// waits.
-struct Shared {
-    rank: usize,
-    size: usize,
-    interrupter: transport::Interrupter,
-    stats: Mutex<transport::GroupStats>,
-    failure: Mutex<Option<transport::TransportError>>,
-    group: Mutex<transport::Group>,
-}
-
-/// The reference of the C++ side to a native group.
-pub(crate) struct Link(Arc<Shared>);
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Link(rank {} of {})", self.0.rank, self.0.size)
-    }
-}
-
-impl Link {
-    pub(crate) fn rank(&self) -> i32 {
-        i32::try_from(self.0.rank).expect("a rank is small")
-    }
-
-    pub(crate) fn size(&self) -> i32 {
-        i32::try_from(self.0.size).expect("a group is small")
-    }
-
-    pub(crate) fn all_sum(&self, data: &mut [u8], dtype: u8) -> Result<(), String> {
-        self.run(dtype, |group, dtype| {
-            if dtype != transport::Dtype::F64 {
-                return group.all_sum(data, dtype);
-            }
-            let mut packed = transport::pack(data);
-            group.all_sum(&mut packed, transport::Dtype::Packed)?;
-            transport::unpack(&packed, data);
-            Ok(())
-        })
-    }
-
-    pub(crate) fn all_gather(&self, local: &[u8], out: &mut [u8], dtype: u8) -> Result<(), String> {
-        self.run(dtype, |group, dtype| group.all_gather(local, out, dtype))
-    }
-
-    pub(crate) fn send(&self, data: &[u8], dtype: u8, to: i32) -> Result<(), String> {
-        let to = usize::try_from(to).expect("checked when the node was built");
-        self.run(dtype, |group, dtype| group.send(data, dtype, to))
-    }
-
-    pub(crate) fn recv(&self, data: &mut [u8], dtype: u8, from: i32) -> Result<(), String> {
-        let from = usize::try_from(from).expect("checked when the node was built");
-        self.run(dtype, |group, dtype| group.recv(data, dtype, from))
-    }
-
-    /// Runs one operation. The first error is kept; the transport itself refuses all later
-    /// operations.
-    fn run(
-        &self,
-        dtype: u8,
-        operation: impl FnOnce(&mut transport::Group, transport::Dtype) -> Operated,
-    ) -> Result<(), String> {
-        let dtype = transport_dtype(Dtype::from_code(dtype)).expect("checked when it was built");
-        let mut group = self.0.group.lock().map_err(|_| "the group panicked before".to_owned())?;
-        let result = operation(&mut group, dtype);
-        *locked(&self.0.stats) = group.stats();
-        drop(group);
-        result.map_err(|err| {
-            let text = err.to_string();
-            locked(&self.0.failure).get_or_insert(err);
-            text
-        })
-    }
-}
-
-type Operated = Result<(), transport::TransportError>;
-
-/// Locks a value that is only ever replaced as a whole, so that a panic elsewhere cannot have left
-/// it inconsistent.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,6 +11,7 @@
 //! This crate knows nothing of models, requests or processes.
 
 mod array;
+mod backend;
 mod custom;
 mod device;
 mod dtype;
@@ -19,15 +20,18 @@ pub mod fast;
 #[expect(unreachable_pub, reason = "cxx writes the bridge's items")]
 mod ffi;
 mod group;
+mod link;
 pub mod memory;
 mod ops;
 mod pinned;
 pub mod quant;
 
 pub use array::{Array, async_eval, count_nodes, eval};
-pub use custom::{Buffer, BufferMut, custom};
+pub use backend::Backend;
+pub use custom::custom;
 pub use device::{Device, device, exit_now, gpu_available, set_device, version};
-pub use dtype::{Dtype, Element};
+pub use dtype::{ArrayType, Dtype, Element};
 pub use error::Error;
-pub use group::{Backend, Group};
+pub use ffi::kernel::{Buffer, BufferMut};
+pub use group::Group;
 pub use pinned::Pinned;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use cxx::UniquePtr;
 
 use crate::array::Array;
-use crate::custom::values_of;
-use crate::dtype::{Dtype, Element};
+use crate::dtype::{Dtype, Element, values_of};
 use crate::error::Error;
 use crate::ffi::bridge::{self, RawArray};
 use crate::ffi::slice;

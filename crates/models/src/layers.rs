@@ -24,7 +24,7 @@ mod stack;
 mod stock_attention;
 
 pub(crate) use attention::{Attention, AttentionParts};
-pub(crate) use embedding::{Embedding, Head, vocabulary};
+pub(crate) use embedding::{Embedding, Head, TableSize, vocabulary};
 pub(crate) use experts::{ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp};
 pub(crate) use frame::BlockFrame;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaParts};

@@ -399,7 +399,7 @@ impl<'a> Weights<'a> {
         let mut result = Ok(());
         let array = self.loader.array(&part.shape(shape), dtype, |target| {
             result = if let Some(blocks) = &self.blocks {
-                read_blocks(entries[0], (shape, dtype), part, blocks, target)
+                read_blocks(entries[0], TensorType { shape, dtype }, part, blocks, target)
             } else if self.stacked.is_some() {
                 read_stacked(entries, dtype, part, target)
             } else if let Some(view) = self.view {
@@ -486,10 +486,17 @@ fn read_stacked(
     Ok(())
 }
 
-/// Reads a part of a tensor of `shape`, whose rows lie between those of others.
+/// The shape and element type of a tensor.
+#[derive(Clone, Copy)]
+struct TensorType<'a> {
+    shape: &'a [usize],
+    dtype: Dtype,
+}
+
+/// Reads a part of a tensor, whose rows lie between those of others.
 fn read_blocks(
     entry: &TensorEntry,
-    (shape, dtype): (&[usize], Dtype),
+    TensorType { shape, dtype }: TensorType<'_>,
     part: Part<'_>,
     source: &BlockSource,
     target: &mut [u8],

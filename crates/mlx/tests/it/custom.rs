@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use jackalope_mlx::{Array, Buffer, BufferMut, Dtype, Error, custom, eval};
+use jackalope_mlx::{Array, ArrayType, Buffer, BufferMut, Dtype, Error, custom, eval};
 
 use crate::expecting_failures;
 
@@ -18,10 +18,14 @@ fn sum_kernel(inputs: &[Buffer<'_>], outputs: &mut [BufferMut<'_>]) {
     }
 }
 
+fn array_type(shape: &[i32], dtype: Dtype) -> ArrayType {
+    ArrayType { shape: shape.to_vec(), dtype }
+}
+
 #[test]
 fn a_kernel_computes_inside_a_graph() {
     let x = Array::arange(6, Dtype::F32).reshape(&[2, 3]) + 1.0;
-    let summed = custom(&[&x, &x], &[(vec![2, 3], Dtype::F32)], "sum", sum_kernel);
+    let summed = custom(&[&x, &x], &[array_type(&[2, 3], Dtype::F32)], "sum", sum_kernel);
     let result = &summed[0] * 10.0;
     assert_eq!(result.shape(), [2, 3]);
     assert_eq!(result.to_vec::<f32>().unwrap(), [20., 40., 60., 80., 100., 120.]);
@@ -38,7 +42,7 @@ fn a_kernel_sees_views_in_row_order() {
     ];
     for view in views {
         let shape = view.shape();
-        let copied = custom(&[&view], &[(shape.clone(), Dtype::F32)], "copy", sum_kernel);
+        let copied = custom(&[&view], &[array_type(&shape, Dtype::F32)], "copy", sum_kernel);
         assert_eq!(copied[0].to_vec::<f32>().unwrap(), view.to_vec::<f32>().unwrap(), "{shape:?}");
     }
 }
@@ -46,7 +50,11 @@ fn a_kernel_sees_views_in_row_order() {
 #[test]
 fn a_kernel_has_several_outputs_and_knows_their_shapes() {
     let x = Array::from_slice(&[3_u32, 1, 2], &[3]);
-    let outputs = [(vec![1], Dtype::U32), (vec![0, 7], Dtype::F32), (vec![3], Dtype::Bool)];
+    let outputs = [
+        array_type(&[1], Dtype::U32),
+        array_type(&[0, 7], Dtype::F32),
+        array_type(&[3], Dtype::Bool),
+    ];
     let results = custom(&[&x], &outputs, "facts", |inputs, outputs| {
         assert_eq!((inputs[0].shape(), inputs[0].dtype()), (&[3][..], Dtype::U32));
         assert_eq!((outputs[1].shape(), outputs[1].dtype()), (&[0, 7][..], Dtype::F32));
@@ -67,13 +75,14 @@ fn a_panic_inside_a_kernel_is_an_error_and_the_process_goes_on() {
     let _turn = expecting_failures();
     let x = Array::full(&[4], 1.0, Dtype::F32);
     for _ in 0..3 {
-        let failing = custom(&[&x], &[(vec![4], Dtype::F32)], "fragile", |_, _| panic!("no luck"));
-        let after = custom(&[&failing[0]], &[(vec![4], Dtype::F32)], "sum", sum_kernel);
+        let failing =
+            custom(&[&x], &[array_type(&[4], Dtype::F32)], "fragile", |_, _| panic!("no luck"));
+        let after = custom(&[&failing[0]], &[array_type(&[4], Dtype::F32)], "sum", sum_kernel);
         let err = (&after[0] + 1.0).eval().unwrap_err();
         let Error::Evaluation { message } = &err else { panic!("{err}") };
         assert!(message.contains("fragile: panicked: no luck"), "{message}");
         // Nothing of the failure is left behind for the next evaluation.
-        let fine = custom(&[&x, &x], &[(vec![4], Dtype::F32)], "sum", sum_kernel);
+        let fine = custom(&[&x, &x], &[array_type(&[4], Dtype::F32)], "sum", sum_kernel);
         assert_eq!(fine[0].to_vec::<f32>().unwrap(), [2.0; 4]);
     }
 }
@@ -82,7 +91,7 @@ fn a_panic_inside_a_kernel_is_an_error_and_the_process_goes_on() {
 fn a_graph_that_fails_everywhere_leaves_no_error_behind() {
     let _turn = expecting_failures();
     let x = Array::full(&[4], 1.0, Dtype::F32);
-    let output = [(vec![4], Dtype::F32)];
+    let output = [array_type(&[4], Dtype::F32)];
     for round in 0..20 {
         // Enough nodes that the first ones fail while the last ones are still being handed out.
         let mut last = x.clone();
@@ -101,7 +110,7 @@ fn a_graph_that_fails_everywhere_leaves_no_error_behind() {
 fn reading_a_buffer_as_another_type_is_an_error() {
     let _turn = expecting_failures();
     let x = Array::full(&[4], 1.0, Dtype::F32);
-    let wrong = custom(&[&x], &[(vec![4], Dtype::F16)], "wrong", |inputs, _| {
+    let wrong = custom(&[&x], &[array_type(&[4], Dtype::F16)], "wrong", |inputs, _| {
         let _ = inputs[0].values::<u32>();
     });
     let message = wrong[0].eval().unwrap_err().to_string();
@@ -116,7 +125,7 @@ fn a_kernel_runs_once_and_is_dropped_with_its_node() {
         counter.fetch_add(1, Ordering::SeqCst);
         outputs[0].values_mut::<f32>()[0] = 1.0;
     };
-    let node = custom(&[], &[(vec![1], Dtype::F32)], "count", count);
+    let node = custom(&[], &[array_type(&[1], Dtype::F32)], "count", count);
     assert_eq!(runs.load(Ordering::SeqCst), 0, "building computes nothing");
     node[0].eval().unwrap();
     node[0].eval().unwrap();

@@ -10,7 +10,7 @@ use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{
-    Embedding, HasBias, Head, Heads, Norm, NormSettings, Ropes, Stack, vocabulary,
+    Embedding, HasBias, Head, Heads, Norm, NormSettings, Ropes, Stack, TableSize, vocabulary,
 };
 use crate::parallel::Parallel;
 use crate::step::Step;
@@ -42,10 +42,10 @@ impl Decoder {
         let (hidden, num_layers) = (spec.hidden_size, spec.layers.len());
         let table = w.at(spec.embedding.module());
         let head = (!layout.is_tied).then(|| w.at(spec.head.module()));
-        let shape = (spec.vocab_size, hidden);
+        let size = TableSize { vocab: spec.vocab_size, hidden };
         let head_bias = HasBias::when(spec.head_bias.is_some());
         let (embed_tokens, lm_head) =
-            vocabulary(&table, head.as_ref(), shape, head_bias, parallel)?;
+            vocabulary(&table, head.as_ref(), size, head_bias, parallel)?;
         let embed_tokens = embed_tokens.scaled(spec.embedding_scale);
         let ropes = &Ropes::default();
         let load = |layer_idx: usize| {

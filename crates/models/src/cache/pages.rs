@@ -77,7 +77,7 @@ impl Page {
     fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
         for (head, keys) in keys.chunks_exact(key_dim).enumerate() {
-            let place = key_place(BLOCK_TOKENS, key_dim, (head, position));
+            let place = key_place(BLOCK_TOKENS, key_dim, head, position);
             self.keys.store_strided(place.start, place.step, keys);
             let values = &values[head * value_dim..(head + 1) * value_dim];
             self.values.store((head * BLOCK_TOKENS + position) * value_dim, values);
@@ -117,7 +117,7 @@ mod tests {
             panic!("the pages are f32")
         };
         let key = |head| {
-            let place = key_place(BLOCK_TOKENS, 3, (head, position % BLOCK_TOKENS));
+            let place = key_place(BLOCK_TOKENS, 3, head, position % BLOCK_TOKENS);
             [0, 1, 2].map(|idx| keys[place.start + idx * place.step])
         };
         [key(0), key(1)].concat()

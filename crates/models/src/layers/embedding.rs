@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, ElementsMut, Threads};
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, ArrayType, Dtype};
 use jackalope_protocol::TokenId;
 use jackalope_spec::LogitsSpec;
 
@@ -17,6 +17,13 @@ use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
 use crate::weights::{Part, Weights};
+
+/// Size of a table: its rows and columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableSize {
+    pub(crate) vocab: usize,
+    pub(crate) hidden: usize,
+}
 
 /// A table `[vocab, hidden]`, of which this rank holds some rows.
 #[derive(Debug)]
@@ -34,7 +41,7 @@ impl Table {
     /// Loads this rank's rows; none if this rank does not use the table.
     fn load(
         w: &Weights<'_>,
-        (vocab, hidden): (usize, usize),
+        TableSize { vocab, hidden }: TableSize,
         is_used: bool,
         bias: HasBias,
         parallel: &Parallel,
@@ -73,9 +80,10 @@ impl Table {
         let kernel = self.matrix.kernel();
         let first_id = TokenId::try_from(self.own().own.start).expect("token ids have 32 bits");
         let ids = ids.to_vec();
-        let out = (vec![dim(ids.len()), dim(hidden)], self.dtype);
+        let shape = vec![dim(ids.len()), dim(hidden)];
+        let out = ArrayType { shape, dtype: self.dtype };
         primitive("embedding", &[], out, threads, move |_, out, threads| {
-            kernel.gather((&ids, first_id), out, threads);
+            kernel.gather(&ids, first_id, out, threads);
         })
     }
 
@@ -108,7 +116,8 @@ impl Table {
         };
         let kernel = self.matrix.kernel();
         let bias = self.bias.as_ref().map(Bias::pinned);
-        let out = (vec![x.dim(0), dim(self.matrix.output())], Dtype::F32);
+        let shape = vec![x.dim(0), dim(self.matrix.output())];
+        let out = ArrayType { shape, dtype: Dtype::F32 };
         primitive("head", &[x], out, threads, move |inputs, mut out, threads| {
             kernel.multiply(inputs.elements(), out.reborrow(), threads);
             let ElementsMut::F32(logits) = out else { panic!("logits are in single precision") };
@@ -159,18 +168,18 @@ impl Table {
 pub(crate) fn vocabulary(
     embed: &Weights<'_>,
     head: Option<&Weights<'_>>,
-    shape: (usize, usize), // [vocab, hidden]
+    size: TableSize,
     head_bias: HasBias,
     parallel: &Parallel,
 ) -> Result<(Embedding, Head), LoadError> {
     let (begins, ends) = (parallel.has_first_layer(), parallel.has_last_layer());
     let is_used = begins || (head.is_none() && ends);
-    let table = Rc::new(Table::load(embed, shape, is_used, HasBias::No, parallel)?);
+    let table = Rc::new(Table::load(embed, size, is_used, HasBias::No, parallel)?);
     let head = match head {
-        Some(w) => Rc::new(Table::load(w, shape, ends, head_bias, parallel)?),
+        Some(w) => Rc::new(Table::load(w, size, ends, head_bias, parallel)?),
         None => Rc::clone(&table),
     };
-    let embedding = Embedding { table, hidden: shape.1, scale: None };
+    let embedding = Embedding { table, hidden: size.hidden, scale: None };
     Ok((embedding, Head { table: head, finish: LogitsSpec::PLAIN }))
 }
 

@@ -219,7 +219,7 @@ impl ExpertsKernel {
         match self.activation {
             ExpertActivation::Swiglu => {}
             ExpertActivation::ClampedSwiglu { alpha, limit } => {
-                kernels::clamp_gates(&mut gate, &mut up, (alpha, limit));
+                kernels::clamp_gates(&mut gate, &mut up, alpha, limit);
             }
         }
         kernels::scale_rows(&mut up, rows.weights());

@@ -10,7 +10,9 @@ use jackalope_kernels as kernels;
 use jackalope_kernels::{
     Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Scales, Threads,
 };
-use jackalope_mlx::{self as mlx, Array, Buffer, BufferMut, Dtype, Pinned, custom, quant};
+use jackalope_mlx::{
+    self as mlx, Array, ArrayType, Buffer, BufferMut, Dtype, Pinned, custom, quant,
+};
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::HeadRows;
 
@@ -403,7 +405,8 @@ impl MatrixKernel {
     /// other ranks become zeros.
     pub(super) fn gather(
         &self,
-        (ids, first_id): (&[u32], u32),
+        ids: &[u32],
+        first_id: u32,
         out: ElementsMut<'_>,
         threads: &Threads,
     ) {
@@ -520,7 +523,7 @@ impl<'a, 'b> Outputs<'a, 'b> {
 pub(super) fn primitives(
     name: &'static str,
     inputs: &[&Array],
-    outputs: &[(Vec<i32>, Dtype)],
+    outputs: &[ArrayType],
     threads: &Arc<Threads>,
     work: impl Fn(&Inputs<'_>, &mut Outputs<'_, '_>, &Threads) + Send + 'static,
 ) -> Vec<Array> {
@@ -537,7 +540,7 @@ pub(super) fn primitives(
 pub(super) fn primitive(
     name: &'static str,
     inputs: &[&Array],
-    out: (Vec<i32>, Dtype),
+    out: ArrayType,
     threads: &Arc<Threads>,
     work: impl Fn(&Inputs<'_>, ElementsMut<'_>, &Threads) + Send + 'static,
 ) -> Array {

@@ -94,7 +94,7 @@ impl Norm {
     /// Normalises `x`; `x` and the result are `[tokens, width]`.
     pub(crate) fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };
-        let (kernel, out) = (self.kernel(), (x.shape(), x.dtype()));
+        let (kernel, out) = (self.kernel(), x.array_type());
         primitive("norm", &[x], out, threads, move |inputs, out, threads| {
             kernel.norm(inputs.elements(), out, threads);
         })

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
-use jackalope_mlx::{Array, Dtype, Pinned};
+use jackalope_mlx::{Array, ArrayType, Dtype, Pinned};
 
 use super::frame::BlockFrame;
 use super::kernel::{Outputs, dim, elements, float, primitives, zeros_after};
@@ -107,7 +107,7 @@ impl Residual {
     pub(crate) fn finish(self) -> Array {
         match self.parallel.compute().clone() {
             Compute::Kernels(threads) if self.pending.is_some() || !self.blocks.is_empty() => {
-                let out = [(self.h.shape(), self.h.dtype())];
+                let out = [self.h.array_type()];
                 self.node(&out, &threads, |chain, outputs, threads| chain.finish(outputs, threads))
                     .remove(0)
             }
@@ -125,7 +125,7 @@ impl Residual {
     ) -> Residual {
         let x = frame.input.as_ref().map_or_else(|| self.h.clone(), |norm| norm.stock(&self.h));
         let part = if output.is_empty {
-            let after = without_sums(&self.parallel, x, (output.num_sums, Dtype::F32));
+            let after = without_sums(&self.parallel, x, output.num_sums, Dtype::F32);
             zeros_after(&after, output.hidden, output.dtype)
         } else {
             work(&x)
@@ -149,7 +149,7 @@ impl Residual {
         if output.is_empty {
             let parallel = self.parallel.clone();
             let h = self.finish();
-            let after = without_sums(&parallel, h.clone(), (output.num_sums, Dtype::F64));
+            let after = without_sums(&parallel, h.clone(), output.num_sums, Dtype::F64);
             let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
             let pending = Some(Pending { product, closing });
             return Residual { h, pending, blocks: Vec::new(), parallel };
@@ -179,10 +179,10 @@ impl Residual {
         let parallel = self.parallel.clone();
         let closing = Closing::new(frame, &output);
         let norm = frame.input.as_ref().map(Norm::kernel);
-        let stream = (self.h.shape(), self.h.dtype());
-        let rows = |width: usize| vec![self.h.dim(0), dim(width)];
-        let values = (rows(widths.iter().sum()), Dtype::F32);
-        let out = [values, (rows(output.num_sums), Dtype::F64), stream.clone()];
+        let stream = self.h.array_type();
+        let rows = |width, dtype| ArrayType { shape: vec![self.h.dim(0), dim(width)], dtype };
+        let values = rows(widths.iter().sum(), Dtype::F32);
+        let out = [values, rows(output.num_sums, Dtype::F64), stream.clone()];
         let mut results = self.node(&out, threads, move |mut chain, outputs, threads| {
             let middle = chain.read(norm.as_ref(), &first, threads);
             outputs.next_values().copy_from_slice(&middle.values.concat());
@@ -191,7 +191,7 @@ impl Residual {
         });
         let h = results.remove(2);
         let inputs = [&results[0], &parallel.all_sum(&results[1])];
-        let out = [(stream.0, Dtype::F64)];
+        let out = [ArrayType { dtype: Dtype::F64, ..stream }];
         let mut product =
             primitives("blocks", &inputs, &out, threads, move |inputs, out, threads| {
                 let mut rest = inputs.next().values::<f32>();
@@ -215,7 +215,8 @@ impl Residual {
         let parallel = self.parallel.clone();
         let last = self.blocks.last().expect("a block was added");
         let closing = last.closing.clone();
-        let out = [(self.h.shape(), Dtype::F64), (self.h.shape(), self.h.dtype())];
+        let stream = self.h.array_type();
+        let out = [ArrayType { dtype: Dtype::F64, ..stream.clone() }, stream];
         let mut results =
             self.node(&out, threads, |chain, outputs, threads| chain.split(outputs, threads));
         let h = results.remove(1);
@@ -226,7 +227,7 @@ impl Residual {
     /// Creates a node that computes the blocks and passes the stream to `end`.
     fn node(
         self,
-        outputs: &[(Vec<i32>, Dtype)],
+        outputs: &[ArrayType],
         threads: &Arc<Threads>,
         end: impl Fn(Chain<'_>, &mut Outputs<'_, '_>, &Threads) + Send + 'static,
     ) -> Vec<Array> {
@@ -252,7 +253,7 @@ impl Residual {
 
 /// Takes part in the sums in the middle of a block of which this rank holds nothing. Returns `x`, or
 /// an array that is computed after the sums.
-fn without_sums(parallel: &Parallel, x: Array, (num_sums, dtype): (usize, Dtype)) -> Array {
+fn without_sums(parallel: &Parallel, x: Array, num_sums: usize, dtype: Dtype) -> Array {
     if num_sums == 0 { x } else { parallel.all_sum(&zeros_after(&x, num_sums, dtype)) }
 }
 
