@@ -44,8 +44,7 @@ impl Decoder {
         let head = (!layout.is_tied).then(|| w.at(spec.head.module()));
         let size = TableSize { vocab: spec.vocab_size, hidden };
         let head_bias = HasBias::when(spec.head_bias.is_some());
-        let (embed_tokens, lm_head) =
-            vocabulary(&table, head.as_ref(), size, head_bias, parallel)?;
+        let (embed_tokens, lm_head) = vocabulary(&table, head.as_ref(), size, head_bias, parallel)?;
         let embed_tokens = embed_tokens.scaled(spec.embedding_scale);
         let ropes = &Ropes::default();
         let load = |layer_idx: usize| {

@@ -123,7 +123,11 @@ fn what_a_family_does_not_compute_is_refused_by_its_field() {
     let parameters = json!({"rope_parameters": {"rope_theta": 1e4}});
     check_sample("ministral3-f32", &parameters, "llama_4_scaling_beta");
     check_sample("minimax-f32", &json!({"scoring_func": "softmax"}), "scoring_func");
-    check_sample("phimoe-f32", &json!({"lm_head_bias": false}), "unsupported lm_head_bias: `false`");
+    check_sample(
+        "phimoe-f32",
+        &json!({"lm_head_bias": false}),
+        "unsupported lm_head_bias: `false`",
+    );
     let without_magnitude = json!({"rope_scaling": {"type": "su", "long_factor": vec![1.0; 16]}});
     check_sample("phimoe-f32", &without_magnitude, "`rope_scaling.long_mscale` is absent");
 }
