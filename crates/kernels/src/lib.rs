@@ -68,7 +68,8 @@ pub use profile::{KernelTime, Span};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use recurrence::{
     ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
-    RecurrenceWeights, SequenceState, gated_norm, recurrence, sigmoid_gate,
+    RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights, gated_norm, recurrence,
+    short_convolution, sigmoid_gate,
 };
 pub use rotation::{Rotation, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};

@@ -11,6 +11,7 @@
 //! ```
 
 mod block;
+mod convolution;
 mod gate;
 mod keys;
 mod weights;
@@ -22,6 +23,7 @@ use crate::threads::Threads;
 use self::block::{Block, ValueJob, value_block};
 use self::keys::{KeyJob, key_rows};
 
+pub use self::convolution::{ShortConvInputs, ShortConvWeights, short_convolution};
 pub use self::gate::{gated_norm, sigmoid_gate};
 pub use self::weights::{ConvKernels, DecayWeights, RecurrenceRule, RecurrenceWeights};
 

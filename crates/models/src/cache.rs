@@ -305,7 +305,7 @@ impl SequenceCache {
             LayerCache::States(states) => states.arrays(),
             LayerCache::Pages(_) | LayerCache::Placed => None,
         });
-        let states = states.flat_map(|held| [held.inputs.clone(), held.state.clone()]);
+        let states = states.flat_map(|held| [&held.inputs].into_iter().chain(&held.state).cloned());
         let copies = self.shape.slots.borrow_mut().take_copies();
         let last_step = self.shape.last_step.borrow().clone();
         states.chain(copies).chain(last_step).collect()

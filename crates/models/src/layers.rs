@@ -4,6 +4,7 @@
 
 mod activation;
 mod attention;
+mod convolution;
 mod embedding;
 mod experts;
 mod frame;
@@ -20,6 +21,7 @@ mod output;
 mod residual;
 mod rope;
 mod router;
+mod short_conv;
 mod stack;
 mod stock_attention;
 
@@ -39,4 +41,5 @@ pub(crate) use norm::{Norm, NormSettings};
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, Ropes, RotationTable};
 pub(crate) use router::{Router, RouterSettings};
+pub(crate) use short_conv::{ShortConv, ShortConvParts};
 pub(crate) use stack::Stack;

@@ -25,6 +25,8 @@ mod hunyuan;
 mod hunyuan_dense;
 mod internlm;
 mod latent;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod llama4;
 mod minicpm;
@@ -46,6 +48,7 @@ mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
+mod short_conv;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -96,6 +99,10 @@ const FAMILIES: &[Family] = &[
     family("minimax", minimax::read),
     family("minimax_m2", minimax::read),
     family("qwen3_next", qwen3_next::read),
+    family("lfm2", lfm2::read),
+    family("lfm2_moe", lfm2_moe::read),
+    family("lfm2-vl", lfm2::read_vision),
+    family("lfm2_vl", lfm2::read_vision),
     family("qwen3_5", qwen3_5::read),
     family("qwen3_5_moe", qwen3_5::read),
     family("deepseek_v2", deepseek::read_v2),

@@ -42,7 +42,7 @@ pub use modules::{
 };
 pub use names::TensorNames;
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
-pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
+pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, ShortConvSpec};
 pub use report::{CheckReport, TensorProblem};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;

@@ -4,7 +4,7 @@ use crate::latent::LatentSpec;
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
-use crate::recurrent::GatedDeltaSpec;
+use crate::recurrent::{GatedDeltaSpec, ShortConvSpec};
 use crate::rope::{QueryGrowth, RopeSpec};
 use crate::tensor::{BlockSource, TensorSpec};
 
@@ -124,6 +124,8 @@ pub enum Mixer {
     Attention(Box<AttentionSpec>),
     /// A gated delta net.
     GatedDelta(Box<GatedDeltaSpec>),
+    /// A gated short convolution.
+    ShortConv(Box<ShortConvSpec>),
     /// Multi-head latent attention.
     Latent(Box<LatentSpec>),
 }
@@ -138,6 +140,9 @@ impl Mixer {
                 kv_heads: delta.sizes.key_heads,
                 head_dim: delta.sizes.value_dim,
             },
+            Mixer::ShortConv(conv) => {
+                HeadShape { heads: conv.units, kv_heads: conv.units, head_dim: conv.unit_channels }
+            }
             Mixer::Latent(latent) => latent.shape(),
         }
     }

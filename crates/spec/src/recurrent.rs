@@ -51,6 +51,27 @@ pub struct GatedDeltaSizes {
     pub conv_width: usize,
 }
 
+/// A gated short convolution (Liquid AI 2025, "LFM2 Technical Report"):
+/// `output(after * convolution(before * values))`, where the causal convolution sees each channel by
+/// itself.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ShortConvSpec {
+    /// Number of units of channels that are not divided.
+    pub units: usize,
+    /// Number of channels of a unit.
+    pub unit_channels: usize,
+    /// Number of positions that the convolution sees, including its own.
+    pub conv_width: usize,
+    /// Whether the projections and the convolution have biases.
+    pub has_bias: bool,
+    /// Projections to `before`, `after` and `values`, `[units, unit_channels]` each.
+    pub inputs: [HeadRows; 3],
+    /// Kernel of the convolution: a row of `conv_width` weights for each channel.
+    pub convolution: HeadRows,
+    /// Output projection.
+    pub output: String,
+}
+
 /// The rows of a stored tensor that belong to one projection of a fused one. Heads of the projection
 /// are in groups, the groups at equal distances.
 #[derive(Clone, Debug, Eq, PartialEq)]

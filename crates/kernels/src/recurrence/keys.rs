@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::convolution::add_taps;
 use super::weights::{RecurrenceRule, RecurrenceWeights};
 use super::{RecurrenceInputs, block};
 use crate::simd::{LANES, Simd, dispatched};
@@ -60,16 +61,8 @@ fn key_rows_with<S: Simd>(
 #[inline(always)]
 fn convolve<S: Simd>(history: &mut [f32], kernels: &[f32], x: &mut [f32]) {
     let width = x.len();
-    let (past, own) = kernels.split_at(history.len());
     let mut sums = vec![0.0; width];
-    for (inputs, weights) in history.chunks_exact(width).zip(past.chunks_exact(width)) {
-        for ((sum, input), weight) in sums.iter_mut().zip(inputs).zip(weights) {
-            *sum = S::mul_add_scalar(*input, *weight, *sum);
-        }
-    }
-    for ((sum, input), weight) in sums.iter_mut().zip(&*x).zip(own) {
-        *sum = S::mul_add_scalar(*input, *weight, *sum);
-    }
+    add_taps::<S>(history.chunks_exact(width).chain([&*x]), kernels, &mut sums);
     if !history.is_empty() {
         let last = history.len() - width;
         history.copy_within(width.., 0);

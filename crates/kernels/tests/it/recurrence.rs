@@ -3,8 +3,8 @@
 
 use jackalope_kernels::{
     ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, Norm, RecurrenceInputs,
-    RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState, Threads, gated_norm,
-    recurrence, sigmoid_gate,
+    RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState, ShortConvInputs,
+    ShortConvWeights, Threads, gated_norm, recurrence, short_convolution, sigmoid_gate,
 };
 
 /// Numbers in `-1..1` that a seed determines.
@@ -275,6 +275,109 @@ fn gates_are_their_definitions() {
         for ((x, gate), found) in x.iter().zip(&gates).zip(&found) {
             let expected = f64::from(*x) / (1.0 + (-f64::from(*gate)).exp());
             assert!((f64::from(*found) - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
+    }
+}
+
+/// Projections and weights of a gated short convolution.
+struct ShortSample {
+    channels: usize,
+    width: usize,
+    inputs: [Vec<f32>; 3],
+    kernels: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl ShortSample {
+    fn new(channels: usize, width: usize, rows: usize) -> ShortSample {
+        ShortSample {
+            channels,
+            width,
+            inputs: [1, 2, 3].map(|seed| numbers(rows * channels, seed)),
+            kernels: numbers(channels * width, 4),
+            bias: numbers(channels, 5),
+        }
+    }
+
+    /// Computes rows of these lengths from `first` on; each sequence continues its state.
+    fn run(
+        &self,
+        first: usize,
+        lens: &[usize],
+        states: &mut [Vec<f32>],
+        threads: &Threads,
+    ) -> Vec<f32> {
+        let last = first + lens.iter().sum::<usize>();
+        let [before, values, after] =
+            self.inputs.each_ref().map(|x| &x[first * self.channels..last * self.channels]);
+        let weights = ShortConvWeights::new(&self.kernels, self.width, Some(&self.bias));
+        let sequences = lens.iter().zip(states);
+        let sequences = sequences.map(|(&num_rows, state)| {
+            state.resize(weights.state_len(), 0.0);
+            SequenceState { num_rows, state }
+        });
+        let mut out = vec![0.0; after.len()];
+        let inputs = ShortConvInputs { before, values, after };
+        let sequences = sequences.collect();
+        let result = ElementsMut::F32(&mut out);
+        short_convolution(&inputs, sequences, &weights, result, threads);
+        out
+    }
+
+    /// The definition, in f64, for one sequence.
+    fn expected(&self) -> Vec<f64> {
+        let [before, values, after] = &self.inputs;
+        let at =
+            |x: &[f32], row: usize, channel: usize| f64::from(x[row * self.channels + channel]);
+        let rows = before.len() / self.channels;
+        let cells = (0..rows).flat_map(|row| (0..self.channels).map(move |it| (row, it)));
+        let cell = |(row, channel): (usize, usize)| {
+            let taps = (0..self.width.min(row + 1)).map(|back| {
+                let weight = self.kernels[channel * self.width + self.width - 1 - back];
+                let input = at(before, row - back, channel) * at(values, row - back, channel);
+                input * f64::from(weight)
+            });
+            (taps.sum::<f64>() + f64::from(self.bias[channel])) * at(after, row, channel)
+        };
+        cells.map(cell).collect()
+    }
+}
+
+/// Channels and positions, among them channels that are no multiple of a vector, and rows that
+/// several threads compute.
+const SHORT: [[usize; 3]; 4] = [[64, 3, 20], [37, 4, 9], [5, 1, 6], [1500, 3, 30]];
+
+#[test]
+fn gated_short_convolutions_agree_with_their_definition() {
+    for threads in pools() {
+        for [channels, width, rows] in SHORT {
+            let sample = ShortSample::new(channels, width, rows);
+            let found = sample.run(0, &[rows], &mut [Vec::new()], &threads);
+            for (found, expected) in found.iter().zip(sample.expected()) {
+                assert!((f64::from(*found) - expected).abs() < 1e-5, "{channels} of {width}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_bit_of_a_short_convolution_depends_on_chunks_or_other_sequences() {
+    for threads in pools() {
+        for [channels, width, rows] in SHORT {
+            let sample = ShortSample::new(channels, width, rows);
+            let whole = sample.run(0, &[rows], &mut [Vec::new()], &threads);
+            // Chunks that are shorter than the convolution and longer; the first is of no rows.
+            let (mut states, mut first, mut found) = ([Vec::new()], 0, Vec::new());
+            for len in [0, 1, 1, 3, rows - 5] {
+                found.extend(sample.run(first, &[len], &mut states, &threads));
+                first += len;
+            }
+            assert_eq!(found, whole, "{channels} channels in chunks");
+            // A sequence whose rows follow those of another.
+            let both = sample.run(0, &[2, rows - 2], &mut [Vec::new(), Vec::new()], &threads);
+            assert_eq!(both[..2 * channels], whole[..2 * channels]);
+            let alone = sample.run(2, &[rows - 2], &mut [Vec::new()], &threads);
+            assert_eq!(both[2 * channels..], alone, "{channels} channels after another sequence");
         }
     }
 }

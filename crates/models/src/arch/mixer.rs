@@ -2,7 +2,7 @@
 
 use jackalope_spec::{
     AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, QkNorm, QkvModules,
-    StackedModule,
+    ShortConvSpec, StackedModule,
 };
 
 use super::parts::LayerParts;
@@ -11,7 +11,7 @@ use crate::error::LoadError;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
     HeadMatrix, HeadNorms, Heads, LatentAttention, LatentParts, LatentQueries, LatentSizes, Linear,
-    Norm, NormSettings, OwnRows, Residual,
+    Norm, NormSettings, OwnRows, Residual, ShortConv, ShortConvParts,
 };
 use crate::split::{Cut, HeadCut};
 use crate::step::{Reach, Step};
@@ -22,6 +22,7 @@ use crate::weights::{Part, RowView, Weights};
 pub(super) enum MixerBlock {
     Attention(Box<Attention>),
     GatedDelta(Box<GatedDelta>),
+    ShortConv(Box<ShortConv>),
     Latent(Box<LatentAttention>),
 }
 
@@ -34,6 +35,7 @@ impl MixerBlock {
         Ok(match &parts.spec.mixer {
             Mixer::Attention(spec) => MixerBlock::Attention(Box::new(attention(spec, parts)?)),
             Mixer::GatedDelta(spec) => MixerBlock::GatedDelta(Box::new(gated_delta(spec, parts)?)),
+            Mixer::ShortConv(spec) => MixerBlock::ShortConv(Box::new(short_conv(spec, parts)?)),
             Mixer::Latent(spec) => MixerBlock::Latent(Box::new(latent(
                 &parts.root.at(format!("{}.self_attn", parts.spec.prefix)),
                 spec,
@@ -52,6 +54,7 @@ impl MixerBlock {
         match self {
             MixerBlock::Attention(attention) => attention.add_to(residual, frame, step),
             MixerBlock::GatedDelta(delta) => delta.add_to(residual, frame, step),
+            MixerBlock::ShortConv(conv) => conv.add_to(residual, frame, step),
             MixerBlock::Latent(latent) => latent.add_to(residual, frame, step),
         }
     }
@@ -61,6 +64,7 @@ impl MixerBlock {
         match self {
             MixerBlock::Attention(attention) => attention.cache_shape(),
             MixerBlock::GatedDelta(delta) => delta.cache_shape(),
+            MixerBlock::ShortConv(conv) => conv.cache_shape(),
             MixerBlock::Latent(latent) => latent.cache_shape(),
         }
     }
@@ -70,6 +74,7 @@ impl MixerBlock {
         match self {
             MixerBlock::Attention(attention) => attention.heads(),
             MixerBlock::GatedDelta(delta) => delta.heads(),
+            MixerBlock::ShortConv(conv) => conv.heads(),
             MixerBlock::Latent(latent) => latent.heads(),
         }
     }
@@ -91,6 +96,18 @@ fn gated_delta(spec: &GatedDeltaSpec, parts: &LayerParts<'_, '_>) -> Result<Gate
         parallel: parts.parallel,
     };
     GatedDelta::load(&delta, heads)
+}
+
+fn short_conv(spec: &ShortConvSpec, parts: &LayerParts<'_, '_>) -> Result<ShortConv, LoadError> {
+    let heads = Heads::new(parts.layout.heads, spec.unit_channels, parts.parallel);
+    let conv = ShortConvParts {
+        spec,
+        layer_idx: parts.layer_idx,
+        root: parts.root,
+        hidden: parts.model.hidden_size,
+        parallel: parts.parallel,
+    };
+    ShortConv::load(&conv, heads)
 }
 
 fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attention, LoadError> {

@@ -33,8 +33,8 @@ enum State {
 pub(crate) struct StateArrays {
     /// Last inputs of the convolution, f32 `[conv_width - 1, channels]`.
     pub(crate) inputs: Array,
-    /// What the recurrence has made of the sequence, in f32.
-    pub(crate) state: Array,
+    /// What a recurrence has made of the sequence, in f32; `None` if there is only a convolution.
+    pub(crate) state: Option<Array>,
 }
 
 /// A state for our kernels.

@@ -10,6 +10,7 @@ use jackalope_kernels::{
 use jackalope_mlx::{Array, Dtype, fast};
 use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, NormKind};
 
+use super::convolution::{conv_kernels, stock_convolution};
 use super::frame::BlockFrame;
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, OwnRows, dim, float, pinned};
@@ -73,15 +74,8 @@ impl SmallWeights {
         sizes: RecurrenceSizes,
     ) -> Result<SmallWeights, LoadError> {
         let GatedDeltaParts { spec, root, .. } = *parts;
-        let convolution = |rows: &HeadRows, cut: &Cut| {
-            let own = OwnRows::new(rows, cut);
-            let shape = [rows.num_rows, sizes.conv_width, 1];
-            let kernel =
-                root.at(&rows.module).floats_as(Dtype::F32, "weight", &shape, own.part())?;
-            let kernel = kernel.squeeze(2);
-            kernel.eval()?;
-            Ok::<Array, LoadError>(kernel)
-        };
+        let convolution =
+            |rows: &HeadRows, cut: &Cut| conv_kernels(root, rows, sizes.conv_width, cut);
         let [queries, keys, values] = &spec.convolutions;
         let (num_heads, own) = (spec.sizes.value_heads, Part::rows(&heads.cut.heads));
         let vector = |name: &String| root.at(name).vector_as(Dtype::F32, num_heads, own);
@@ -228,7 +222,10 @@ impl GatedDelta {
         let channels = 2 * key_heads * key_dim + value_heads * value_dim;
         StateArrays {
             inputs: Array::zeros(&[dim(conv_width - 1), dim(channels)], Dtype::F32),
-            state: Array::zeros(&[dim(value_heads), dim(value_dim), dim(key_dim)], Dtype::F32),
+            state: Some(Array::zeros(
+                &[dim(value_heads), dim(value_dim), dim(key_dim)],
+                Dtype::F32,
+            )),
         }
     }
 
@@ -238,7 +235,8 @@ impl GatedDelta {
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
         let seq = scan.inputs.dim(0);
         let inputs = Array::concatenate(&[&held.inputs, &scan.inputs], 0);
-        let x = self.stock_convolution(&inputs, seq);
+        let kernels = Array::concatenate(&self.small.convolutions.each_ref(), 0);
+        let x = stock_convolution(&inputs, &kernels, seq).silu();
         let (keys_end, values_end) = (dim(2 * key_heads * key_dim), x.dim(1));
         let keys = x.slice_axis(1, 0, keys_end).reshape(&[seq, 2, dim(key_heads), dim(key_dim)]);
         let keys = fast::rms_norm(&keys, None, LENGTH_EPS / key_dim as f32);
@@ -247,7 +245,7 @@ impl GatedDelta {
         let keys = keys.repeat(dim(value_heads / key_heads), 2).expand_dims(3);
         let values = x.slice_axis(1, keys_end, values_end);
         let values = values.reshape(&[seq, dim(value_heads), dim(value_dim)]);
-        let mut state = held.state.clone();
+        let mut state = held.state.clone().expect("a recurrence has a state");
         let results = (0..seq).map(|t| {
             let at = |x: &Array| x.slice_axis(0, t, t + 1).squeeze(0);
             let both = at(&keys);
@@ -262,19 +260,7 @@ impl GatedDelta {
         let results: Vec<Array> = results.collect();
         let results = Array::stack(&results.iter().collect::<Vec<_>>(), 0);
         let inputs = inputs.slice_axis(0, seq, inputs.dim(0)).contiguous();
-        (results, StateArrays { inputs, state })
-    }
-
-    /// Returns `silu(convolution)` of the last `seq` rows of `inputs` `[conv_width - 1 + seq, channels]`.
-    fn stock_convolution(&self, inputs: &Array, seq: i32) -> Array {
-        let kernels = self.small.convolutions.each_ref();
-        let kernel = Array::concatenate(&kernels, 0); // [channels, conv_width]
-        let terms = (0..dim(self.sizes.conv_width)).map(|tap| {
-            let weights = kernel.slice_axis(1, tap, tap + 1).squeeze(1);
-            inputs.slice_axis(0, tap, tap + seq).mul(&weights)
-        });
-        let sum = terms.reduce(|sum, term| sum.add(&term));
-        sum.expect("a convolution sees a position").silu()
+        (results, StateArrays { inputs, state: Some(state) })
     }
 }
 

@@ -30,11 +30,13 @@ from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 from mlx_lm.generate import generate_step  # noqa: E402
 from mlx_lm.models.mla import MultiLinear  # noqa: E402
 from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
-from mlx_lm.utils import _get_classes, load_model  # noqa: E402
+from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model  # noqa: E402
 
 from families import VOCAB  # noqa: E402
 
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
+# The name that transformers gives what mlx-lm knows by the other.
+MODEL_REMAPPING["lfm2_vl"] = "lfm2-vl"
 # Dimensions of an embedding that are written down.
 POOLED = 32
 # Families whose large factor of embeddings would otherwise outweigh the layers.
@@ -154,7 +156,7 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
         elif kind == "dt_bias":
             tensors[name] = uniform(dtype, value.shape, 0.0, 1.0)
-        elif path.endswith("conv1d"):
+        elif path.endswith(("conv1d", "conv.conv")):
             tensors[name] = uniform(dtype, value.shape, 0.0, 2.0)
         elif kind == "weight" and value.ndim == 2:  # a router that is never quantised
             matrix(tensors, path, value.shape, dtype, None, 1.3 / math.sqrt(value.shape[-1]))

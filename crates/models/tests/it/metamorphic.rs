@@ -53,10 +53,13 @@ const CASES: &[&str] = &[
     "starcoder2-q3-f32",
     "gemma3_text-f32",
     "phimoe-q4-f32",
+    "lfm2-f32",
+    "lfm2-biases-f32",
+    "lfm2_moe-q4-bf16",
 ];
 
 /// Of these, one for each kind of state.
-const STATE_CASES: &[&str] = &["qwen3_next-f32"];
+const STATE_CASES: &[&str] = &["qwen3_next-f32", "lfm2-f32"];
 
 /// Layers of the models that pipelines compute.
 const PIPELINE_LAYERS: usize = 5;

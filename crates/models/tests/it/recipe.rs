@@ -109,7 +109,8 @@ impl Case {
         let own = text[field].as_u64().unwrap() as usize;
         text[field] = num_layers.into();
         // Dense layers come first only; where one would be repeated, the last layer is.
-        let dense = text.get("first_k_dense_replace").and_then(Value::as_u64).unwrap_or(0) as usize;
+        let dense = ["first_k_dense_replace", "num_dense_layers"];
+        let dense = dense.iter().find_map(|name| text.get(name)?.as_u64()).unwrap_or(0) as usize;
         let source = |idx: usize| if idx % own < dense { own - 1 } else { idx % own };
         if let Some(Value::Array(dense)) = text.get_mut("mlp_only_layers") {
             let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));

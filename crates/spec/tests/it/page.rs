@@ -58,6 +58,7 @@ fn layers(cases: &[Case]) -> String {
             parts.insert(match &layer.mixer {
                 Mixer::Attention(_) => "attention",
                 Mixer::GatedDelta(_) => "gated delta net",
+                Mixer::ShortConv(_) => "short convolution",
                 Mixer::Latent(_) => "latent attention",
             });
             parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));

@@ -37,7 +37,7 @@ def routers_in_eight_bits(quantization):
     """As mlx-lm quantises mixtures: the router in 8 bits."""
 
     def of(path):
-        is_router = path.endswith(("mlp.gate", "shared_expert_gate", "block_sparse_moe.gate"))
+        is_router = path.endswith(("mlp.gate", "mlp.gate.gate", "shared_expert_gate", "block_sparse_moe.gate", "feed_forward.gate"))
         return affine(8, 64) if is_router else quantization
 
     return of

@@ -1,0 +1,185 @@
+//! A gated short convolution (Liquid AI 2025, "LFM2 Technical Report"): a mixer whose memory of a
+//! sequence are the last inputs of a convolution.
+
+use std::sync::Arc;
+
+use jackalope_kernels::{
+    self as kernels, Elements, Floats, SequenceState, ShortConvInputs, ShortConvWeights, Threads,
+};
+use jackalope_mlx::{Array, Dtype};
+use jackalope_spec::ShortConvSpec;
+
+use super::convolution::{conv_kernels, stock_convolution};
+use super::frame::BlockFrame;
+use super::heads::Heads;
+use super::kernel::{DivisibleKernel, OwnRows, dim, float, pinned};
+use super::linear::{HasBias, Linear, LinearKernel};
+use super::residual::Residual;
+use crate::cache::{LayerCacheShape, StateArrays, StateStep};
+use crate::error::LoadError;
+use crate::parallel::{Compute, Parallel};
+use crate::step::{Step, StepSpan};
+use crate::weights::{Part, Weights};
+
+/// What a gated short convolution is loaded from.
+#[derive(Clone, Copy)]
+pub(crate) struct ShortConvParts<'a, 'w> {
+    pub(crate) spec: &'a ShortConvSpec,
+    pub(crate) layer_idx: usize,
+    /// The root of all tensors' names.
+    pub(crate) root: &'a Weights<'w>,
+    pub(crate) hidden: usize,
+    pub(crate) parallel: &'a Parallel,
+}
+
+/// A gated short convolution, or this rank's channels of it.
+#[derive(Debug)]
+pub(crate) struct ShortConv {
+    /// The factor before the convolution, the factor after it, and what is convolved.
+    projections: [Linear; 3],
+    out_proj: Linear,
+    kernels: Array,      // f32 [channels, conv_width]
+    bias: Option<Array>, // f32 [channels]
+    /// Arranged for our kernels; `None` if MLX computes.
+    weights: Option<Arc<ShortConvWeights>>,
+    /// Units of channels.
+    heads: Heads,
+    layer_idx: usize,
+    dtype: Dtype,
+    parallel: Parallel,
+}
+
+impl ShortConv {
+    /// Loads this rank's channels.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(crate) fn load(
+        parts: &ShortConvParts<'_, '_>,
+        heads: Heads,
+    ) -> Result<ShortConv, LoadError> {
+        let ShortConvParts { spec, layer_idx, root, hidden, parallel } = *parts;
+        let has_bias = HasBias::when(spec.has_bias);
+        let cut = &heads.cut.heads;
+        let [before, after, values] = spec.inputs.each_ref().map(|rows| {
+            Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), has_bias)
+        });
+        let kernels = conv_kernels(root, &spec.convolution, spec.conv_width, cut)?;
+        let bias = spec.has_bias.then(|| {
+            let (channels, own) = (spec.convolution.num_rows, heads.queries());
+            let module = root.at(&spec.convolution.module);
+            module.floats_as(Dtype::F32, "bias", &[channels], Part::rows(&own))
+        });
+        let bias = bias.transpose()?;
+        let weights = match parallel.compute() {
+            Compute::Kernels(_) => {
+                let (kernels, bias) = (pinned(&kernels), bias.as_ref().map(pinned));
+                let bias = bias.as_ref().map(|bias| bias.values::<f32>());
+                let width = spec.conv_width;
+                Some(Arc::new(ShortConvWeights::new(kernels.values::<f32>(), width, bias)))
+            }
+            Compute::Stock => None,
+        };
+        Ok(ShortConv {
+            projections: [before?, after?, values?],
+            out_proj: heads.o_proj(&root.at(&spec.output), hidden, has_bias)?,
+            kernels,
+            bias,
+            weights,
+            heads,
+            layer_idx,
+            dtype: root.dtype(),
+            parallel: parallel.clone(),
+        })
+    }
+
+    /// Returns this rank's units of channels.
+    pub(crate) fn heads(&self) -> &Heads {
+        &self.heads
+    }
+
+    /// Returns what the layer keeps of a sequence on this rank.
+    pub(crate) fn cache_shape(&self) -> LayerCacheShape {
+        let [channels, width] = [0, 1].map(|axis| self.kernels.dim(axis) as usize);
+        LayerCacheShape::State { elements: (width - 1) * channels }
+    }
+
+    /// Adds the block to the stream.
+    pub(crate) fn add_to(
+        &self,
+        residual: Residual,
+        frame: &BlockFrame,
+        step: &mut Step<'_, '_>,
+    ) -> Residual {
+        let output = self.out_proj.block_output();
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            let work = |x: &Array| self.out_proj.stock(&self.stock_channels(x, step));
+            return residual.stock_block(frame, output, work);
+        };
+        let weights = self.weights.as_ref().expect("they are arranged for our kernels");
+        let kernel = ShortConvKernel {
+            projections: self.projections.each_ref().map(Linear::kernel),
+            output: self.out_proj.divisible_kernel(),
+            weights: Arc::clone(weights),
+            spans: step.spans.clone(),
+            states: step.caches.iter_mut().map(|it| it.state_step(self.layer_idx)).collect(),
+            dtype: self.dtype,
+        };
+        residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
+    }
+
+    /// Computes the gated convolution `[tokens, channels]` with MLX, all of it but the products in
+    /// single precision.
+    fn stock_channels(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
+        let projected = |linear: &Linear| linear.stock(x).astype(Dtype::F32);
+        let [before, after, values] = self.projections.each_ref().map(projected);
+        let inputs = before.mul(&values);
+        let spans = step.spans.iter().zip(step.caches.iter_mut());
+        let outs = spans.map(|(span, cache)| {
+            let rows = inputs.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
+            let held = cache.state_arrays(self.layer_idx).map_or_else(
+                || Array::zeros(&[self.kernels.dim(1) - 1, inputs.dim(1)], Dtype::F32),
+                |held| held.inputs,
+            );
+            let joined = Array::concatenate(&[&held, &rows], 0);
+            let seq = rows.dim(0);
+            let inputs = joined.slice_axis(0, seq, joined.dim(0)).contiguous();
+            cache.set_state_arrays(self.layer_idx, StateArrays { inputs, state: None });
+            stock_convolution(&joined, &self.kernels, seq)
+        });
+        let outs: Vec<Array> = outs.collect();
+        let outs = Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0);
+        let outs = self.bias.as_ref().map_or(outs.clone(), |bias| outs.add(bias));
+        outs.mul(&after).astype(self.dtype)
+    }
+}
+
+/// The state of the primitive's closure: everything except the weights' arrays.
+struct ShortConvKernel {
+    projections: [LinearKernel; 3],
+    output: DivisibleKernel,
+    weights: Arc<ShortConvWeights>,
+    spans: Vec<StepSpan>,
+    states: Vec<StateStep>,
+    dtype: Dtype,
+}
+
+impl ShortConvKernel {
+    /// Computes this rank's part of the product `[tokens, hidden]`.
+    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        let [before, after, values] = LinearKernel::products(&self.projections, x, threads);
+        let len = self.weights.state_len();
+        let mut states: Vec<Vec<f32>> = self.states.iter().map(|step| step.take(len)).collect();
+        let sequences = self.spans.iter().zip(&mut states);
+        let sequences =
+            sequences.map(|(span, state)| SequenceState { num_rows: span.rows.len(), state });
+        let inputs = ShortConvInputs { before: &before, values: &values, after: &after };
+        let mut out = Floats::zeros(float(self.dtype), after.len());
+        let sequences = sequences.collect();
+        kernels::short_convolution(&inputs, sequences, &self.weights, out.elements_mut(), threads);
+        for (step, state) in self.states.iter().zip(states) {
+            step.put(state);
+        }
+        self.output.multiply(out.elements(), threads)
+    }
+}
