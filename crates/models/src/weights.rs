@@ -1,16 +1,19 @@
 //! Loads a checkpoint's files into arrays: each rank reads its own byte ranges, exactly those that
 //! the description gives it.
 
+mod fused;
+
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
-use jackalope_spec::{BlockSource, ElementType, QuantizationMode, StackedModule};
+use jackalope_spec::{ElementType, FusedSource, QuantizationMode, StackedModule};
 
 use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
 use crate::error::LoadError;
 use crate::split::Cut;
+use crate::weights::fused::FusedPart;
 
 /// Progress of loading.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -167,7 +170,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the root of the checkpoint's tensor names.
     pub(crate) fn root(&'a self) -> Weights<'a> {
-        Weights { loader: self, path: String::new(), stacked: None, blocks: None, view: None }
+        Weights { loader: self, path: String::new(), stacked: None, fused: None, view: None }
     }
 
     /// Ends loading and returns the counters.
@@ -232,8 +235,8 @@ pub(crate) struct Weights<'a> {
     /// Set if each tensor is stored in parts, at these paths, which are stacked along a new first
     /// dimension.
     stacked: Option<Vec<String>>,
-    /// Set if the tensors are in the layout of OpenAI's checkpoints.
-    blocks: Option<BlockSource>,
+    /// Set if each tensor lies in one with other tensors.
+    fused: Option<FusedSource>,
     /// Set if only some rows of each tensor belong here.
     view: Option<RowView>,
 }
@@ -243,7 +246,7 @@ impl<'a> Weights<'a> {
     pub(crate) fn at(&self, name: impl std::fmt::Display) -> Weights<'a> {
         let path =
             if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
-        Weights { loader: self.loader, path, stacked: None, blocks: None, view: None }
+        Weights { loader: self.loader, path, stacked: None, fused: None, view: None }
     }
 
     /// Returns the same path, of whose tensors only some rows belong here.
@@ -251,17 +254,17 @@ impl<'a> Weights<'a> {
         Weights { view: Some(view), ..self }
     }
 
-    /// Returns the path of a projection of `num_experts` experts. If the checkpoint has a matrix for
-    /// each expert, they are stacked.
+    /// Returns the path of a projection of `num_experts` experts, in whichever way the checkpoint
+    /// has it. If it has a matrix for each expert, they are stacked.
     pub(crate) fn experts(&self, module: &StackedModule, num_experts: usize) -> Weights<'a> {
-        let StackedModule { stacked, each: [before, after], blocks } = module;
+        let StackedModule { stacked, each: [before, after], fused } = module;
         let has = |name: &str| self.loader.checkpoint.tensors.find(name).is_some();
         let is_stacked = has(&format!("{stacked}.weight"));
-        let blocks = blocks.clone().filter(|blocks| !is_stacked && has(&blocks.name("weight")));
-        let each = (!is_stacked && blocks.is_none())
+        let fused = fused.iter().find(|source| !is_stacked && has(&source.name("weight")));
+        let each = (!is_stacked && fused.is_none())
             .then(|| (0..num_experts).map(|idx| format!("{before}{idx}{after}")).collect());
         let path = stacked.clone();
-        Weights { loader: self.loader, path, stacked: each, blocks, view: None }
+        Weights { loader: self.loader, path, stacked: each, fused: fused.cloned(), view: None }
     }
 
     /// Whether the checkpoint has the tensor `name` below this path.
@@ -306,9 +309,14 @@ impl<'a> Weights<'a> {
     ) -> Result<Array, LoadError> {
         let entries = self.entries(name, shape);
         let stored = float_dtype(&entries[0].header.element_type);
-        let array = self.read(&entries, shape, stored, part)?;
-        if stored == dtype {
+        let mut array = self.read(&entries, shape, stored, part)?;
+        let is_shifted = self.loader.checkpoint.layout.is_shifted(&format!("{}.{name}", self.path));
+        if stored == dtype && !is_shifted {
             return Ok(array);
+        }
+        if is_shifted {
+            // Rounded as in a conversion that adds it.
+            array = array.add(&Array::scalar_of(1.0, stored));
         }
         let array = array.astype(dtype);
         array.eval()?;
@@ -327,7 +335,7 @@ impl<'a> Weights<'a> {
             loader: self.loader,
             path: path.to_owned(),
             stacked: None,
-            blocks: None,
+            fused: None,
             view: None,
         };
         parent.floats_as(dtype, name, &[len], part)
@@ -356,8 +364,8 @@ impl<'a> Weights<'a> {
     /// # Panics
     /// Panics if the description lists no such tensor, or another shape or type of it.
     fn entries(&self, name: &str, shape: &[usize]) -> Vec<&'a TensorEntry> {
-        if let Some(blocks) = &self.blocks {
-            let tensor = blocks.name(name);
+        if let Some(source) = &self.fused {
+            let tensor = source.name(name);
             let entry = self.loader.checkpoint.tensors.find(&tensor);
             return vec![entry.unwrap_or_else(|| panic!("the description lacks {tensor}"))];
         }
@@ -369,7 +377,9 @@ impl<'a> Weights<'a> {
             let tensor = format!("{path}.{name}");
             let entry = self.loader.checkpoint.tensors.find(&tensor);
             let entry = entry.unwrap_or_else(|| panic!("the description lacks {tensor}"));
-            assert_eq!(entry.header.shape, shape, "the description has another shape of {tensor}");
+            let num_elements = |shape: &[usize]| shape.iter().product::<usize>();
+            let is_same = num_elements(&entry.header.shape) == num_elements(&shape);
+            assert!(is_same, "the description has another shape of {tensor}: {shape:?}");
             entry
         });
         let entries: Vec<&TensorEntry> = entries.collect();
@@ -398,14 +408,15 @@ impl<'a> Weights<'a> {
     ) -> Result<Array, LoadError> {
         let mut result = Ok(());
         let array = self.loader.array(&part.shape(shape), dtype, |target| {
-            result = if let Some(blocks) = &self.blocks {
-                read_blocks(entries[0], TensorType { shape, dtype }, part, blocks, target)
+            let tensor = TensorShape { shape, dtype };
+            result = if let Some(source) = &self.fused {
+                read_fused(entries[0], tensor, part, source, target)
             } else if self.stacked.is_some() {
-                read_stacked(entries, dtype, part, target)
+                read_stacked(entries, tensor, part, target)
             } else if let Some(view) = self.view {
                 read_rows(entries[0], view, part, target)
             } else {
-                read_part(entries[0], dtype, part, target)
+                read_part(entries[0], tensor, part, target)
             };
         });
         result?;
@@ -414,13 +425,20 @@ impl<'a> Weights<'a> {
     }
 }
 
+/// Dimensions and elements of a tensor, as the layers see it.
+#[derive(Clone, Copy, Debug)]
+struct TensorShape<'a> {
+    shape: &'a [usize],
+    dtype: Dtype,
+}
+
 fn read_part(
     entry: &TensorEntry,
-    dtype: Dtype,
+    tensor: TensorShape<'_>,
     part: Part<'_>,
     target: &mut [u8],
 ) -> Result<(), LoadError> {
-    read_pieces(entry, part.pieces(&entry.header.shape, dtype, entry.offset), target)
+    read_pieces(entry, part.pieces(tensor.shape, tensor.dtype, entry.offset), target)
 }
 
 /// Reads pieces one after another.
@@ -463,7 +481,7 @@ fn read_rows(
 /// Reads a part of the tensor that consists of `entries`, stacked along a new first dimension.
 fn read_stacked(
     entries: &[&TensorEntry],
-    dtype: Dtype,
+    tensor: TensorShape<'_>,
     part: Part<'_>,
     target: &mut [u8],
 ) -> Result<(), LoadError> {
@@ -480,52 +498,37 @@ fn read_stacked(
     if part_bytes == 0 {
         return Ok(());
     }
+    let tensor = TensorShape { shape: &tensor.shape[1..], ..tensor };
     for (entry, target) in entries.iter().zip(target.chunks_exact_mut(part_bytes)) {
-        read_part(entry, dtype, part, target)?;
+        read_part(entry, tensor, part, target)?;
     }
     Ok(())
 }
 
-/// The shape and element type of a tensor.
-#[derive(Clone, Copy)]
-struct TensorType<'a> {
-    shape: &'a [usize],
-    dtype: Dtype,
-}
-
-/// Reads a part of a tensor, whose rows lie between those of others.
-fn read_blocks(
+/// Reads a part of a projection of all experts, `[experts, rows, …]`, that lies in a tensor with
+/// others.
+///
+/// # Panics
+/// Panics if the experts are divided, or rows in ranges.
+fn read_fused(
     entry: &TensorEntry,
-    TensorType { shape, dtype }: TensorType<'_>,
+    TensorShape { shape, dtype }: TensorShape<'_>,
     part: Part<'_>,
-    source: &BlockSource,
+    source: &FusedSource,
     target: &mut [u8],
 ) -> Result<(), LoadError> {
-    let &BlockSource { first_row, row_step, .. } = source;
-    if row_step == 1 {
-        return read_pieces(entry, part.pieces(shape, dtype, entry.offset), target);
-    }
-    let rows = match part {
-        Part::Whole => 0..shape[1],
-        Part::Axis { axis: 1, cut } => cut.own.clone(),
+    let (num_rows, num_columns) = (shape[1], shape[2..].iter().product());
+    let (rows, columns) = match part {
+        Part::Whole => (0..num_rows, 0..num_columns),
+        Part::Axis { axis: 1, cut } => (cut.own.clone(), 0..num_columns),
+        Part::Axis { axis: 2, cut } => (0..num_rows, cut.own.clone()),
         Part::Axis { axis, .. } | Part::Ranges { axis, .. } => {
-            panic!("rows lie between others, not dimension {axis}")
+            panic!("axis {axis} of experts is not divided in this way")
         }
     };
-    let row_bytes = shape[2..].iter().product::<usize>() * dtype.size_bytes();
-    if rows.is_empty() {
-        return Ok(());
-    }
-    for (expert, target) in target.chunks_exact_mut(rows.len() * row_bytes).enumerate() {
-        let first = (expert * shape[1] + rows.start) * row_step + first_row;
-        let pieces = Pieces {
-            offset: entry.offset + (first * row_bytes) as u64,
-            piece_bytes: row_bytes,
-            stride_bytes: (row_step * row_bytes) as u64,
-        };
-        entry.file.read(pieces, target)?;
-    }
-    Ok(())
+    let (is_matrix, element_bytes) = (shape.len() == 3, dtype.size_bytes());
+    let part = FusedPart { source, is_matrix, num_rows, num_columns, element_bytes, rows, columns };
+    part.read(entry, target)
 }
 
 /// Returns the type of a tensor that opening the checkpoint has found to hold floats.

@@ -1,12 +1,13 @@
 //! Compares a checkpoint's tensors with those that its model needs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::layout::{ModelLayout, StoredTensor};
 use crate::model::{HeadTable, ModelSpec};
+use crate::names::UnusedPart;
 use crate::quantization::{QuantizationFormat, QuantizationMode};
-use crate::report::{CheckReport, TensorProblem};
-use crate::tensor::{BlockSource, ElementType, TensorHeader, TensorHeaders, TensorSpec};
+use crate::report::{CheckReport, TensorProblem, UnusedTensors};
+use crate::tensor::{ElementType, FusedForm, FusedSource, TensorHeader, TensorHeaders, TensorSpec};
 
 impl ModelSpec {
     /// Returns every tensor that a checkpoint with these tensors must have.
@@ -21,6 +22,40 @@ impl ModelSpec {
     /// Compares the tensors of a checkpoint with those that the model needs.
     pub fn check(&self, headers: &TensorHeaders) -> CheckReport {
         self.layout(headers).err().unwrap_or_default()
+    }
+
+    /// Returns the part of a checkpoint that a tensor belongs to which the model does not use; `None`
+    /// if it may use the tensor.
+    pub fn unused_part(&self, stored: &str) -> Option<UnusedPart> {
+        let Some(name) = self.names.of_model(stored) else { return self.names.unused_part(stored) };
+        // Layers after the last one draft.
+        let is_unused = self.unused.iter().any(|prefix| name.starts_with(prefix));
+        is_unused.then_some(UnusedPart::Prediction)
+    }
+
+    /// Returns the tensors of a checkpoint that the model does not use, by the part that they belong
+    /// to.
+    pub fn unused_tensors(&self, headers: &TensorHeaders) -> Vec<UnusedTensors> {
+        let mut found: BTreeMap<UnusedPart, UnusedTensors> = BTreeMap::new();
+        for (name, header) in headers {
+            let Some(part) = self.unused_part(name) else { continue };
+            let sum = found.entry(part).or_insert(UnusedTensors { part, count: 0, bytes: 0 });
+            sum.count += 1;
+            sum.bytes += header.num_bytes();
+        }
+        found.into_values().collect()
+    }
+
+    /// Compares the names of a checkpoint's tensors with those that the model needs, before their
+    /// shapes are known. Returns missing and unexpected tensors only.
+    pub fn check_names<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> CheckReport {
+        let unknown = TensorHeader { element_type: ElementType::F32, shape: Vec::new() };
+        let headers = names.into_iter().map(|name| (name.to_owned(), unknown.clone())).collect();
+        let is_of_names = |problem: &TensorProblem| {
+            matches!(problem, TensorProblem::Missing { .. } | TensorProblem::Unexpected { .. })
+        };
+        let problems = self.check(&headers).problems.into_iter().filter(is_of_names).collect();
+        CheckReport { problems }
     }
 
     /// Returns how the model lies in a checkpoint with these tensors.
@@ -55,7 +90,9 @@ impl ModelSpec {
         }
         match norm {
             Some(norm) if check.problems.is_empty() => {
-                Ok(ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored))
+                let layout = ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored);
+                let shifted = self.shifted_norms.as_ref().map(|it| it.names(headers));
+                Ok(layout.with_shifted(shifted.unwrap_or_default()))
             }
             _ => Err(CheckReport { problems: check.problems }),
         }
@@ -77,6 +114,14 @@ fn module_of(weight: &str) -> &str {
 /// Formats a format for an error.
 fn describe(format: Option<QuantizationFormat>) -> String {
     format.map_or("nothing".to_owned(), |format| format.to_string())
+}
+
+/// Whether two shapes differ at most in dimensions of one, so that their elements have the same
+/// order: original checkpoints have the kernels of convolutions and some numbers in this way.
+fn is_same_shape(found: &[usize], expected: &[usize]) -> bool {
+    let lengths =
+        |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|dim| *dim != 1).collect() };
+    found == expected || lengths(found) == lengths(expected)
 }
 
 /// A comparison in progress.
@@ -108,11 +153,8 @@ impl<'a> Check<'a> {
     fn tensor<'s>(&mut self, model: &ModelSpec, spec: &'s TensorSpec) -> StoredTensor<'s> {
         let mut stored = StoredTensor { spec, format: None, num_bytes: 0 };
         let has = |name: &str| self.headers.contains_key(name);
-        if let Some(blocks) = &spec.blocks
-            && !has(&spec.name)
-            && has(&blocks.name("weight"))
-        {
-            (stored.format, stored.num_bytes) = self.blocks(spec, blocks);
+        if let Some(source) = spec.fused_in(has) {
+            (stored.format, stored.num_bytes) = self.fused(spec, source);
             return stored;
         }
         let each = spec
@@ -142,38 +184,44 @@ impl<'a> Check<'a> {
         stored
     }
 
-    /// Compares a tensor of all experts in the layout of OpenAI's checkpoints. Returns its format and
-    /// its part of the bytes.
-    fn blocks(
+    /// Compares a tensor that has a projection of all experts with another one. Returns its format
+    /// and the projection's part of the bytes.
+    fn fused(
         &mut self,
         spec: &TensorSpec,
-        source: &BlockSource,
+        source: &FusedSource,
     ) -> (Option<QuantizationFormat>, u64) {
         let mut shape = spec.shape.clone();
-        shape[1] *= source.row_step;
+        shape[1] *= source.num_projections;
+        let part = source.num_projections as u64;
         let expected = |tensor: &str, shape: Vec<usize>, is_type, types| Expected {
             name: source.name(tensor),
             shape,
             is_type,
             types,
         };
+        let is_float: fn(&ElementType) -> bool = ElementType::is_float;
         if !spec.is_quantizable {
-            let is_float: fn(&ElementType) -> bool = ElementType::is_float;
-            let num_bytes = self.expect(expected("bias", shape, is_float, FLOATS));
-            return (None, num_bytes / source.row_step as u64);
+            return (None, self.expect(expected("bias", shape, is_float, FLOATS)) / part);
+        }
+        if source.form != FusedForm::Blocks {
+            if source.form == FusedForm::Columns {
+                shape.swap(1, 2);
+            }
+            return (None, self.expect(expected("weight", shape, is_float, FLOATS)) / part);
         }
         let is_u8: fn(&ElementType) -> bool = |it| *it == ElementType::U8;
-        shape[2] /= BlockSource::GROUP;
+        shape[2] /= FusedSource::GROUP;
         let scales = expected("scales", shape.clone(), is_u8, "U8");
-        shape.push(BlockSource::GROUP / 2);
+        shape.push(FusedSource::GROUP / 2);
         let codes = expected("weight", shape, is_u8, "U8");
         let num_bytes = self.expect(scales) + self.expect(codes);
         let format = QuantizationFormat {
             mode: QuantizationMode::Mxfp4,
             bits: 4,
-            group_size: BlockSource::GROUP as u32,
+            group_size: FusedSource::GROUP as u32,
         };
-        (Some(format), num_bytes / source.row_step as u64)
+        (Some(format), num_bytes / part)
     }
 
     /// Compares a tensor of the checkpoint, which is all or one expert's part of a tensor of the
@@ -262,7 +310,7 @@ impl<'a> Check<'a> {
         let is_first = self.used.insert(name.clone());
         let problem = match self.headers.get(&name) {
             None => TensorProblem::Missing { name, shape },
-            Some(header) if header.shape != shape => {
+            Some(header) if !is_same_shape(&header.shape, &shape) => {
                 TensorProblem::Shape { name, found: header.shape.clone(), expected: shape }
             }
             Some(header) if !is_type(&header.element_type) => {

@@ -1,6 +1,6 @@
 //! How a model lies in a checkpoint: the size of its parts, and where each may be cut.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
@@ -30,6 +30,8 @@ pub struct ModelLayout {
     /// The parts of all layers and outside of them, and what all layers cache.
     pub(crate) sums: LayoutSums,
     formats: BTreeMap<String, QuantizationFormat>,
+    /// Vectors that are stored less one.
+    shifted: BTreeSet<String>,
 }
 
 /// How a layer lies in a checkpoint.
@@ -180,12 +182,23 @@ impl ModelLayout {
         let mut sums = LayoutSums::default();
         outside.iter().for_each(|part| sums.add_part(*part, 1.0));
         layers.iter().for_each(|layer| sums.add_layer(layer, &element_type));
-        ModelLayout { element_type, is_tied, outside, layers, sums, formats: BTreeMap::new() }
+        let (formats, shifted) = (BTreeMap::new(), BTreeSet::new());
+        ModelLayout { element_type, is_tied, outside, layers, sums, formats, shifted }
     }
 
     /// Returns the weights of the whole model, by purpose and division.
     pub fn parts(&self) -> impl Iterator<Item = &WeightPart> {
         self.sums.parts.iter().map(|(part, _)| part)
+    }
+
+    /// Returns the layout in which these vectors are stored less one.
+    pub(crate) fn with_shifted(self, shifted: BTreeSet<String>) -> ModelLayout {
+        ModelLayout { shifted, ..self }
+    }
+
+    /// Whether one must be added to the tensor of this name.
+    pub fn is_shifted(&self, name: &str) -> bool {
+        self.shifted.contains(name)
     }
 
     /// Returns the quantisation of the matrix at `module`; `None` if it is not quantised.

@@ -35,18 +35,18 @@ pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
     FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-    QkNorm, RouterGroups, RouterScores, RouterSpec, StackedModule,
+    QkNorm, RouterGroups, RouterScores, RouterSpec, ShiftedNorms, StackedModule,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
 };
-pub use names::TensorNames;
+pub use names::{TensorNames, UnusedPart};
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, ShortConvSpec};
-pub use report::{CheckReport, TensorProblem};
+pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
 pub use tensor::{
-    BlockSource, CutSegment, Dimension, ElementType, Presence, TensorCut, TensorHeader,
+    CutSegment, Dimension, ElementType, FusedForm, FusedSource, Presence, TensorCut, TensorHeader,
     TensorHeaders, TensorRole, TensorSpec,
 };

@@ -1,12 +1,14 @@
 //! The description of a model.
 
+use std::collections::BTreeSet;
+
 use crate::latent::LatentSpec;
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
 use crate::recurrent::{GatedDeltaSpec, ShortConvSpec};
 use crate::rope::{QueryGrowth, RopeSpec};
-use crate::tensor::{BlockSource, TensorSpec};
+use crate::tensor::{FusedSource, TensorHeaders, TensorSpec};
 
 /// A model, as its `config.json` describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +50,8 @@ pub struct ModelSpec {
     pub quantization: QuantizationMap,
     /// How a checkpoint names the tensors.
     pub names: TensorNames,
+    /// Norms that original checkpoints store in another way; `None` if there are none.
+    pub shifted_norms: Option<ShiftedNorms>,
 }
 
 impl ModelSpec {
@@ -57,6 +61,26 @@ impl ModelSpec {
         let head = (!is_tied).then_some(&self.head).into_iter().chain(&self.head_bias);
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(layers).chain(head)
+    }
+}
+
+/// Norms whose weights original checkpoints store less one, whereas conversions have added it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ShiftedNorms {
+    /// What the names of the weights end with.
+    pub endings: &'static [&'static str],
+    /// A convolution's kernel, by which an original shows: `[channels, 1, width]` there, and
+    /// `[channels, width, 1]` in conversions.
+    pub kernel: String,
+}
+
+impl ShiftedNorms {
+    /// Returns the shifted weights of a checkpoint with these tensors.
+    pub(crate) fn names(&self, headers: &TensorHeaders) -> BTreeSet<String> {
+        let kernel = headers.get(&self.kernel);
+        let is_original = kernel.is_some_and(|it| it.shape.last().is_some_and(|last| *last != 1));
+        let names = headers.keys().filter(|_| is_original);
+        names.filter(|name| self.endings.iter().any(|it| name.ends_with(it))).cloned().collect()
     }
 }
 
@@ -378,8 +402,8 @@ pub struct StackedModule {
     pub stacked: String,
     /// Parts of the name before and after the expert's number, where each matrix is a tensor.
     pub each: [String; 2],
-    /// Where OpenAI's own checkpoints have it.
-    pub blocks: Option<BlockSource>,
+    /// Where original checkpoints may have it, with another projection in one tensor.
+    pub fused: Vec<FusedSource>,
 }
 
 /// What a layer keeps of a sequence.

@@ -2,65 +2,135 @@
 //! that drafts.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use crate::tensor::TensorHeaders;
+
+/// A part of a checkpoint that the language model does not use.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum UnusedPart {
+    /// Encoders of images, and what connects them to the language model.
+    Images,
+    /// Encoders of audio, and what connects them to the language model.
+    Audio,
+    /// Layers that predict several tokens at once.
+    Prediction,
+    /// Corrections of routers that mlx-lm does not compute either.
+    Routers,
+}
+
+impl fmt::Display for UnusedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            UnusedPart::Images => "image encoders",
+            UnusedPart::Audio => "audio encoders",
+            UnusedPart::Prediction => "multi-token prediction",
+            UnusedPart::Routers => "corrections of routers",
+        })
+    }
+}
 
 /// How the names in a checkpoint become those of its language model.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TensorNames {
     /// Beginnings of names, and what replaces them. The first that fits is replaced.
     replaced: &'static [(&'static str, &'static str)],
-    /// Beginnings of the names of tensors that the language model does not need.
-    ignored: &'static [&'static str],
+    /// Parts of names in original checkpoints, and what replaces them.
+    renamed: &'static [(&'static str, &'static str)],
+    /// Beginnings of the names of tensors that the language model does not use.
+    ignored: &'static [(UnusedPart, &'static [&'static str])],
+    /// Parts of the names of tensors that the language model does not use.
+    ignored_within: &'static [(UnusedPart, &'static [&'static str])],
 }
 
 impl TensorNames {
     /// The names of a language model by itself.
-    pub(crate) const PLAIN: TensorNames = TensorNames { replaced: &[], ignored: &[] };
+    pub(crate) const PLAIN: TensorNames =
+        TensorNames { replaced: &[], renamed: &[], ignored: &[], ignored_within: &[] };
 
     /// A language model beside a vision tower and layers that draft, in conversions and originals.
     pub(crate) const WRAPPED: TensorNames = TensorNames {
         replaced: &[("language_model.", ""), ("model.language_model.", "model.")],
         ignored: &[
-            "vision_tower.",
-            "vision_model.",
-            "vision_encoder.",
-            "vision_language_adapter.",
-            "visual.",
-            "patch_merger.",
-            "pre_mm_projector_norm.",
-            "multi_modal_projector.",
-            "mm_projector.",
-            "audio_tower.",
-            "embed_audio.",
-            "embed_vision.",
-            "image_newline",
-            "model.vision_tower.",
-            "model.visual.",
-            "model.multi_modal_projector.",
-            "model.audio_tower.",
-            "model.embed_audio.",
-            "model.embed_vision.",
-            "model.image_newline",
-            "mtp.",
-            "language_model.mtp.",
+            (
+                UnusedPart::Images,
+                &[
+                    "vision_tower.",
+                    "vision_model.",
+                    "vision_encoder.",
+                    "vision_language_adapter.",
+                    "visual.",
+                    "patch_merger.",
+                    "pre_mm_projector_norm.",
+                    "multi_modal_projector.",
+                    "mm_projector.",
+                    "embed_vision.",
+                    "image_newline",
+                    "model.vision_tower.",
+                    "model.visual.",
+                    "model.multi_modal_projector.",
+                    "model.embed_vision.",
+                    "model.image_newline",
+                ],
+            ),
+            (
+                UnusedPart::Audio,
+                &["audio_tower.", "embed_audio.", "model.audio_tower.", "model.embed_audio."],
+            ),
+            (UnusedPart::Prediction, &["mtp.", "language_model.mtp."]),
         ],
+        ..TensorNames::PLAIN
     };
 
     /// Names of a language model beside layers that draft.
-    pub(crate) const DRAFTING: TensorNames =
-        TensorNames { replaced: &[], ignored: &["mtp.", "model.mtp_layers."] };
+    pub(crate) const DRAFTING: TensorNames = TensorNames {
+        ignored: &[(UnusedPart::Prediction, &["mtp.", "model.mtp_layers."])],
+        ..TensorNames::PLAIN
+    };
 
-    /// Returns the name in the language model; `None` if it does not need the tensor.
+    /// Names of ERNIE 4.5, whose original checkpoints have more than mlx-lm computes.
+    pub(crate) const ERNIE: TensorNames = TensorNames {
+        ignored_within: &[
+            (
+                UnusedPart::Prediction,
+                &["mtp_block.", "mtp_linear_proj.", "mtp_hidden_norm.", "mtp_emb_norm."],
+            ),
+            (UnusedPart::Routers, &["e_score_correction_bias"]),
+        ],
+        ..TensorNames::PLAIN
+    };
+
+    /// Names of Ling, whose conversions move the router into a module of its own.
+    pub(crate) const BAILING: TensorNames = TensorNames {
+        renamed: &[
+            (".mlp.gate.weight", ".mlp.gate.gate_proj.weight"),
+            (".mlp.gate.bias", ".mlp.gate.gate_proj.bias"),
+        ],
+        ..TensorNames::PLAIN
+    };
+
+    /// Returns the part that a tensor belongs to which the language model does not use; `None` if it
+    /// may use the tensor.
+    pub fn unused_part(&self, stored: &str) -> Option<UnusedPart> {
+        let begins = |names: &&str| stored.starts_with(*names);
+        let has = |names: &&str| stored.contains(*names);
+        let known = self.ignored.iter().find(|(_, names)| names.iter().any(&begins));
+        let within = || self.ignored_within.iter().find(|(_, names)| names.iter().any(&has));
+        known.or_else(within).map(|(part, _)| *part)
+    }
+
+    /// Returns the name in the language model; `None` if it does not use the tensor.
     pub fn of_model<'a>(&self, stored: &'a str) -> Option<Cow<'a, str>> {
-        if self.ignored.iter().any(|prefix| stored.starts_with(prefix)) {
+        if self.unused_part(stored).is_some() {
             return None;
         }
         let replaced = self.replaced.iter().find_map(|(from, to)| {
             let rest = stored.strip_prefix(from)?;
             Some(if to.is_empty() { rest.into() } else { format!("{to}{rest}").into() })
         });
-        Some(replaced.unwrap_or(Cow::Borrowed(stored)))
+        let name: Cow<'a, str> = replaced.unwrap_or(Cow::Borrowed(stored));
+        let renamed = self.renamed.iter().find(|(from, _)| name.contains(from));
+        Some(renamed.map_or(name.clone(), |(from, to)| name.replace(from, to).into()))
     }
 
     /// Returns the tensors of the language model.
@@ -92,5 +162,17 @@ mod tests {
             TensorNames::PLAIN.of_model("vision_tower.x").as_deref(),
             Some("vision_tower.x")
         );
+    }
+
+    #[test]
+    fn names_of_originals_become_those_of_conversions() {
+        let router = "model.layers.1.mlp.gate.gate_proj.weight";
+        for stored in ["model.layers.1.mlp.gate.weight", router] {
+            assert_eq!(TensorNames::BAILING.of_model(stored).as_deref(), Some(router));
+        }
+        let correction = "model.layers.1.mlp.moe_statics.e_score_correction_bias";
+        assert_eq!(TensorNames::ERNIE.unused_part(correction), Some(UnusedPart::Routers));
+        let drafting = "model.mtp_block.0.mlp.up_proj.weight";
+        assert_eq!(TensorNames::ERNIE.unused_part(drafting), Some(UnusedPart::Prediction));
     }
 }

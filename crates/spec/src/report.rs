@@ -4,6 +4,8 @@ use std::fmt;
 
 use jackalope_protocol::counted;
 
+use crate::names::UnusedPart;
+
 /// Maximum number of unexpected tensors named in a message; the others are counted.
 const NAMES_SHOWN: usize = 8;
 
@@ -58,6 +60,26 @@ pub enum TensorProblem {
         /// Names of the tensors.
         names: Vec<String>,
     },
+}
+
+/// Tensors of a checkpoint that the language model does not use.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct UnusedTensors {
+    /// What they belong to.
+    pub part: UnusedPart,
+    /// Their number.
+    pub count: usize,
+    /// Their size in bytes.
+    pub bytes: u64,
+}
+
+impl UnusedTensors {
+    /// Describes them, for people; `size` formats a number of bytes.
+    pub fn describe(&self, size: impl Fn(u64) -> String) -> String {
+        let verb = if self.count == 1 { "is" } else { "are" };
+        let (tensors, bytes) = (counted(self.count, "tensor"), size(self.bytes));
+        format!("{tensors} of {} ({bytes}) {verb} not used", self.part)
+    }
 }
 
 impl fmt::Display for CheckReport {

@@ -20,26 +20,42 @@ pub struct TensorSpec {
     /// Where checkpoints that store one tensor per expert have it: the name's parts before and after
     /// the expert's number.
     pub per_expert: Option<[String; 2]>,
-    /// Where OpenAI's own checkpoints have it.
-    pub blocks: Option<BlockSource>,
+    /// Where original checkpoints may have it, with other tensors in one.
+    pub fused: Vec<FusedSource>,
     /// Which checkpoints have it.
     pub presence: Presence,
 }
 
-/// Where OpenAI's own checkpoints have a projection of all experts: in MXFP4, with the codes of each
-/// group in a dimension of their own.
+/// Where an original checkpoint has a projection of all experts: in a tensor that may have the rows
+/// of another projection too.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct BlockSource {
-    /// What the names begin with: `_blocks` (codes), `_scales` and `_bias` follow.
+pub struct FusedSource {
+    /// What the names of its tensors begin with.
     pub path: String,
+    /// How the tensors hold the rows.
+    pub form: FusedForm,
     /// First row of the projection.
     pub first_row: usize,
-    /// Distance of two rows of the projection: the rows of others lie between them.
+    /// Distance of two rows of the projection: the rows of others may lie between them.
     pub row_step: usize,
+    /// Number of projections of as many rows that the tensor has.
+    pub num_projections: usize,
 }
 
-impl BlockSource {
-    /// Number of codes that share a scale.
+/// How a tensor with projections of all experts holds them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum FusedForm {
+    /// `[experts, rows, input]`.
+    Rows,
+    /// `[experts, input, rows]`.
+    Columns,
+    /// As OpenAI publishes gpt-oss: in MXFP4, with the codes of each group in a dimension of their
+    /// own, `[experts, rows, groups, bytes]`.
+    Blocks,
+}
+
+impl FusedSource {
+    /// Number of codes of [`FusedForm::Blocks`] that share a scale.
     pub const GROUP: usize = 32;
 
     /// Returns the name of the tensor with a module's `weight`, `scales` or `bias`.
@@ -47,16 +63,23 @@ impl BlockSource {
     /// # Panics
     /// Panics if there is no such tensor.
     pub fn name(&self, tensor: &str) -> String {
-        let ending = match tensor {
-            "weight" => "blocks",
-            "scales" | "bias" => tensor,
-            other => panic!("no {other} in such checkpoints"),
-        };
-        format!("{}_{ending}", self.path)
+        match (tensor, self.form) {
+            ("weight", FusedForm::Rows | FusedForm::Columns) => self.path.clone(),
+            ("weight", FusedForm::Blocks) => format!("{}_blocks", self.path),
+            ("scales" | "bias", _) => format!("{}_{tensor}", self.path),
+            (other, _) => panic!("no {other} in such checkpoints"),
+        }
     }
 }
 
 impl TensorSpec {
+    /// Returns where a checkpoint has the tensor with others in one, for which `is_stored` says
+    /// whether it has the tensor of a name; `None` if it has the tensor by itself, or not at all.
+    pub fn fused_in(&self, is_stored: impl Fn(&str) -> bool) -> Option<&FusedSource> {
+        let is_alone = is_stored(&self.name);
+        self.fused.iter().find(|source| !is_alone && is_stored(&source.name("weight")))
+    }
+
     /// Whether a checkpoint has the tensor, for which `is_stored` says whether it has the tensor of a
     /// name.
     pub fn is_in(&self, is_stored: impl Fn(&str) -> bool) -> bool {

@@ -186,7 +186,7 @@ fn head_norms(
             assert!(!spec.norm_follows_rotation, "no family has such norms after the rotation");
             let load = |module: &String, cut: &Cut| {
                 let each = [format!("{module}."), String::new()];
-                let stacked = StackedModule { stacked: module.clone(), each, blocks: None };
+                let stacked = StackedModule { stacked: module.clone(), each, fused: Vec::new() };
                 let w = root.experts(&stacked, cut.full);
                 Norm::load_heads(&w, spec.head_dim, cut, parts.vector_settings(), parallel)
             };

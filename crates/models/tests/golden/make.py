@@ -33,6 +33,7 @@ from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model  # noqa: E402
 
 from families import VOCAB  # noqa: E402
+from originals import original  # noqa: E402
 
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
 # The name that transformers gives what mlx-lm knows by the other.
@@ -328,6 +329,8 @@ def compute(name, config, dtype, quantization_of, prompt):
         tensors = joint(tensors, config, dtype, quantization_of("kv_b_proj"))
     if "-original-names-" in name:
         tensors = original_names(tensors)
+    elif "-original-" in name:
+        tensors = original(tensors, config["model_type"])
     quantization = quantization_config(config, quantization_of)
     if "-openai-blocks-" in name:
         tensors = openai_blocks(tensors)

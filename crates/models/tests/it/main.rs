@@ -7,6 +7,7 @@ mod golden;
 mod loading;
 mod metamorphic;
 mod nodes;
+mod originals;
 mod ranks;
 mod recipe;
 mod run;

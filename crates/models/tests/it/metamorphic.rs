@@ -41,6 +41,8 @@ const CASES: &[&str] = &[
     "qwen3_next-q4-bf16",
     "qwen3_5-q4-f32",
     "qwen3_5_moe-f32",
+    "qwen3_5_moe-original-f32",
+    "qwen3_vl_moe-original-f32",
     "deepseek_v3-q4-f32",
     "deepseek_v3-kv-b-q4-f32",
     "deepseek_v2-q4-bf16",

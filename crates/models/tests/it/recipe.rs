@@ -128,6 +128,10 @@ impl Case {
                 let (head, rest) = name.split_once(list).unwrap();
                 let Some((layer_idx, rest)) = rest.split_once('.') else { continue };
                 let layer_idx = layer_idx.parse::<usize>().unwrap();
+                if own <= layer_idx {
+                    // A layer that drafts, and is not used.
+                    entries.remove(&name);
+                }
                 for copied in (own..num_layers).filter(|copied| source(*copied) == layer_idx) {
                     entries.insert(format!("{head}{list}{copied}.{rest}"), value.clone());
                 }
@@ -142,19 +146,34 @@ impl Case {
 
     /// Writes a checkpoint of whatever the fields hold now.
     pub(crate) fn write_edited(&self) -> Checkpoint {
+        let tensors = self.tensors.keys().map(|name| (name.clone(), self.tensor(name)));
+        self.write_tensors(tensors)
+    }
+
+    /// Makes a tensor.
+    pub(crate) fn tensor(&self, name: &str) -> Tensor {
+        let recipe: Vec<&str> = self.tensors[name].as_str().unwrap().split(' ').collect();
+        let mut bytes = Vec::new();
+        append(&mut bytes, &format!("{}/{name}", self.name), &recipe);
+        Tensor { dtype: recipe[0].to_owned(), shape: dimensions(recipe[1]), bytes }
+    }
+
+    /// Writes a checkpoint of these tensors.
+    pub(crate) fn write_tensors(
+        &self,
+        tensors: impl Iterator<Item = (String, Tensor)>,
+    ) -> Checkpoint {
         let dir = TempDir::new(&self.name);
         std::fs::write(dir.path().join("config.json"), self.config.to_string()).unwrap();
         let (mut header, mut data) = (Map::new(), Vec::new());
-        for (name, recipe) in &self.tensors {
-            let recipe: Vec<&str> = recipe.as_str().unwrap().split(' ').collect();
-            let shape = dimensions(recipe[1]);
+        for (name, tensor) in tensors {
             let start = data.len();
-            append(&mut data, &format!("{}/{name}", self.name), &recipe);
+            data.extend(tensor.bytes);
             let offsets = [start, data.len()];
             let entry = serde_json::json!({
-                "dtype": recipe[0], "shape": shape, "data_offsets": offsets
+                "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets
             });
-            header.insert(name.clone(), entry);
+            header.insert(name, entry);
         }
         let mut file = Value::Object(header).to_string().into_bytes();
         file.resize(file.len().next_multiple_of(8), b' ');
@@ -164,6 +183,14 @@ impl Case {
         std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
         Checkpoint { dir, sha256 }
     }
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A checkpoint on disk, which is removed when this is dropped.

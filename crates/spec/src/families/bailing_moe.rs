@@ -10,6 +10,7 @@ use crate::config::{bad_value, count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterGroups, RouterScores, RouterSpec};
 use crate::modules::{AttentionModules, QkvModules};
+use crate::names::TensorNames;
 
 const NAMES: ExpertNames =
     ExpertNames { router: "gate.gate_proj", shared: "shared_experts", ..ExpertNames::QWEN };
@@ -81,7 +82,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         layers.push(LayerBuilder::pre_norm(prefix, sizes.hidden).build(mixer, block));
     }
     let modules = DecoderNames { embedding: "model.word_embeddings", ..DecoderNames::LLAMA };
-    Ok(Description { modules, ..config.decoder.with_layers(sizes, layers) })
+    let names = TensorNames::BAILING;
+    Ok(Description { modules, names, ..config.decoder.with_layers(sizes, layers) })
 }
 
 fn feed_forward(

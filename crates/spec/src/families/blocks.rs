@@ -8,7 +8,7 @@ use crate::model::{
 };
 use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
-    BlockSource, CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec,
+    CutSegment, Dimension, FusedForm, FusedSource, Presence, TensorCut, TensorRole, TensorSpec,
 };
 
 impl TensorCut {
@@ -33,7 +33,7 @@ pub(super) fn matrix(
         cut,
         is_quantizable: true,
         per_expert: None,
-        blocks: None,
+        fused: Vec::new(),
         presence: Presence::Always,
     }
 }
@@ -48,7 +48,7 @@ pub(super) fn vector(name: &str, role: TensorRole, len: usize, cut: TensorCut) -
         cut,
         is_quantizable: false,
         per_expert: None,
-        blocks: None,
+        fused: Vec::new(),
         presence: Presence::Always,
     }
 }
@@ -254,9 +254,8 @@ pub(super) struct ExpertNames {
     pub(super) each: &'static str,
     /// The projections of an expert there: gate, up and down.
     pub(super) projections: [&'static str; 3],
-    /// Below the block: where OpenAI's own checkpoints have gate and up, row by row in turn, and down;
-    /// `None` if there are no such checkpoints.
-    pub(super) blocks: Option<[&'static str; 2]>,
+    /// Where original checkpoints may have gate and up in one tensor.
+    pub(super) fused: &'static [FusedNames],
     /// Below the block: what is added to the scores by which experts are chosen, if anything.
     pub(super) score_bias: Option<&'static str>,
     /// Below the block: the expert that every token passes.
@@ -272,11 +271,65 @@ impl ExpertNames {
         stacked: "switch_mlp",
         each: "experts",
         projections: ["gate_proj", "up_proj", "down_proj"],
-        blocks: None,
+        fused: &[],
         score_bias: None,
         shared: "shared_expert",
         shared_gate: None,
     };
+}
+
+/// The tensors of all experts in an original checkpoint, below the block.
+pub(super) struct FusedNames {
+    /// Gate and up.
+    pub(super) gate_up: &'static str,
+    pub(super) down: &'static str,
+    pub(super) form: FusedForm,
+    pub(super) order: FusedOrder,
+}
+
+/// The order of the rows of gate and up in one tensor.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(super) enum FusedOrder {
+    /// All rows of the gate, then all of up.
+    Halves,
+    /// A row of the gate, then one of up, and so on.
+    InTurn,
+}
+
+impl FusedNames {
+    /// The names of Hugging Face's checkpoints.
+    const fn hugging_face(form: FusedForm, order: FusedOrder) -> FusedNames {
+        FusedNames { gate_up: "experts.gate_up_proj", down: "experts.down_proj", form, order }
+    }
+
+    /// As linear layers hold them, gate first.
+    pub(super) const ROWS: FusedNames =
+        FusedNames::hugging_face(FusedForm::Rows, FusedOrder::Halves);
+
+    /// Transposed, gate first.
+    pub(super) const COLUMNS: FusedNames =
+        FusedNames::hugging_face(FusedForm::Columns, FusedOrder::Halves);
+
+    /// Transposed, gate and up in turn.
+    pub(super) const COLUMNS_IN_TURN: FusedNames =
+        FusedNames::hugging_face(FusedForm::Columns, FusedOrder::InTurn);
+
+    /// In MXFP4, gate and up in turn.
+    pub(super) const BLOCKS: FusedNames =
+        FusedNames::hugging_face(FusedForm::Blocks, FusedOrder::InTurn);
+
+    /// Returns where a projection of `rows` rows is, by its place in [`ExpertModules::experts`].
+    fn source(&self, module: &str, idx: usize, rows: usize) -> FusedSource {
+        let &FusedNames { gate_up, down, form, order } = self;
+        let name = if idx == 2 { down } else { gate_up };
+        let (first_row, row_step, num_projections) = match (idx, order) {
+            (2, _) => (0, 1, 1),
+            (_, FusedOrder::Halves) => (idx * rows, 1, 2),
+            (_, FusedOrder::InTurn) => (idx, 2, 2),
+        };
+        let path = format!("{module}.{name}");
+        FusedSource { path, form, first_row, row_step, num_projections }
+    }
 }
 
 /// The number of experts, and how many of them a token passes.
@@ -373,18 +426,15 @@ pub(super) fn experts(
 
 fn expert_modules(module: &str, names: &ExpertNames, sizes: ExpertSizes) -> ExpertModules {
     let at = |name: &str| format!("{module}.{name}");
-    let blocks = |idx: usize| {
-        let [gate_up, down] = names.blocks?;
-        let (name, first_row, row_step) = [(gate_up, 0, 2), (gate_up, 1, 2), (down, 0, 1)][idx];
-        Some(BlockSource { path: at(name), first_row, row_step })
-    };
+    let fused =
+        |idx: usize| names.fused.iter().map(|it| it.source(module, idx, sizes.inner)).collect();
     ExpertModules {
         router: at(names.router),
         selection_bias: names.score_bias.map(at),
         experts: [0, 1, 2].map(|idx| StackedModule {
             stacked: at(&format!("{}.{}", names.stacked, ExpertNames::QWEN.projections[idx])),
             each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],
-            blocks: blocks(idx),
+            fused: fused(idx),
         }),
         shared: sizes.shared_inner.map(|_| at(names.shared)),
         shared_gate: names.shared_gate.map(at),
@@ -404,17 +454,17 @@ fn projections(modules: &[StackedModule; 3], hidden: usize, sizes: ExpertSizes) 
     ];
     let mut tensors = Vec::new();
     for (module, ([output, input], cut, bias_cut)) in modules.iter().zip(of_projection) {
-        let StackedModule { stacked, each: [before, after], blocks } = module;
+        let StackedModule { stacked, each: [before, after], fused } = module;
         let role = TensorRole::Experts;
         let each = |ending: &str| Some([before.clone(), format!("{after}.{ending}")]);
         let weight = matrix(stacked, role, vec![num_experts, output, input], cut.clone());
-        tensors.push(TensorSpec { per_expert: each("weight"), blocks: blocks.clone(), ..weight });
+        tensors.push(TensorSpec { per_expert: each("weight"), fused: fused.clone(), ..weight });
         if has_bias {
             let bias = vector(&format!("{stacked}.bias"), role, output, bias_cut.clone());
             tensors.push(TensorSpec {
                 shape: vec![num_experts, output],
                 per_expert: each("bias"),
-                blocks: blocks.clone(),
+                fused: fused.clone(),
                 ..bias
             });
         }

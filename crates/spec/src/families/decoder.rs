@@ -5,7 +5,9 @@ use serde::Deserialize;
 use super::blocks::{Block, MixerBlock, matrix, vector};
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind};
+use crate::model::{
+    AttentionSpec, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind, ShiftedNorms,
+};
 use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
 use crate::quantization::QuantizationMap;
@@ -54,6 +56,7 @@ pub(super) struct Description {
     /// How a checkpoint names the tensors.
     pub(super) names: TensorNames,
     pub(super) unused: Vec<String>,
+    pub(super) shifted_norms: Option<ShiftedNorms>,
 }
 
 /// The modules outside of the layers.
@@ -120,6 +123,7 @@ impl DecoderConfig {
             layers,
             names: TensorNames::PLAIN,
             unused: Vec::new(),
+            shifted_norms: None,
         }
     }
 }
@@ -201,6 +205,7 @@ impl Description {
             quantization: quantization.of_model(self.names),
             names: self.names,
             unused: self.unused,
+            shifted_norms: self.shifted_norms,
         }
     }
 }

@@ -6,7 +6,7 @@ mod config;
 use serde_json::Value;
 
 use self::config::{Config, Variant, growth};
-use super::blocks::{ExpertNames, experts, mlp};
+use super::blocks::{ExpertNames, FusedNames, experts, mlp};
 use super::decoder::{Description, mixed_layer};
 use super::latent::{ExpansionForm, latent_attention};
 use crate::config::{count, dimension, parse};
@@ -23,6 +23,7 @@ const V3: Variant = Variant {
     norm_eps: Some(1e-6),
     form: ExpansionForm::Either,
     default_theta: 10_000.0,
+    fused: &[],
 };
 
 const V2: Variant = Variant {
@@ -43,6 +44,7 @@ const MISTRAL: Variant = Variant {
     methods: &[],
     has_score_bias: false,
     normalization_eps: Some(1e-20),
+    fused: &[FusedNames::ROWS],
     ..V3
 };
 
@@ -83,6 +85,7 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
     let names = ExpertNames {
         score_bias: variant.has_score_bias.then_some("gate.e_score_correction_bias"),
         shared: "shared_experts",
+        fused: variant.fused,
         ..ExpertNames::QWEN
     };
     let frequency = count("moe_layer_freq", config.moe_layer_freq.unwrap_or(1))?;

@@ -9,6 +9,7 @@ use super::decoder::{DecoderConfig, Description, pre_norm_layer};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, RouterScores, RouterSpec};
+use crate::names::TensorNames;
 
 const NAMES: ExpertNames = ExpertNames { shared: "shared_experts", ..ExpertNames::QWEN };
 
@@ -89,7 +90,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
     });
     let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+    Ok(config.decoder.with_layers(sizes, layers).with_names(TensorNames::ERNIE))
 }
 
 fn router(config: &Config) -> Result<RouterSpec, SpecError> {

@@ -6,7 +6,7 @@ use super::blocks::{Linear, MixerBlock, matrix, vector};
 use super::decoder::norm;
 use crate::config::{bad_value, dimension};
 use crate::error::SpecError;
-use crate::model::{CacheKind, Mixer};
+use crate::model::{CacheKind, LayerSpec, Mixer, ShiftedNorms};
 use crate::recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
 use crate::tensor::{CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec};
 
@@ -40,6 +40,25 @@ impl GatedDeltaConfig {
             conv_width: dimension("linear_conv_kernel_dim", self.linear_conv_kernel_dim)?,
         })
     }
+}
+
+/// Returns the norms whose weights Qwen's original checkpoints store less one: all but those of the
+/// nets' results. `None` if no layer has a net, whose kernels show which checkpoints those are.
+pub(super) fn shifted_norms(layers: &[LayerSpec]) -> Option<ShiftedNorms> {
+    let net = |layer: &LayerSpec| match &layer.mixer {
+        Mixer::GatedDelta(net) => Some(net.convolutions[0].module.clone()),
+        _ => None,
+    };
+    Some(ShiftedNorms {
+        endings: &[
+            ".input_layernorm.weight",
+            ".post_attention_layernorm.weight",
+            "model.norm.weight",
+            ".q_norm.weight",
+            ".k_norm.weight",
+        ],
+        kernel: format!("{}.weight", layers.iter().find_map(net)?),
+    })
 }
 
 /// Returns the net of Qwen3-Next at `module`: two fused projections, whose rows are ordered by key
@@ -174,7 +193,7 @@ fn block(
         cut: TensorCut::Column(kernels),
         is_quantizable: false,
         per_expert: None,
-        blocks: None,
+        fused: Vec::new(),
         presence: Presence::Always,
     });
     tensors.push(vector(&spec.a_log, TensorRole::Mixer, sizes.value_heads, heads()));

@@ -51,7 +51,9 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let rope = rope.unscaled(rope.rotated_dims(head_dim, None)?)?;
     let qk_norm = config.use_qk_norm.then_some(QkNorm::PerHead);
     let attention = attention(&config, qk_norm, config.attention_bias, rope)?;
-    describe(&config, &NAMES, &attention)
+    // A layer that predicts a second token.
+    let extra = format!("model.layers.{}.", config.decoder.sizes()?.num_layers);
+    Ok(describe(&config, &NAMES, &attention)?.without([extra]))
 }
 
 /// Reads dots.llm1.

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
+use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, FusedNames, experts};
 use super::decoder::{DecoderConfig, Description, Sizes, pre_norm_layer};
 use super::windows::windows;
 use crate::config::{bad_value, dimension, parse};
@@ -14,7 +14,7 @@ use crate::model::{AttentionSpec, ExpertActivation, RouterScores, RouterSpec};
 const NAMES: ExpertNames = ExpertNames {
     router: "router",
     stacked: "experts",
-    blocks: Some(["experts.gate_up_proj", "experts.down_proj"]),
+    fused: &[FusedNames::BLOCKS, FusedNames::COLUMNS_IN_TURN],
     ..ExpertNames::QWEN
 };
 

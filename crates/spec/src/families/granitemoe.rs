@@ -4,13 +4,25 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{self, ExpertCounts, ExpertNames, ExpertSizes, experts};
+use super::blocks::{
+    self, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, FusedOrder, experts,
+};
 use super::decoder::{DecoderConfig, Description, LayerBuilder};
 use crate::config::{dimension, factor, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, LogitsSpec, RouterScores, RouterSpec};
+use crate::tensor::FusedForm;
 
-const NAMES: ExpertNames = ExpertNames { router: "router.layer", ..ExpertNames::QWEN };
+const NAMES: ExpertNames = ExpertNames {
+    router: "router.layer",
+    fused: &[FusedNames {
+        gate_up: "input_linear.weight",
+        down: "output_linear.weight",
+        form: FusedForm::Rows,
+        order: FusedOrder::Halves,
+    }],
+    ..ExpertNames::QWEN
+};
 
 #[derive(Debug, Deserialize)]
 struct Config {

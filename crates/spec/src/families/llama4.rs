@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{self, ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
+use super::blocks::{self, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, experts, mlp};
 use super::decoder::{DecoderConfig, Description, LayerBuilder};
 use crate::config::{bad_value, count, dimension, parse};
 use crate::error::SpecError;
@@ -12,8 +12,12 @@ use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterScores, RouterSpec};
 use crate::names::TensorNames;
 use crate::rope::QueryGrowth;
 
-const NAMES: ExpertNames =
-    ExpertNames { router: "router", stacked: "experts", ..ExpertNames::QWEN };
+const NAMES: ExpertNames = ExpertNames {
+    router: "router",
+    stacked: "experts",
+    fused: &[FusedNames::COLUMNS],
+    ..ExpertNames::QWEN
+};
 
 /// Every layer of this number sees all positions.
 const GLOBAL_INTERVAL: usize = 4;

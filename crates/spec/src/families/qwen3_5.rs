@@ -4,10 +4,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{Block, ExpertCounts, ExpertSizes, attention, experts, mlp};
+use super::blocks::{
+    Block, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, attention, experts, mlp,
+};
 use super::decoder::{DecoderConfig, Description, mixed_layer};
-use super::gated_delta::{GatedDeltaConfig, split};
-use super::qwen3_next::NAMES;
+use super::gated_delta::{GatedDeltaConfig, shifted_norms, split};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
@@ -16,6 +17,8 @@ use crate::names::TensorNames;
 /// Base of the rotations, and fraction of a head that is rotated, where they are not stated.
 const DEFAULT_ROPE_THETA: f64 = 1e5;
 const DEFAULT_ROTARY_FACTOR: f64 = 0.25;
+
+const NAMES: ExpertNames = ExpertNames { fused: &[FusedNames::ROWS], ..super::qwen3_next::NAMES };
 
 #[derive(Debug, Deserialize)]
 struct Config {
@@ -77,8 +80,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let block = feed_forward(&config, &format!("{prefix}.mlp"), sizes.hidden)?;
         Ok(mixed_layer(prefix, sizes.hidden, mixer, block))
     });
-    let layers = layers.collect::<Result<_, SpecError>>()?;
-    Ok(config.decoder.with_layers(sizes, layers).with_names(TensorNames::WRAPPED))
+    let layers = layers.collect::<Result<Vec<_>, SpecError>>()?;
+    let shifted_norms = shifted_norms(&layers);
+    let description = config.decoder.with_layers(sizes, layers).with_names(TensorNames::WRAPPED);
+    Ok(Description { shifted_norms, ..description })
 }
 
 /// Returns a dense block, or experts in every layer if there are any.

@@ -26,6 +26,11 @@ struct Config {
 }
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    read_with(config, &ExpertNames::QWEN)
+}
+
+/// Reads a family whose experts have other names.
+pub(super) fn read_with(config: &Value, names: &ExpertNames) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
     let head_dim = dimension("head_dim", config.head_dim)?;
@@ -47,7 +52,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let is_sparse =
             !config.mlp_only_layers.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
         let block = if is_sparse {
-            experts(&module, sizes.hidden, &ExpertNames::QWEN, sparse)
+            experts(&module, sizes.hidden, names, sparse)
         } else {
             mlp(&module, sizes.hidden, dense.clone())
         };

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::blocks::{Block, ExpertCounts, ExpertNames, ExpertSizes, attention, experts, mlp};
 use super::decoder::{DecoderConfig, Description, mixed_layer};
-use super::gated_delta::{GatedDeltaConfig, fused};
+use super::gated_delta::{GatedDeltaConfig, fused, shifted_norms};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
@@ -57,8 +57,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         };
         mixed_layer(prefix, sizes.hidden, mixer, blocks(layer_idx))
     });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers).with_names(TensorNames::DRAFTING))
+    let layers: Vec<_> = layers.collect();
+    let shifted_norms = shifted_norms(&layers);
+    let description = config.decoder.with_layers(sizes, layers).with_names(TensorNames::DRAFTING);
+    Ok(Description { shifted_norms, ..description })
 }
 
 fn gated_attention(config: &Config) -> Result<AttentionSpec, SpecError> {

@@ -40,7 +40,7 @@ pub(super) fn short_conv(
         cut: heads(),
         is_quantizable: false,
         per_expert: None,
-        blocks: None,
+        fused: Vec::new(),
         presence: Presence::Always,
     });
     if has_bias {

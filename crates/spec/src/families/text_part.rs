@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use super::blocks::{ExpertNames, FusedNames};
 use super::decoder::Description;
 use super::{llama, qwen2, qwen3, qwen3_moe};
 use crate::error::SpecError;
@@ -31,7 +32,8 @@ pub(super) fn read_qwen3(config: &Value) -> Result<Description, SpecError> {
 
 /// Reads `qwen3_vl_moe`.
 pub(super) fn read_qwen3_moe(config: &Value) -> Result<Description, SpecError> {
-    wrapped(qwen3_moe::read(text_config(config)))
+    const NAMES: ExpertNames = ExpertNames { fused: &[FusedNames::COLUMNS], ..ExpertNames::QWEN };
+    wrapped(qwen3_moe::read_with(text_config(config), &NAMES))
 }
 
 /// Reads `pixtral`, whose text part is that of Mistral.

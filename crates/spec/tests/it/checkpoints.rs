@@ -10,13 +10,13 @@ use serde_json::Value;
 
 /// A checkpoint that mlx-lm has computed, without its values.
 pub(crate) struct Sample {
-    name: String,
+    pub(crate) name: String,
     pub(crate) config: Value,
-    headers: TensorHeaders,
+    pub(crate) headers: TensorHeaders,
 }
 
 impl Sample {
-    fn layout(&self) -> ModelLayout {
+    pub(crate) fn layout(&self) -> ModelLayout {
         let spec = ModelSpec::from_config(&self.config).unwrap();
         spec.layout(&self.headers).unwrap_or_else(|report| panic!("{}: {report}", self.name))
     }
@@ -28,13 +28,13 @@ impl Sample {
     /// Returns the size of the tensors that the language model needs.
     fn num_bytes(&self) -> u64 {
         let spec = ModelSpec::from_config(&self.config).unwrap();
-        let needed = self.headers.iter().filter(|(name, _)| spec.names.of_model(name).is_some());
+        let needed = self.headers.iter().filter(|(name, _)| spec.unused_part(name).is_none());
         needed.map(|(_, header)| header.num_bytes()).sum()
     }
 }
 
 /// The checkpoints of the golden tests: `F32 128x128 0.0 0.4` by name.
-fn samples() -> Vec<Sample> {
+pub(crate) fn samples() -> Vec<Sample> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/golden");
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -4,5 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod checkpoints;
+mod originals;
 mod page;
 mod refusals;

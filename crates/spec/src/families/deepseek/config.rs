@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::config::{bad_value, count, dimension, parse, setting};
 use crate::error::SpecError;
-use crate::families::blocks::{ExpertCounts, ExpertSizes};
+use crate::families::blocks::{ExpertCounts, ExpertSizes, FusedNames};
 use crate::families::decoder::{DecoderConfig, Sizes};
 use crate::families::latent::ExpansionForm;
 use crate::latent::LatentSpec;
@@ -27,6 +27,8 @@ pub(super) struct Variant {
     pub(super) norm_eps: Option<f32>,
     pub(super) form: ExpansionForm,
     pub(super) default_theta: f64,
+    /// How original checkpoints may fuse gate and up of all experts.
+    pub(super) fused: &'static [FusedNames],
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,0 +1,160 @@
+//! Reads a projection of all experts from a tensor that has the rows of another projection too, or
+//! that is transposed: the layouts of original checkpoints.
+
+use std::ops::Range;
+
+use jackalope_spec::{FusedForm, FusedSource};
+
+use crate::checkpoint::{Pieces, TensorEntry};
+use crate::error::LoadError;
+
+/// Number of rows and columns that are transposed together, so that both sides stay in the cache.
+const TILE: usize = 32;
+
+/// A part of a projection of all experts.
+#[derive(Clone, Debug)]
+pub(super) struct FusedPart<'a> {
+    pub(super) source: &'a FusedSource,
+    /// Whether the projection has two dimensions besides that of the experts, not one.
+    pub(super) is_matrix: bool,
+    /// Number of rows of the whole projection.
+    pub(super) num_rows: usize,
+    /// Number of elements of its rows.
+    pub(super) num_columns: usize,
+    pub(super) element_bytes: usize,
+    /// The rows of the part.
+    pub(super) rows: Range<usize>,
+    /// The columns of the part.
+    pub(super) columns: Range<usize>,
+}
+
+impl FusedPart<'_> {
+    /// Reads the part of every expert.
+    pub(super) fn read(&self, entry: &TensorEntry, target: &mut [u8]) -> Result<(), LoadError> {
+        let expert_bytes = self.rows.len() * self.columns.len() * self.element_bytes;
+        if expert_bytes == 0 {
+            return Ok(());
+        }
+        if self.source.form == FusedForm::Columns && self.is_matrix {
+            return self.read_columns(entry, target.chunks_exact_mut(expert_bytes));
+        }
+        for (expert, target) in target.chunks_exact_mut(expert_bytes).enumerate() {
+            entry.file.read(self.row_pieces(entry, expert), target)?;
+        }
+        Ok(())
+    }
+
+    /// Returns where an expert's rows are, which may have those of another projection between them.
+    fn row_pieces(&self, entry: &TensorEntry, expert: usize) -> Pieces {
+        let FusedSource { first_row, row_step, num_projections, .. } = *self.source;
+        let first = expert * num_projections * self.num_rows + first_row;
+        let first = first + self.rows.start * row_step;
+        let row_bytes = self.num_columns * self.element_bytes;
+        let offset = first * row_bytes + self.columns.start * self.element_bytes;
+        let offset = entry.offset + offset as u64;
+        if row_step == 1 && self.columns.len() == self.num_columns {
+            return Pieces::run(offset, self.rows.len() * row_bytes);
+        }
+        Pieces {
+            offset,
+            piece_bytes: self.columns.len() * self.element_bytes,
+            stride_bytes: (row_step * row_bytes) as u64,
+        }
+    }
+
+    /// Reads rows that are stored as columns.
+    fn read_columns<'t>(
+        &self,
+        entry: &TensorEntry,
+        targets: impl Iterator<Item = &'t mut [u8]>,
+    ) -> Result<(), LoadError> {
+        let FusedSource { first_row, row_step, num_projections, .. } = *self.source;
+        let stored_rows = num_projections * self.num_rows;
+        // What lies between the rows of the projection is read with them.
+        let span = (self.rows.len() - 1) * row_step + 1;
+        let first_row = first_row + self.rows.start * row_step;
+        let mut stored = vec![0; self.columns.len() * span * self.element_bytes];
+        for (expert, target) in targets.enumerate() {
+            let first = (expert * self.num_columns + self.columns.start) * stored_rows + first_row;
+            let pieces = Pieces {
+                offset: entry.offset + (first * self.element_bytes) as u64,
+                piece_bytes: span * self.element_bytes,
+                stride_bytes: (stored_rows * self.element_bytes) as u64,
+            };
+            entry.file.read(pieces, &mut stored)?;
+            let transposing = Transposing {
+                stored: &stored,
+                span,
+                row_step,
+                num_columns: self.columns.len(),
+                element_bytes: self.element_bytes,
+            };
+            transposing.write(target);
+        }
+        Ok(())
+    }
+}
+
+/// Columns `[columns, span]`, of which every `row_step`-th element is a row's.
+struct Transposing<'a> {
+    stored: &'a [u8],
+    span: usize,
+    row_step: usize,
+    num_columns: usize,
+    element_bytes: usize,
+}
+
+impl Transposing<'_> {
+    /// Writes the rows `[rows, columns]`.
+    fn write(&self, target: &mut [u8]) {
+        match self.element_bytes {
+            2 => self.write_elements::<2>(target),
+            4 => self.write_elements::<4>(target),
+            other => panic!("floats of {other} bytes"),
+        }
+    }
+
+    fn write_elements<const BYTES: usize>(&self, target: &mut [u8]) {
+        let (stored, _) = self.stored.as_chunks::<BYTES>();
+        let (target, _) = target.as_chunks_mut::<BYTES>();
+        for (tile, rows) in target.chunks_mut(TILE * self.num_columns).enumerate() {
+            for first in (0..self.num_columns).step_by(TILE) {
+                let columns = first..(first + TILE).min(self.num_columns);
+                for (row, target) in rows.chunks_mut(self.num_columns).enumerate() {
+                    let place = (tile * TILE + row) * self.row_step;
+                    for column in columns.clone() {
+                        target[column] = stored[column * self.span + place];
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_become_rows_at_any_size() {
+        for (num_rows, num_columns, row_step) in [(1, 1, 1), (3, 70, 1), (40, 33, 2), (65, 5, 2)] {
+            let span = (num_rows - 1) * row_step + 1;
+            let value = |row: usize, column: usize| (row * 1000 + column) as u32;
+            let stored = (0..num_columns).flat_map(|column| {
+                (0..span).map(move |place: usize| match place.is_multiple_of(row_step) {
+                    true => value(place / row_step, column),
+                    false => u32::MAX,
+                })
+            });
+            let stored: Vec<u8> = stored.flat_map(u32::to_le_bytes).collect();
+            let mut target = vec![0; num_rows * num_columns * 4];
+            let transposing =
+                Transposing { stored: &stored, span, row_step, num_columns, element_bytes: 4 };
+            transposing.write(&mut target);
+            let expected = (0..num_rows)
+                .flat_map(|row| (0..num_columns).map(move |column| value(row, column)));
+            let expected: Vec<u8> = expected.flat_map(u32::to_le_bytes).collect();
+            assert!(target == expected, "{num_rows} rows of {num_columns}, {row_step} apart");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Checkpoints as their makers publish them: they compute the bits of mlx-lm's conversions, which these
+//! tests make from them. That both are what mlx-lm reads is for the golden values to show.
+
+use std::collections::BTreeMap;
+
+use half::bf16;
+use jackalope_models::Model;
+use jackalope_spec::{ModelSpec, TensorSpec};
+use serde_json::json;
+
+use crate::ranks::{Way, load_edited};
+use crate::recipe::{Case, Checkpoint, Golden, Tensor};
+use crate::run::{Logits, extend};
+
+/// Gate and up of all experts in one tensor.
+#[derive(Clone, Copy)]
+struct Fused {
+    gate_up: &'static str,
+    down: &'static str,
+    /// Whether inputs come before outputs.
+    is_transposed: bool,
+    /// Whether a row of the gate is followed by one of up.
+    is_in_turn: bool,
+}
+
+/// Returns how a family's originals fuse gate and up; `None` if each expert has tensors of its own.
+fn fused_in(family: &str) -> Option<Fused> {
+    let [gate_up, down] = ["experts.gate_up_proj", "experts.down_proj"];
+    let rows = Fused { gate_up, down, is_transposed: false, is_in_turn: false };
+    let columns = Fused { is_transposed: true, ..rows };
+    match family {
+        "qwen3_5_moe" | "mistral4" => Some(rows),
+        "qwen3_vl_moe" | "llama4" => Some(columns),
+        "gpt_oss" => Some(Fused { is_in_turn: true, ..columns }),
+        "granitemoe" => {
+            let [gate_up, down] = ["input_linear.weight", "output_linear.weight"];
+            Some(Fused { gate_up, down, ..rows })
+        }
+        _ => None,
+    }
+}
+
+/// A checkpoint being converted.
+struct Original {
+    family: String,
+    /// By the names of the language model.
+    tensors: BTreeMap<String, Tensor>,
+}
+
+impl Original {
+    /// Returns a tensor as a conversion has it.
+    fn converted(&self, spec: &TensorSpec) -> Tensor {
+        let shape = spec.shape.iter().map(|dim| *dim as u64).collect();
+        let (dtype, bytes) = self.content(spec);
+        Tensor { dtype, shape, bytes }
+    }
+
+    fn content(&self, spec: &TensorSpec) -> (String, Vec<u8>) {
+        if let Some(tensor) = self.tensors.get(&spec.name) {
+            let Tensor { dtype, bytes, .. } = tensor.clone();
+            let bytes = if self.is_shifted(&spec.name) { one_more(&dtype, &bytes) } else { bytes };
+            return (dtype, bytes);
+        }
+        let (path, kind) = spec.name.rsplit_once('.').unwrap();
+        let (stacked, projection) = path.rsplit_once('.').unwrap();
+        let (block, _) = stacked.rsplit_once('.').unwrap();
+        let Some(fused) = fused_in(&self.family) else {
+            let each =
+                |idx: usize| &self.tensors[&format!("{block}.experts.{idx}.{projection}.{kind}")];
+            let experts = (0..spec.shape[0]).flat_map(|idx| each(idx).bytes.clone());
+            return (each(0).dtype.clone(), experts.collect());
+        };
+        let is_down = projection == "down_proj";
+        let name = if is_down { fused.down } else { fused.gate_up };
+        let ending = if kind == "bias" { "_bias" } else { "" };
+        let tensor = &self.tensors[&format!("{block}.{name}{ending}")];
+        let bytes = fused.part(tensor, &spec.shape, projection);
+        (tensor.dtype.clone(), bytes)
+    }
+
+    fn is_shifted(&self, name: &str) -> bool {
+        let endings = ["layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight"];
+        ["qwen3_next", "qwen3_5", "qwen3_5_moe"].contains(&self.family.as_str())
+            && endings.iter().any(|ending| name.ends_with(ending))
+    }
+}
+
+impl Fused {
+    /// Returns a projection, `[experts, rows, columns]` or `[experts, rows]`.
+    fn part(self, tensor: &Tensor, shape: &[usize], projection: &str) -> Vec<u8> {
+        let (is_up, is_down) = (projection == "up_proj", projection == "down_proj");
+        let element_bytes = if tensor.dtype == "F32" { 4 } else { 2 };
+        let (rows, columns) = (shape[1], shape.get(2).copied().unwrap_or(1));
+        let num_rows = if is_down { rows } else { 2 * rows };
+        let mut bytes = Vec::new();
+        for expert in 0..shape[0] {
+            for row in 0..rows {
+                let row = match (is_down, self.is_in_turn) {
+                    (true, _) => row,
+                    (false, true) => 2 * row + usize::from(is_up),
+                    (false, false) => row + rows * usize::from(is_up),
+                };
+                for column in 0..columns {
+                    let place = match self.is_transposed {
+                        true => column * num_rows + row,
+                        false => row * columns + column,
+                    };
+                    let first = (expert * num_rows * columns + place) * element_bytes;
+                    bytes.extend(&tensor.bytes[first..first + element_bytes]);
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Adds one to each element, rounded to the type.
+fn one_more(dtype: &str, bytes: &[u8]) -> Vec<u8> {
+    match dtype {
+        "F32" => {
+            let values = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it) + 1.0);
+            values.flat_map(f32::to_le_bytes).collect()
+        }
+        "BF16" => {
+            let values = bytes.as_chunks().0.iter().map(|it| bf16::from_le_bytes(*it).to_f32());
+            values.flat_map(|value| bf16::from_f32(value + 1.0).to_le_bytes()).collect()
+        }
+        other => panic!("no norm of {other}"),
+    }
+}
+
+/// Writes what a conversion of the checkpoint holds.
+fn converted(case: &Case) -> Checkpoint {
+    let spec = ModelSpec::from_config(&case.config).unwrap();
+    let of_model =
+        |name: &String| Some((spec.names.of_model(name)?.into_owned(), case.tensor(name)));
+    let tensors: BTreeMap<String, Tensor> = case.tensors.keys().filter_map(of_model).collect();
+    let is_tied = !tensors.contains_key(&spec.head.name);
+    let family = spec.model_type.clone();
+    let original = Original { family, tensors };
+    let has = |name: &str| original.tensors.contains_key(name);
+    let needed = spec.tensors(is_tied).filter(|tensor| tensor.is_in(has));
+    let tensors = needed.map(|tensor| (tensor.name.clone(), original.converted(tensor)));
+    case.write_tensors(tensors)
+}
+
+/// As transformers stores gpt-oss without quantisation, which mlx-lm does not read.
+fn gpt_oss(golden: &Golden) -> Case {
+    let mut case = golden.case("gpt_oss-f32").clone();
+    case.tensors = std::mem::take(&mut case.tensors)
+        .into_iter()
+        .filter_map(|(name, recipe)| {
+            let Some((block, rest)) = name.split_once(".experts.") else {
+                return Some((name, recipe));
+            };
+            let (projection, kind) = rest.split_once('.').unwrap();
+            let name = match projection {
+                "up_proj" => return None,
+                "gate_proj" => "gate_up_proj",
+                _ => "down_proj",
+            };
+            let shape = match (name, kind) {
+                ("gate_up_proj", "weight") => "10x128x192",
+                ("gate_up_proj", _) => "10x192",
+                (_, "weight") => "10x96x128",
+                _ => "10x128",
+            };
+            let ending = if kind == "bias" { "_bias" } else { "" };
+            Some((format!("{block}.experts.{name}{ending}"), json!(format!("F32 {shape} 0 0.4"))))
+        })
+        .collect();
+    case
+}
+
+/// The same checkpoint in brain floats.
+fn in_brain_floats(case: &Case) -> Case {
+    let mut case = case.clone();
+    for recipe in case.tensors.values_mut() {
+        *recipe = recipe.as_str().unwrap().replace("F32 ", "BF16 ").into();
+    }
+    case
+}
+
+fn logits(model: &Model, prompt: &[u32]) -> Logits {
+    extend(model, &mut model.new_cache(), prompt)
+}
+
+#[test]
+fn originals_compute_the_bits_of_their_conversions() {
+    let golden = Golden::read();
+    let is_original =
+        |case: &&Case| case.name.contains("-original-") && !case.name.contains("-names-");
+    let mut cases: Vec<Case> = golden.cases.iter().filter(is_original).cloned().collect();
+    assert!(golden.is_restricted() || 12 <= cases.len(), "every layout");
+    cases.push(gpt_oss(&golden));
+    for case in cases.iter().flat_map(|case| [case.clone(), in_brain_floats(case)]) {
+        let converted = converted(&case);
+        for way in Way::BOTH {
+            let original = load_edited(&case, &way.single());
+            let expected = Model::load(converted.dir(), &way.single(), &mut |_| {}).unwrap();
+            let is_same = logits(&original, &golden.prompt) == logits(&expected, &golden.prompt);
+            assert!(is_same, "{} ({way:?}): other bits than its conversion", case.name);
+        }
+    }
+}
