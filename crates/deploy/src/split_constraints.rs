@@ -90,14 +90,24 @@ impl SplitConstraints {
         if flag == "--share" {
             return Ok(Some(Split::Tensor(numbers.clone())));
         }
-        let num_layers = PlacementModel::read(model_dir)?.num_layers();
+        let model = PlacementModel::read(model_dir)?;
+        let num_layers = model.num_layers();
         ensure!(
             stages(numbers, num_layers).is_some(),
             "`--layers` adds up to {}, the model has {num_layers}\n\
              hint: give numbers that add up to {num_layers}",
             counted(numbers.iter().map(|&number| u64::from(number)).sum::<u64>(), "layer")
         );
-        Ok(Some(Split::Pipeline(numbers.clone())))
+        let split = Split::Pipeline(numbers.clone());
+        // The last layers of some models read the caches of earlier ones.
+        let can_begin = |layer_idx: &usize| model.layout.can_begin_stage(*layer_idx);
+        let together = num_layers - (0..num_layers).rev().find(can_begin).unwrap_or(0);
+        ensure!(
+            model.layout.shards(&split).is_some(),
+            "`--layers` separates layers from those whose keys and values they read\n\
+             hint: give the last {together} layers to rank 0"
+        );
+        Ok(Some(split))
     }
 
     /// Returns the split that the numbers give, or equal parts.

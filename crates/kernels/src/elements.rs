@@ -90,7 +90,7 @@ impl<'a> Elements<'a> {
 
     /// Converts `out.len()` elements from `start` on; exact.
     #[inline(always)]
-    pub(crate) fn load(&self, start: usize, out: &mut [f32]) {
+    pub fn load(&self, start: usize, out: &mut [f32]) {
         let end = start + out.len();
         match self {
             Elements::F32(values) => out.copy_from_slice(&values[start..end]),
@@ -182,7 +182,7 @@ impl<'a> ElementsMut<'a> {
 
     /// Rounds `values` once, to nearest even, into the elements from `start` on.
     #[inline(always)]
-    pub(crate) fn store(&mut self, start: usize, values: &[f32]) {
+    pub fn store(&mut self, start: usize, values: &[f32]) {
         let end = start + values.len();
         match self {
             ElementsMut::F32(out) => out[start..end].copy_from_slice(values),

@@ -54,6 +54,8 @@ pub struct RouterConfig<'a> {
     pub normalization_eps: Option<f32>,
     /// Factor of the weights.
     pub scale: f32,
+    /// Factor of each expert's weights, `[experts]`, if there are any.
+    pub expert_scales: Option<&'a [f32]>,
 }
 
 /// Chooses the experts of each row of `logits` `[tokens, experts]`. Of equal scores, the expert with
@@ -65,7 +67,8 @@ pub struct RouterConfig<'a> {
 pub fn route(logits: &[f32], num_experts: usize, config: &RouterConfig<'_>) -> ExpertRows {
     assert!(0 < num_experts && logits.len().is_multiple_of(num_experts), "whole rows of logits");
     assert!(config.num_chosen <= num_experts, "{num_experts} experts");
-    assert!(config.selection_bias.is_none_or(|it| it.len() == num_experts), "a bias per expert");
+    let fits = |it: Option<&[f32]>| it.is_none_or(|it| it.len() == num_experts);
+    assert!(fits(config.selection_bias) && fits(config.expert_scales), "a number per expert");
     let rows = logits.chunks_exact(num_experts).enumerate();
     let choices = rows.flat_map(|(token, logits)| {
         let chosen = choose(logits, config).into_iter();
@@ -112,6 +115,9 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
         weights.iter_mut().for_each(|weight| *weight /= sum);
     }
     weights.iter_mut().for_each(|weight| *weight *= config.scale);
+    if let Some(scales) = config.expert_scales {
+        weights.iter_mut().zip(&experts).for_each(|(weight, expert)| *weight *= scales[*expert]);
+    }
     experts.into_iter().zip(weights).collect()
 }
 
@@ -181,6 +187,7 @@ mod tests {
         num_chosen: 2,
         normalization_eps: None,
         scale: 1.0,
+        expert_scales: None,
     };
 
     fn chosen(logits: &[f32], config: RouterConfig<'_>) -> Vec<(usize, f32)> {
@@ -203,6 +210,14 @@ mod tests {
         let normalized = RouterConfig { normalization_eps: Some(0.0), ..PLAIN };
         assert_close(&chosen(&logits, normalized), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
         let of_chosen = RouterConfig { scores: Scores::SoftmaxOfChosen, ..PLAIN };
+        let scales = [1.0, 2.0, 4.0, 8.0];
+        let scaled = RouterConfig { expert_scales: Some(&scales), ..of_chosen };
+        for ((expert, weight), (same, factored)) in chosen(&[0.0, 2.0, 1.0, 3.0], of_chosen)
+            .into_iter()
+            .zip(chosen(&[0.0, 2.0, 1.0, 3.0], scaled))
+        {
+            assert_eq!((same, factored), (expert, weight * scales[expert]));
+        }
         assert_close(&chosen(&logits, of_chosen), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
     }
 

@@ -17,6 +17,8 @@ pub struct Terms<'a> {
     pub norm: Option<Norm<'a>>,
     /// Factor of what is added to the residual.
     pub factor: f32,
+    /// Factor of the sum.
+    pub scale: f32,
     /// Number of elements of a row.
     pub width: usize,
 }
@@ -27,10 +29,11 @@ struct WideTerms<'a> {
     bias: Option<Vec<f32>>,
     norm: Option<WideNorm>,
     factor: f32,
+    scale: f32,
     width: usize,
 }
 
-/// `out = residual + factor * norm(product + bias)`. The product is rounded to f32, and the rest,
+/// `out = scale * (residual + factor * norm(product + bias))`. The product is rounded to f32, and the rest,
 /// computed in f32, is rounded once.
 ///
 /// # Panics
@@ -38,14 +41,14 @@ struct WideTerms<'a> {
 #[track_caller]
 pub fn add_terms(product: &[f64], terms: Terms<'_>, out: ElementsMut<'_>, threads: &Threads) {
     let _span = threads.span("add_terms", 0);
-    let Terms { residual, bias, norm, factor, width } = terms;
+    let Terms { residual, bias, norm, factor, scale, width } = terms;
     assert_eq!(product.len(), out.len(), "as many results as products");
     assert_eq!(product.len(), residual.len(), "a residual for each product");
     assert!(0 < width && product.len().is_multiple_of(width), "whole rows");
     assert!(bias.is_none_or(|bias| bias.len() == width), "a bias for each element of a row");
     let norm = norm.map(|norm| WideNorm::new(norm, width));
     let bias = bias.map(|bias| bias.to_f32());
-    let terms = WideTerms { residual, bias, norm, factor, width };
+    let terms = WideTerms { residual, bias, norm, factor, scale, width };
     let piece_len = piece_rows(width) * width;
     let pieces = out.chunks(piece_len).into_iter().enumerate().collect();
     threads.for_each(pieces, |(piece, mut out)| {
@@ -72,7 +75,7 @@ fn add_piece_with<S: Simd>(
     start: usize,
     out: &mut ElementsMut<'_>,
 ) {
-    let WideTerms { residual, bias, norm, factor, width } = terms;
+    let WideTerms { residual, bias, norm, factor, scale, width } = terms;
     let (mut sums, mut terms) = (vec![0.0; *width], [0.0; CHUNK]);
     for (idx, row) in product.chunks(*width).enumerate() {
         for (sum, product) in sums.iter_mut().zip(row) {
@@ -92,6 +95,9 @@ fn add_piece_with<S: Simd>(
             let terms = &mut terms[..sums.len()];
             residual.load(start + offset, terms);
             add(sums, terms);
+            if *scale != 1.0 {
+                sums.iter_mut().for_each(|sum| *sum *= scale);
+            }
             out.store(offset, sums);
         }
     }

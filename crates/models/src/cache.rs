@@ -54,6 +54,8 @@ pub(crate) enum LayerCacheShape {
         /// Number of elements on this rank.
         elements: usize,
     },
+    /// Nothing: the layer reads what another one keeps.
+    None,
 }
 
 impl LayerCacheShape {
@@ -61,14 +63,14 @@ impl LayerCacheShape {
     fn elements_per_token(&self) -> usize {
         match self {
             LayerCacheShape::Positions(shape) => shape.elements(),
-            LayerCacheShape::State { .. } => 0,
+            LayerCacheShape::State { .. } | LayerCacheShape::None => 0,
         }
     }
 
     /// Returns the size of the state in bytes.
     fn state_bytes(&self) -> usize {
         match self {
-            LayerCacheShape::Positions(_) => 0,
+            LayerCacheShape::Positions(_) | LayerCacheShape::None => 0,
             LayerCacheShape::State { elements } => elements * Dtype::F32.size_bytes(),
         }
     }
@@ -131,6 +133,7 @@ impl SequenceCache {
     pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
         let layer = |layer: &LayerCacheShape| match (layer, &shape.compute) {
             (LayerCacheShape::State { .. }, _) => LayerCache::States(LayerStates::default()),
+            (LayerCacheShape::None, _) => LayerCache::Nothing,
             (LayerCacheShape::Positions(_), Compute::Kernels(_)) => {
                 LayerCache::Pages(PageList::default())
             }
@@ -263,14 +266,16 @@ impl SequenceCache {
     fn states(&mut self) -> impl Iterator<Item = &mut LayerStates> {
         self.layers.iter_mut().filter_map(|layer| match layer {
             LayerCache::States(states) => Some(states),
-            LayerCache::Pages(_) | LayerCache::Placed => None,
+            LayerCache::Pages(_) | LayerCache::Placed | LayerCache::Nothing => None,
         })
     }
 
     fn state(&mut self, layer_idx: usize) -> &mut LayerStates {
         match &mut self.layers[layer_idx - self.shape.first_layer] {
             LayerCache::States(states) => states,
-            LayerCache::Pages(_) | LayerCache::Placed => panic!("this layer keeps positions"),
+            LayerCache::Pages(_) | LayerCache::Placed | LayerCache::Nothing => {
+                panic!("this layer keeps no state")
+            }
         }
     }
 
@@ -303,7 +308,7 @@ impl SequenceCache {
     pub fn arrays(&self) -> Vec<Array> {
         let states = self.layers.iter().filter_map(|layer| match layer {
             LayerCache::States(states) => states.arrays(),
-            LayerCache::Pages(_) | LayerCache::Placed => None,
+            LayerCache::Pages(_) | LayerCache::Placed | LayerCache::Nothing => None,
         });
         let states = states.flat_map(|held| [&held.inputs].into_iter().chain(&held.state).cloned());
         let copies = self.shape.slots.borrow_mut().take_copies();
@@ -324,7 +329,7 @@ impl SequenceCache {
     pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
         let idx = layer_idx - self.shape.first_layer;
         let LayerCache::Pages(pages) = &self.layers[idx] else {
-            panic!("this cache is not the kernels'")
+            panic!("this layer keeps no pages")
         };
         let LayerCacheShape::Positions(shape) = self.shape.layers[idx] else {
             panic!("this layer keeps a state")
@@ -344,6 +349,19 @@ impl SequenceCache {
         let stop = start + usize::try_from(new.keys.dim(2)).expect("a length is not negative");
         let updated = KvArrays::updated(held.take(), new, start, self.capacity);
         held.insert(updated).positions(0, stop)
+    }
+
+    /// Returns one layer's keys and values of the first `len` positions. For MLX's operations, and
+    /// sequences that are not in a slot.
+    ///
+    /// # Panics
+    /// Panics if the layer keeps none.
+    pub(crate) fn held(&self, layer_idx: usize, len: usize) -> KvArrays {
+        let Place::Own(held) = &*self.place.borrow() else {
+            panic!("a sequence leaves its slot before it gets several tokens")
+        };
+        let held = held[layer_idx - self.shape.first_layer].as_ref();
+        held.expect("a layer keeps keys before another one reads them").positions(0, len)
     }
 
     /// Returns the sequence as one that decodes in a slot.
@@ -382,6 +400,8 @@ enum LayerCache {
     Placed,
     /// A state, for both.
     States(LayerStates),
+    /// Nothing, for both.
+    Nothing,
 }
 
 impl LayerCache {
@@ -389,6 +409,7 @@ impl LayerCache {
         match self {
             LayerCache::Pages(pages) => LayerCache::Pages(pages.fork(capacity)),
             LayerCache::Placed => LayerCache::Placed,
+            LayerCache::Nothing => LayerCache::Nothing,
             LayerCache::States(states) => LayerCache::States(states.fork(at)),
         }
     }

@@ -138,6 +138,20 @@ pub enum LoadError {
         /// Number of layers of the model.
         num_layers: usize,
     },
+    /// The pipeline separates a layer from the one whose keys and values it reads.
+    #[error(
+        "a pipeline of {layers:?} layers, but layer {reader} reads the keys and values of layer \
+         {source_layer}\n\
+         hint: give both to the same rank; the last number of --layers is for the first layers"
+    )]
+    Separated {
+        /// Number of layers of each rank.
+        layers: Vec<u32>,
+        /// Number of the layer that reads.
+        reader: usize,
+        /// Number of the layer that it reads.
+        source_layer: usize,
+    },
     /// The device failed.
     #[error("{0}")]
     Device(#[from] jackalope_mlx::Error),

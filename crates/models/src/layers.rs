@@ -18,6 +18,7 @@ mod linear;
 mod mlp;
 mod norm;
 mod output;
+mod per_layer;
 mod residual;
 mod rope;
 mod router;
@@ -25,9 +26,11 @@ mod short_conv;
 mod stack;
 mod stock_attention;
 
-pub(crate) use attention::{Attention, AttentionParts};
+pub(crate) use attention::{Attention, AttentionParts, KeyValues};
 pub(crate) use embedding::{Embedding, Head, TableSize, vocabulary};
-pub(crate) use experts::{ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp};
+pub(crate) use experts::{
+    DenseBeside, ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp,
+};
 pub(crate) use frame::BlockFrame;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaParts};
 pub(crate) use head_matrix::HeadMatrix;
@@ -37,9 +40,10 @@ pub(crate) use kernel::{OwnRows, dim, float};
 pub(crate) use latent::{LatentAttention, LatentParts, LatentQueries, LatentSizes};
 pub(crate) use linear::{HasBias, Linear};
 pub(crate) use mlp::{Mlp, MlpBlock, MlpWeights};
-pub(crate) use norm::{Norm, NormSettings};
+pub(crate) use norm::{Norm, NormSettings, VectorNorm};
+pub(crate) use per_layer::{LayerInput, PerLayerInputs, PerLayerReader, ReaderSizes};
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, Ropes, RotationTable};
-pub(crate) use router::{Router, RouterSettings};
+pub(crate) use router::{Router, RouterSettings, RouterVectors};
 pub(crate) use short_conv::{ShortConv, ShortConvParts};
-pub(crate) use stack::Stack;
+pub(crate) use stack::{Stack, StackSizes, Stream};

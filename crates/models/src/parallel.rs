@@ -198,10 +198,22 @@ impl Parallel {
     /// Returns what this rank holds of a model.
     ///
     /// # Errors
-    /// Fails if the pipeline is for another number of layers.
+    /// Fails if the pipeline is for another number of layers, or separates a layer from the one whose
+    /// cache it reads.
     pub(crate) fn shard(&self, layout: &ModelLayout) -> Result<RankShard, LoadError> {
-        if self.stage.is_some() {
-            return Ok(layout.stage_shard(self.layers(layout.layers.len())?));
+        if let Some(Stage { layers, .. }) = &self.stage {
+            let own = self.layers(layout.layers.len())?;
+            let mut reads = layout.layers.iter().enumerate();
+            let separated = reads.find_map(|(reader, layer)| {
+                let source_layer = layer.source_layer?;
+                (own.contains(&reader) != own.contains(&source_layer))
+                    .then_some((reader, source_layer))
+            });
+            if let Some((reader, source_layer)) = separated {
+                let layers = layers.clone();
+                return Err(LoadError::Separated { layers, reader, source_layer });
+            }
+            return Ok(layout.stage_shard(own));
         }
         Ok(layout.tensor_shards(&self.shares).swap_remove(self.rank))
     }

@@ -217,8 +217,9 @@ pub struct PlacementRefusal {
     pub missing_bytes: u64,
     /// Longest context that would fit; `None` if not even the shortest does.
     pub context_tokens_max: Option<u32>,
-    /// The model's number of layers, if a pipeline was requested over more machines than that.
-    pub too_few_layers: Option<usize>,
+    /// Number of stages into which the model's layers can be cut, if a pipeline was requested over more
+    /// machines than that.
+    pub too_few_stages: Option<usize>,
 }
 
 /// How much memory a machine lacks.
@@ -242,11 +243,12 @@ impl NodeShortage {
 impl fmt::Display for PlacementRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PlacementRefusal { context_tokens, nodes, missing_bytes, .. } = self;
-        if let Some(num_layers) = self.too_few_layers {
+        if let Some(num_stages) = self.too_few_stages {
             return write!(
                 f,
-                "more machines than layers, of which there are {num_layers}\n\
-                 hint: use at most {num_layers} of them, or `--split tensor`"
+                "more machines than stages into which the layers can be cut, of which there are \
+                 {num_stages}\n\
+                 hint: use at most {num_stages} of them, or `--split tensor`"
             );
         }
         if nodes.is_empty() {
@@ -421,7 +423,7 @@ fn refuse(
             nodes: Vec::new(),
             missing_bytes: 0,
             context_tokens_max: None,
-            too_few_layers: (!offers.is_empty()).then_some(model.num_layers()),
+            too_few_stages: (!offers.is_empty()).then_some(model.layout.num_stages_max()),
         };
     };
     let caps = caps(offers, &best.offer_idxs);
@@ -440,7 +442,7 @@ fn refuse(
         nodes: nodes.collect(),
         missing_bytes: best.missing_bytes,
         context_tokens_max: longest(model, fits),
-        too_few_layers: None,
+        too_few_stages: None,
     }
 }
 

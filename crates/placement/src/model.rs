@@ -35,7 +35,9 @@ impl PlacementModel {
         let inner = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Mlp(mlp) => mlp.inner,
             FeedForward::Experts(experts) => {
-                experts.experts_per_token * experts.inner + experts.shared_inner.unwrap_or(0)
+                let dense = experts.beside.as_ref().map(|beside| beside.mlp.inner);
+                let shared = experts.shared_inner.or(dense).unwrap_or(0);
+                experts.experts_per_token * experts.inner + shared
             }
         });
         PlacementModel {

@@ -27,7 +27,8 @@ pub(super) fn fits(needs: &[RankNeed], caps: &[u64]) -> bool {
     needs.iter().zip(caps).all(|(need, cap)| need.total() <= *cap)
 }
 
-/// Returns the best split of a kind; `None` if there are more ranks than layers.
+/// Returns the best split of a kind; `None` if there are more ranks than layers, or than stages into
+/// which the layers can be cut.
 pub(super) fn best(
     model: &PlacementModel,
     kind: SplitKind,
@@ -51,6 +52,9 @@ fn best_stages(model: &PlacementModel, caps: &[u64], context_tokens: u32) -> Opt
     // is if the ranks so far hold the layers up to `end`, and where the last of these stages
     // begins.
     let mut tables: Vec<Vec<(f64, usize)>> = Vec::new();
+    // Layers that read the cache of another one stay on its rank.
+    let can_begin: Vec<bool> =
+        (0..num_layers).map(|layer_idx| model.layout.can_begin_stage(layer_idx)).collect();
     for (stage_idx, cap) in caps.iter().rev().enumerate() {
         let fill = |layers: Range<usize>| {
             let need = need(model, &model.layout.stage_shard(layers), context_tokens);
@@ -61,7 +65,7 @@ fn best_stages(model: &PlacementModel, caps: &[u64], context_tokens: u32) -> Opt
                 None => 0..usize::from(0 < end),
                 Some(_) => stage_idx..end,
             };
-            let ways = starts.map(|start| {
+            let ways = starts.filter(|start| can_begin[*start]).map(|start| {
                 let before = tables.last().map_or(0.0, |before| before[start].0);
                 (before.max(fill(start..end)), start)
             });
@@ -69,6 +73,9 @@ fn best_stages(model: &PlacementModel, caps: &[u64], context_tokens: u32) -> Opt
         });
         let row = row.collect();
         tables.push(row);
+    }
+    if tables.last().is_none_or(|table| table[num_layers].0.is_infinite()) {
+        return None;
     }
     let mut layers = Vec::with_capacity(num_ranks);
     let mut end = num_layers;

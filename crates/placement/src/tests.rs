@@ -44,6 +44,7 @@ fn dense(
         active_experts: 1.0,
         heads: counts,
         inner_units: BTreeMap::new(),
+        source_layer: None,
     };
     let outside = vec![
         part(TensorRole::Embedding, rows, bytes(vocab, hidden)),
@@ -246,7 +247,7 @@ fn more_machines_than_layers_make_no_pipeline() {
     let model = dense((1024, 1024, 2), (16, 8, 64), 4);
     let wishes = Wishes { num_machines: Some(3), split: Some(SplitKind::Pipeline), ..context(512) };
     let refusal = place_on(&model, &[4 * GIB; 3], wishes).unwrap_err().to_string();
-    assert!(refusal.contains("more machines than layers"), "{refusal}");
+    assert!(refusal.contains("more machines than stages"), "{refusal}");
 }
 
 #[test]

@@ -94,6 +94,15 @@ pub(crate) fn setting(
     }
 }
 
+/// Creates an error about a setting that this version does not compute.
+pub(crate) fn unsupported(
+    what: &'static str,
+    found: &dyn Display,
+    supported: &'static [&'static str],
+) -> SpecError {
+    SpecError::Setting { what, found: found.to_string(), supported }
+}
+
 /// Creates an error about a value.
 pub(crate) fn bad_value(
     field: &'static str,

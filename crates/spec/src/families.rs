@@ -16,6 +16,7 @@ mod exaone4;
 mod gated_delta;
 mod gemma;
 mod gemma3;
+mod gemma4;
 mod glm;
 mod glm4_moe;
 mod gpt_oss;
@@ -39,6 +40,7 @@ mod nemotron;
 mod olmo2;
 mod olmo3;
 mod olmoe;
+mod per_layer;
 mod phi3;
 mod phimoe;
 mod qwen;
@@ -138,6 +140,9 @@ const FAMILIES: &[Family] = &[
     family("gemma2", gemma::read2),
     family("gemma3_text", gemma3::read_text),
     family("gemma3", gemma3::read),
+    family("gemma4_text", gemma4::read_text),
+    family("gemma4", gemma4::read),
+    family("gemma4_unified", gemma4::read),
     family("qwen2_vl", text_part::read_qwen2),
     family("qwen2_5_vl", text_part::read_qwen2),
     family("qwen3_vl", text_part::read_qwen3),

@@ -47,6 +47,9 @@ pub struct LayerLayout {
     pub heads: HeadCounts,
     /// For each inner dimension, the number of elements that are not separated.
     pub inner_units: BTreeMap<Dimension, usize>,
+    /// Number of the layer whose keys and values it reads, if it has none of its own. Both must be on
+    /// the same rank.
+    pub source_layer: Option<usize>,
 }
 
 /// The whole model, by division: searches evaluate thousands of splits of it.
@@ -156,7 +159,9 @@ impl ModelLayout {
                     experts.experts_per_token as f64 / experts.num_experts as f64
                 }
             };
-            LayerLayout { parts, cache: layer.cache, active_experts, heads, inner_units }
+            let source_layer = layer.mixer.source_layer();
+            let cache = layer.cache;
+            LayerLayout { parts, cache, active_experts, heads, inner_units, source_layer }
         });
         let layers: Vec<LayerLayout> = layers.collect();
         let mut outside = Vec::new();
@@ -165,6 +170,12 @@ impl ModelLayout {
         let norm = [&spec.embedding, &spec.norm].into_iter().chain(&spec.norm_bias);
         for tensor in norm.chain(head) {
             add_parts(&mut outside, find(tensor), |_| vocab);
+        }
+        if let Some(inputs) = &spec.per_layer_inputs {
+            let rows = Division::Units { full: inputs.vocab_size, unit: VOCAB_UNIT };
+            for tensor in inputs.tensors() {
+                add_parts(&mut outside, find(tensor), |_| rows);
+            }
         }
         let formats =
             stored.iter().filter_map(|it| Some((it.spec.module().to_owned(), it.format?)));
@@ -199,6 +210,18 @@ impl ModelLayout {
     /// Whether one must be added to the tensor of this name.
     pub fn is_shifted(&self, name: &str) -> bool {
         self.shifted.contains(name)
+    }
+
+    /// Whether the layers from this one on can be on another rank than those before it: none of them
+    /// reads the cache of one before it.
+    pub fn can_begin_stage(&self, layer_idx: usize) -> bool {
+        let mut later = self.layers[layer_idx..].iter();
+        later.all(|layer| layer.source_layer.is_none_or(|source| layer_idx <= source))
+    }
+
+    /// Returns the number of stages into which the layers can be cut.
+    pub fn num_stages_max(&self) -> usize {
+        (0..self.layers.len()).filter(|&layer_idx| self.can_begin_stage(layer_idx)).count()
     }
 
     /// Returns the quantisation of the matrix at `module`; `None` if it is not quantised.
@@ -279,7 +302,9 @@ fn divisions(
         FeedForward::Mlp(mlp) => vec![(Dimension::Inner, mlp.inner)],
         FeedForward::Experts(experts) => {
             let shared = experts.shared_inner.map(|inner| (Dimension::SharedInner, inner));
-            [(Dimension::ExpertInner, experts.inner)].into_iter().chain(shared).collect()
+            let dense = experts.beside.as_ref().map(|beside| (Dimension::Inner, beside.mlp.inner));
+            let routed = [(Dimension::ExpertInner, experts.inner)];
+            routed.into_iter().chain(shared).chain(dense).collect()
         }
     };
     for (dimension, full) in inner {

@@ -21,6 +21,7 @@ mod layout;
 mod model;
 mod modules;
 mod names;
+mod per_layer;
 mod quantization;
 mod recurrent;
 mod report;
@@ -33,14 +34,16 @@ pub use families::computed_types;
 pub use latent::LatentSpec;
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
-    FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-    QkNorm, RouterGroups, RouterScores, RouterSpec, ShiftedNorms, StackedModule,
+    Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertModules,
+    ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec,
+    ModelSpec, NormKind, QkNorm, RouterGroups, RouterScores, RouterSpec, ShiftedNorms,
+    StackedModule, ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
 };
 pub use names::{TensorNames, UnusedPart};
+pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, ShortConvSpec};
 pub use report::{CheckReport, TensorProblem, UnusedTensors};

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::latent::LatentSpec;
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
+use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
 use crate::quantization::QuantizationMap;
 use crate::recurrent::{GatedDeltaSpec, ShortConvSpec};
 use crate::rope::{QueryGrowth, RopeSpec};
@@ -29,6 +30,8 @@ pub struct ModelSpec {
     pub embedding: TensorSpec,
     /// Factor of these vectors, which is rounded to the type of the model; `None` if it is one.
     pub embedding_scale: Option<f32>,
+    /// What each layer reads of the tokens beside the stream; `None` if nothing.
+    pub per_layer_inputs: Option<PerLayerInputsSpec>,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
     /// Norm after the last layer. It is never quantised; the whole model is computed in its type.
@@ -59,8 +62,9 @@ impl ModelSpec {
     pub fn tensors(&self, is_tied: bool) -> impl Iterator<Item = &TensorSpec> {
         let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
         let head = (!is_tied).then_some(&self.head).into_iter().chain(&self.head_bias);
+        let inputs = self.per_layer_inputs.iter().flat_map(PerLayerInputsSpec::tensors);
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
-        outside.chain(layers).chain(head)
+        outside.chain(inputs).chain(layers).chain(head)
     }
 }
 
@@ -135,6 +139,10 @@ pub struct LayerSpec {
     pub is_parallel: bool,
     /// Factor of what a block adds to the stream.
     pub residual_factor: f32,
+    /// How it reads its inputs beside the stream, after its blocks; `None` if it has none.
+    pub per_layer_input: Option<PerLayerBlock>,
+    /// Name of a number by which it multiplies the stream at its end; `None` if it does not.
+    pub stream_scale: Option<String>,
     /// What it keeps of a sequence.
     pub cache: CacheKind,
     /// Every tensor that it has.
@@ -169,6 +177,12 @@ impl Mixer {
             }
             Mixer::Latent(latent) => latent.shape(),
         }
+    }
+
+    /// Returns the number of the layer whose cache it reads; `None` if it keeps its own.
+    pub fn source_layer(&self) -> Option<usize> {
+        let Mixer::Attention(attention) = self else { return None };
+        attention.source_layer
     }
 }
 
@@ -206,6 +220,11 @@ pub struct AttentionSpec {
     pub sinks: Option<&'static str>,
     /// Whether that norm follows the rotation.
     pub norm_follows_rotation: bool,
+    /// How values are computed.
+    pub values: ValueKind,
+    /// Number of an earlier layer with the same shape whose keys and values it reads, instead of
+    /// computing and keeping its own.
+    pub source_layer: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
     /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
@@ -220,6 +239,18 @@ pub struct AttentionSpec {
     pub rope: RopeSpec,
     /// Where its tensors are.
     pub modules: AttentionModules,
+}
+
+/// How the values of attention are computed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ValueKind {
+    /// By a projection of their own.
+    Projected,
+    /// By a projection of their own; each head is normalised by itself, without weights.
+    Normalized,
+    /// By the projection to keys, before those are normalised; each head is normalised by itself,
+    /// without weights.
+    NormalizedKeys,
 }
 
 /// Norm of queries and keys.
@@ -303,6 +334,20 @@ pub struct ExpertsSpec {
     pub router: RouterSpec,
     /// Where the tensors are.
     pub modules: ExpertModules,
+    /// A dense block beside the experts; `None` if there is none.
+    pub beside: Option<DenseBeside>,
+}
+
+/// A dense block beside routed experts. Both read the stream, each through a norm of its own, and
+/// what they return is normalised before it is added up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DenseBeside {
+    /// The dense block.
+    pub mlp: MlpSpec,
+    /// Norms of what the dense block and the experts read.
+    pub inputs: [String; 2],
+    /// Norms of what the dense block and the experts return.
+    pub outputs: [String; 2],
 }
 
 /// How an expert's gate and its other projection are combined.
@@ -310,6 +355,8 @@ pub struct ExpertsSpec {
 pub enum ExpertActivation {
     /// `silu(gate) * up`.
     Swiglu,
+    /// `gelu(gate) * up`, with the approximation by the hyperbolic tangent.
+    Geglu,
     /// `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
     ClampedSwiglu {
         /// Factor inside the logistic function.
@@ -387,6 +434,11 @@ pub struct ExpertModules {
     pub router: String,
     /// Vector that is added to the scores for the choice only, `[experts]`.
     pub selection_bias: Option<String>,
+    /// Weights of a norm of what the router reads, `[hidden]`, which are divided by the square root of
+    /// their number.
+    pub router_norm: Option<String>,
+    /// Factors of the experts' weights, `[experts]`.
+    pub expert_scales: Option<String>,
     /// Gate, up and down projections of all experts.
     pub experts: [StackedModule; 3],
     /// The expert that every token passes.
@@ -468,6 +520,8 @@ impl AttentionSpec {
             qk_norm: None,
             sinks: None,
             norm_follows_rotation: false,
+            values: ValueKind::Projected,
+            source_layer: None,
             scale: (head_dim as f64).powf(-0.5) as f32,
             soft_cap: None,
             window: None,
@@ -480,6 +534,9 @@ impl AttentionSpec {
 
     /// Returns what a layer with this attention keeps.
     pub(crate) fn cache(&self) -> CacheKind {
+        if self.source_layer.is_some() {
+            return CacheKind::None;
+        }
         let elements_per_kv_head = 2 * self.head_dim;
         // Within a chunk no position before it is seen.
         match self.window.or(self.chunk) {

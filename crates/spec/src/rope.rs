@@ -7,8 +7,16 @@ use crate::config::{bad_value, float, or_absent};
 use crate::error::SpecError;
 
 /// Types that an error message lists.
-const SUPPORTED: &[&str] =
-    &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope (for text)"];
+const SUPPORTED: &[&str] = &[
+    "default",
+    "linear",
+    "dynamic",
+    "llama3",
+    "yarn",
+    "longrope",
+    "proportional",
+    "mrope (for text)",
+];
 
 /// Names of `YaRN`.
 const YARN: &[&str] = &["yarn", "deepseek_yarn", "telechat3-yarn"];
@@ -64,6 +72,14 @@ pub enum RopeScaling {
         mscale: f64,
         /// Factor in what the magnitude is divided by.
         mscale_all_dim: f64,
+    },
+    /// Only the first pairs of both halves of a head are rotated, with the periods of a rotation of
+    /// all elements (Gemma 4).
+    Proportional {
+        /// Number of elements that are rotated.
+        rotated_dims: usize,
+        /// Factor of the periods.
+        factor: f64,
     },
     /// A factor for each pair of elements (Ding et al. 2024).
     LongRope {
@@ -169,6 +185,11 @@ impl RopeConfig {
             }
             _ => stated,
         }
+    }
+
+    /// Whether neighbouring elements are a pair.
+    pub(crate) fn is_traditional(&self) -> bool {
+        self.rope_traditional
     }
 
     /// Returns the number of elements of a head that are rotated, rounded down as in mlx-lm;
@@ -286,6 +307,10 @@ impl RopeConfig {
                 mscale_all_dim: scaling.mscale_all_dim.unwrap_or(0.0),
             },
             "longrope" | "su" => self.longrope(scaling, dims)?,
+            "proportional" => RopeScaling::Proportional {
+                rotated_dims: self.rotated_dims(dims, Some(1.0))?,
+                factor: if scaling.factor.is_some() { scaling.factor()? } else { 1.0 },
+            },
             other => {
                 let (what, found) = ("rope type", other.to_owned());
                 return Err(SpecError::Setting { what, found, supported: SUPPORTED });

@@ -43,13 +43,16 @@ impl RankShard {
 }
 
 impl ModelLayout {
-    /// Returns what each rank of a split holds, by rank; `None` if the split gives a rank nothing, or
-    /// is for another number of layers.
+    /// Returns what each rank of a split holds, by rank; `None` if the split gives a rank nothing, is
+    /// for another number of layers, or separates a layer from the one whose cache it reads.
     pub fn shards(&self, split: &Split) -> Option<Vec<RankShard>> {
         match split {
             Split::Tensor(shares) => Some(self.tensor_shards(&Shares::new(shares.clone())?)),
             Split::Pipeline(layers) => {
                 let stages = stages(layers, self.layers.len())?;
+                if !stages.iter().all(|stage| self.can_begin_stage(stage.start)) {
+                    return None;
+                }
                 Some(stages.into_iter().map(|layers| self.stage_shard(layers)).collect())
             }
         }
@@ -84,6 +87,7 @@ impl ModelLayout {
             let is_held = match part.role {
                 TensorRole::Embedding => begins || (self.is_tied && ends),
                 TensorRole::Head => ends,
+                TensorRole::PerLayerTable | TensorRole::PerLayerInput => begins,
                 _ => true,
             };
             if is_held {
@@ -125,6 +129,7 @@ impl ModelLayout {
             }
             shard.active_bytes += match part.role {
                 TensorRole::Embedding if !self.is_tied => 0,
+                TensorRole::PerLayerTable => 0,
                 TensorRole::Experts => {
                     let active = (bytes as f64 * active_experts) as u64;
                     shard.expert_bytes += bytes;

@@ -109,6 +109,10 @@ pub enum TensorRole {
     Embedding,
     /// Output head: from vectors to logits.
     Head,
+    /// Second embedding, from tokens to what each layer reads beside the stream.
+    PerLayerTable,
+    /// What else computes that from the first embedding.
+    PerLayerInput,
     /// What mixes positions: attention.
     Mixer,
     /// Feed-forward block that every token passes.

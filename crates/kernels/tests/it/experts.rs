@@ -74,6 +74,7 @@ impl Case {
             num_chosen: self.num_chosen,
             normalization_eps: None,
             scale: 1.0,
+            expert_scales: None,
         };
         route(&logits, self.num_experts, &config)
     }
@@ -224,6 +225,7 @@ fn three_rows() -> ExpertRows {
         num_chosen: 2,
         normalization_eps: None,
         scale: 1.0,
+        expert_scales: None,
     };
     route(&logits, 4, &config)
 }

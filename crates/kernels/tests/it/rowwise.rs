@@ -178,7 +178,7 @@ proptest! {
         };
         let residual_of = Elements::F32(&residual);
         let terms =
-            Terms { residual: residual_of, bias: None, norm: Some(norm), factor: 0.25, width };
+            Terms { residual: residual_of, bias: None, norm: Some(norm), factor: 0.25, scale: 1.0, width };
         for threads in pools() {
             let mut found = vec![0.0; product.len()];
             add_terms(&wide, terms, ElementsMut::F32(&mut found), &threads);
@@ -219,6 +219,7 @@ proptest! {
             residual: Elements::Bf16(&residual),
             norm: None,
             factor: 1.0,
+            scale: 0.5,
             width,
         };
         for threads in pools() {
@@ -227,7 +228,7 @@ proptest! {
             for (idx, found) in found.iter().enumerate() {
                 let bias = if has_bias { bias[idx % width].to_f32() } else { 0.0 };
                 let residual = residual[idx].to_f32();
-                prop_assert_eq!(*found, bf16::from_f32(product[idx] + bias + residual));
+                prop_assert_eq!(*found, bf16::from_f32((product[idx] + bias + residual) * 0.5));
             }
             let mut sums = product.clone();
             add_bias(&mut sums, Elements::Bf16(&bias), &threads);

@@ -10,7 +10,8 @@ use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{
-    Embedding, HasBias, Head, Heads, Norm, NormSettings, Ropes, Stack, TableSize, vocabulary,
+    Embedding, HasBias, Head, Heads, Norm, NormSettings, PerLayerInputs, Ropes, Stack, StackSizes,
+    Stream, TableSize, vocabulary,
 };
 use crate::parallel::Parallel;
 use crate::step::Step;
@@ -20,6 +21,8 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Decoder {
     embed_tokens: Embedding,
+    /// What the layers read beside the stream, on ranks that compute it.
+    per_layer_inputs: Option<PerLayerInputs>,
     layers: Stack<DecoderLayer>,
     norm: Norm,
     lm_head: Head,
@@ -60,11 +63,17 @@ impl Decoder {
             };
             DecoderLayer::load(&parts)
         };
-        let layers = Stack::load(num_layers, hidden, w.dtype(), parallel, load)?;
+        let inputs = spec.per_layer_inputs.as_ref();
+        let input_width = inputs.map_or(0, |inputs| inputs.width);
+        let sizes = StackSizes { num_layers, hidden, input_width };
+        let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
+        let inputs =
+            inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
         let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;
         Ok(Decoder {
             embed_tokens,
+            per_layer_inputs: inputs.transpose()?.flatten(),
             heads: reported_heads(&layers).clone(),
             layers,
             norm,
@@ -83,8 +92,14 @@ fn reported_heads(layers: &Stack<DecoderLayer>) -> &Heads {
 
 impl Network for Decoder {
     fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array {
-        let embed = || self.embed_tokens.forward(tokens);
-        self.layers.forward(tokens.len(), embed, |h, layer| layer.forward(h, step))
+        let embed = || match &self.per_layer_inputs {
+            Some(inputs) => {
+                let (residual, inputs) = inputs.forward(&self.embed_tokens, tokens);
+                Stream { residual, inputs: Some(inputs) }
+            }
+            None => Stream { residual: self.embed_tokens.forward(tokens), inputs: None },
+        };
+        self.layers.forward(tokens.len(), embed, |h, layer, input| layer.forward(h, input, step))
     }
 
     fn norm(&self, h: &Array) -> Array {

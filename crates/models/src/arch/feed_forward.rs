@@ -2,14 +2,16 @@
 
 use jackalope_kernels as kernels;
 use jackalope_spec::{
-    Activation, Dimension, ExpertsSpec, FeedForward, MlpSpec, RouterScores, RouterSpec,
+    self as spec, Activation, Dimension, ExpertsSpec, FeedForward, MlpSpec, RouterScores,
+    RouterSpec,
 };
 
 use super::parts::{LayerParts, mlp_weights};
 use crate::error::LoadError;
 use crate::layers::{
-    BlockFrame, ExpertSizes, ExpertWeights, Experts, HasBias, Linear, Mlp, MlpBlock, MlpWeights,
-    Residual, Router, RouterSettings, SharedExpert, SparseMlp,
+    BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Linear, Mlp, MlpBlock,
+    MlpWeights, Norm, Residual, Router, RouterSettings, RouterVectors, SharedExpert, SparseMlp,
+    VectorNorm,
 };
 use crate::split::Cut;
 use crate::weights::Weights;
@@ -90,9 +92,13 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
     let LayerParts { root, parallel, .. } = *parts;
     let (hidden, modules) = (parts.model.hidden_size, &spec.modules);
     let unit = |dimension| parts.layout.inner_units[&dimension];
-    let bias = modules.selection_bias.as_ref().map(|name| root.at(name));
+    let vectors = RouterVectors {
+        selection_bias: modules.selection_bias.as_ref().map(|name| root.at(name)),
+        expert_scales: modules.expert_scales.as_ref().map(|name| root.at(name)),
+        norm: modules.router_norm.as_ref().map(|name| router_norm(name, parts)).transpose()?,
+    };
     let gate = root.at(&modules.router);
-    let router = Router::load(&gate, bias.as_ref(), hidden, settings(spec), parallel)?;
+    let router = Router::load(&gate, vectors, hidden, settings(spec), parallel)?;
     let [gate_proj, up_proj, down_proj] =
         modules.experts.each_ref().map(|module| root.experts(module, spec.num_experts));
     let weights = ExpertWeights { gate_proj, up_proj, down_proj };
@@ -127,7 +133,35 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
         }
         _ => None,
     };
-    Ok(SparseMlp::new(router, experts, shared, parallel))
+    let beside = spec.beside.as_ref().map(|beside| dense_beside(beside, parts)).transpose()?;
+    Ok(SparseMlp::new(router, experts, shared, parallel).beside(beside))
+}
+
+/// Loads the norm of what a router reads, whose weights are divided by the root of their number.
+fn router_norm(name: &str, parts: &LayerParts<'_, '_>) -> Result<Norm, LoadError> {
+    let (hidden, w) = (parts.model.hidden_size, parts.root.at(name));
+    let factor = (hidden as f64).sqrt().recip() as f32;
+    Norm::of_vector(
+        &w,
+        VectorNorm { width: hidden, factor },
+        parts.vector_settings(),
+        parts.parallel,
+    )
+}
+
+fn dense_beside(
+    spec: &spec::DenseBeside,
+    parts: &LayerParts<'_, '_>,
+) -> Result<DenseBeside, LoadError> {
+    let norms = |modules: &[String; 2]| -> Result<[Norm; 2], LoadError> {
+        let load = |name: &String| parts.norm(&parts.root.at(name), parts.model.hidden_size);
+        Ok([load(&modules[0])?, load(&modules[1])?])
+    };
+    Ok(DenseBeside {
+        mlp: dense(&spec.mlp, parts)?,
+        inputs: norms(&spec.inputs)?,
+        outputs: norms(&spec.outputs)?,
+    })
 }
 
 fn settings(spec: &ExpertsSpec) -> RouterSettings {

@@ -6,7 +6,7 @@ use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
-use crate::layers::{BlockFrame, Heads, Residual};
+use crate::layers::{BlockFrame, Heads, LayerInput, PerLayerReader, Residual};
 use crate::split::Cut;
 use crate::step::Step;
 
@@ -19,6 +19,8 @@ pub(super) struct DecoderLayer {
     feed_forward: FeedForwardBlock,
     /// Whether both blocks read the mixer's norm, and their sum is added to the stream.
     is_parallel: bool,
+    /// Reads the layer's input beside the stream, if it has one.
+    reader: Option<PerLayerReader>,
 }
 
 impl DecoderLayer {
@@ -27,17 +29,38 @@ impl DecoderLayer {
     /// # Errors
     /// Fails if a tensor cannot be read.
     pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<DecoderLayer, LoadError> {
+        let scale = parts.stream_scale()?;
+        let reader = parts.reader(scale)?;
+        // The last block scales the stream.
+        let scale = if reader.is_some() { 1.0 } else { scale };
+        let is_parallel = parts.spec.is_parallel;
+        assert!(!is_parallel || scale == 1.0, "no family scales the stream after parallel blocks");
         Ok(DecoderLayer {
-            mixer_frame: parts.frame(&parts.spec.norms.mixer)?,
+            mixer_frame: parts.frame(&parts.spec.norms.mixer, 1.0)?,
             mixer: MixerBlock::load(parts)?,
-            feed_forward_frame: parts.frame(&parts.spec.norms.feed_forward)?,
+            feed_forward_frame: parts.frame(&parts.spec.norms.feed_forward, scale)?,
             feed_forward: FeedForwardBlock::load(parts)?,
-            is_parallel: parts.spec.is_parallel,
+            is_parallel,
+            reader,
         })
     }
 
-    /// Adds the layer's output to the residual stream.
-    pub(super) fn forward(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
+    /// Adds the layer's output to the residual stream; `input` is what it reads beside it.
+    pub(super) fn forward(
+        &self,
+        x: Residual,
+        input: Option<LayerInput<'_>>,
+        step: &mut Step<'_, '_>,
+    ) -> Residual {
+        let h = self.blocks(x, step);
+        match (&self.reader, input) {
+            (Some(reader), Some(input)) => reader.add_to(h, input),
+            (None, _) => h,
+            (Some(_), None) => panic!("a layer that reads inputs gets them"),
+        }
+    }
+
+    fn blocks(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
         if !self.is_parallel {
             let h = self.mixer.add_to(x, &self.mixer_frame, step);
             return self.feed_forward.add_to(h, &self.feed_forward_frame);

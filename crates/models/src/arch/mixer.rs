@@ -2,7 +2,7 @@
 
 use jackalope_spec::{
     AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, QkNorm, QkvModules,
-    ShortConvSpec, StackedModule,
+    ShortConvSpec, StackedModule, ValueKind,
 };
 
 use super::parts::LayerParts;
@@ -10,8 +10,8 @@ use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
-    HeadMatrix, HeadNorms, Heads, LatentAttention, LatentParts, LatentQueries, LatentSizes, Linear,
-    Norm, NormSettings, OwnRows, Residual, ShortConv, ShortConvParts,
+    HeadMatrix, HeadNorms, Heads, KeyValues, LatentAttention, LatentParts, LatentQueries,
+    LatentSizes, Linear, Norm, NormSettings, OwnRows, Residual, ShortConv, ShortConvParts,
 };
 use crate::split::{Cut, HeadCut};
 use crate::step::{Reach, Step};
@@ -116,6 +116,18 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
     let heads = Heads::new(parts.layout.heads, spec.head_dim, parallel);
     let qkv_bias = HasBias::when(spec.has_qkv_bias);
     let [q, k, v] = qkv_weights(root, spec);
+    let key_values = match spec.source_layer {
+        Some(source) => KeyValues::OfLayer(source),
+        None => {
+            let load = |w: &Weights<'_>| Linear::column(w, hidden, &heads.keys(), qkv_bias);
+            let (eps, dtype) = (parts.model.norm_eps, root.dtype());
+            let v_norm = (spec.values != ValueKind::Projected)
+                .then(|| Norm::unweighted(spec.head_dim, eps, dtype, parallel));
+            let has_values = spec.values != ValueKind::NormalizedKeys;
+            let v_proj = has_values.then(|| load(&v)).transpose()?;
+            KeyValues::Own { k_proj: load(&k)?, v_proj, v_norm }
+        }
+    };
     let (q_proj, gate) = if spec.has_output_gate {
         let [query, gate] = query_and_gate(spec).map(|rows| OwnRows::new(&rows, &heads.cut.heads));
         let load = |rows| Linear::of_rows(&q, hidden, rows, qkv_bias);
@@ -130,8 +142,7 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         sinks: sinks.transpose()?,
         q_proj,
         gate,
-        k_proj: Linear::column(&k, hidden, &heads.keys(), qkv_bias)?,
-        v_proj: Linear::column(&v, hidden, &heads.keys(), qkv_bias)?,
+        key_values,
         o_proj: heads.o_proj(&root.at(&spec.modules.output), hidden, output_bias)?,
         head_norms: head_norms(spec, &heads, parts)?,
         rope: parts.ropes.of(&spec.rope),
@@ -180,7 +191,13 @@ fn head_norms(
         None => return Ok(None),
         Some(QkNorm::PerHead) => {
             let load = |module: &String| parts.norm(&root.at(module), spec.head_dim);
-            alone([load(q_norm)?, load(k_norm)?])
+            let keys = if spec.source_layer.is_some() {
+                // The layer that keeps the keys has normalised them; there are none here.
+                Norm::unweighted(spec.head_dim, parts.model.norm_eps, root.dtype(), parallel)
+            } else {
+                load(k_norm)?
+            };
+            alone([load(q_norm)?, keys])
         }
         Some(QkNorm::OwnWeights) => {
             assert!(!spec.norm_follows_rotation, "no family has such norms after the rotation");

@@ -1,13 +1,16 @@
 //! What a layer is made from.
 
+use jackalope_mlx::Dtype;
 use jackalope_spec::{
     BlockNorms, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec, NormKind,
 };
 
 use crate::error::LoadError;
-use crate::layers::{BlockFrame, MlpWeights, Norm, NormSettings, Ropes};
+use crate::layers::{
+    BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes, Ropes,
+};
 use crate::parallel::Parallel;
-use crate::weights::{RowView, Weights};
+use crate::weights::{Part, RowView, Weights};
 
 /// What a layer is made from.
 #[derive(Clone, Copy)]
@@ -34,8 +37,8 @@ impl LayerParts<'_, '_> {
         NormSettings { kind, eps: self.model.norm_eps }
     }
 
-    /// Loads the norms around a block.
-    pub(super) fn frame(&self, norms: &BlockNorms) -> Result<BlockFrame, LoadError> {
+    /// Loads the norms around a block; the stream is multiplied by `scale` after it.
+    pub(super) fn frame(&self, norms: &BlockNorms, scale: f32) -> Result<BlockFrame, LoadError> {
         let load = |module: &Option<String>| {
             let ModelSpec { hidden_size, norm_kind: kind, norm_eps: eps, .. } = *self.model;
             let settings = NormSettings { kind, eps };
@@ -43,7 +46,26 @@ impl LayerParts<'_, '_> {
             module.map(|w| Norm::load(&w, hidden_size, settings, self.parallel)).transpose()
         };
         let factor = self.spec.residual_factor;
-        Ok(BlockFrame { input: load(&norms.input)?, output: load(&norms.output)?, factor })
+        let (input, output) = (load(&norms.input)?, load(&norms.output)?);
+        Ok(BlockFrame { input, output, factor, scale })
+    }
+
+    /// Loads the factor of the stream after the layer.
+    pub(super) fn stream_scale(&self) -> Result<f32, LoadError> {
+        let Some(name) = &self.spec.stream_scale else { return Ok(1.0) };
+        Ok(self.root.at(name).vector_as(Dtype::F32, 1, Part::Whole)?.item::<f32>()?)
+    }
+
+    /// Loads what reads the layer's input beside the stream, after which it is multiplied by `scale`.
+    pub(super) fn reader(&self, scale: f32) -> Result<Option<PerLayerReader>, LoadError> {
+        let ModelSpec { hidden_size: hidden, norm_kind: kind, norm_eps: eps, .. } = *self.model;
+        let inputs = self.model.per_layer_inputs.as_ref();
+        let Some((block, inputs)) = self.spec.per_layer_input.as_ref().zip(inputs) else {
+            return Ok(None);
+        };
+        let sizes = ReaderSizes { hidden, width: inputs.width, scale };
+        let settings = NormSettings { kind, eps };
+        PerLayerReader::load(self.root, block, sizes, settings, self.parallel).map(Some)
     }
 }
 

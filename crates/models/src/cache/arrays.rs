@@ -26,7 +26,7 @@ impl KvArrays {
     ) -> Option<KvArrays> {
         let KvShape { kv_heads, key_dim, value_dim } = match *shape {
             LayerCacheShape::Positions(shape) => shape,
-            LayerCacheShape::State { .. } => return None,
+            LayerCacheShape::State { .. } | LayerCacheShape::None => return None,
         };
         let zeros = |width| {
             Array::zeros(&[dim(sequences), dim(kv_heads), dim(capacity), dim(width)], dtype)

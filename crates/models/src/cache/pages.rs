@@ -39,6 +39,11 @@ pub(crate) struct LayerPages {
 }
 
 impl LayerPages {
+    /// Returns all pages, whose positions another layer of the step has written.
+    pub(crate) fn held(&self) -> Vec<Arc<Page>> {
+        self.pages.locked().clone()
+    }
+
     /// Rounds keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]`, if they are
     /// stored, into the positions from `start` on, and returns all pages.
     pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {

@@ -166,6 +166,12 @@ impl SlotPool {
         class.layers[layer].insert(held.scattered(new, at)).clone()
     }
 
+    /// Returns the keys and values of all slots of a layer, which has written those of the step.
+    pub(crate) fn held(&self, class: usize, layer: usize) -> KvArrays {
+        let held = self.classes[&class].layers[layer].as_ref();
+        held.expect("a class has all layers with positions").clone()
+    }
+
     fn touch(&mut self, class: usize, slot: usize) {
         let class = self.classes.get_mut(&class).expect("a slot has a class");
         let occupant = class.slots[slot].as_mut().expect("a held slot is occupied");

@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, AttentionConfig, Elements, Float, Floats, KvPage, SequenceKv, Threads,
+    self as kernels, AttentionConfig, Elements, ElementsMut, Float, Floats, KvPage, SequenceKv,
+    Threads,
 };
 use jackalope_mlx::{Array, Dtype, Pinned};
 use jackalope_spec::QueryGrowth;
@@ -15,11 +16,11 @@ use super::heads::Heads;
 use super::kernel::{DivisibleKernel, dim, elements, float, pinned};
 use super::linear::{Linear, LinearKernel};
 use super::mlp::Mlp;
-use super::norm::NormKernel;
+use super::norm::{Norm, NormKernel};
 use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
-use super::stock_attention::{StockAttention, StockHeads, StockValues};
+use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
@@ -32,10 +33,7 @@ pub(crate) struct AttentionParts {
     /// Projection `[hidden] -> [heads, head_dim]` whose logistic function the results are multiplied
     /// by, if there is one.
     pub(crate) gate: Option<Linear>,
-    /// Projection `[hidden] -> [kv_heads, head_dim]`.
-    pub(crate) k_proj: Linear,
-    /// Projection `[hidden] -> [kv_heads, head_dim]`.
-    pub(crate) v_proj: Linear,
+    pub(crate) key_values: KeyValues,
     /// Projection `[heads, head_dim] -> [hidden]`, summed over ranks.
     pub(crate) o_proj: Linear,
     /// Norms of queries and keys.
@@ -51,6 +49,45 @@ pub(crate) struct AttentionParts {
     pub(crate) scale: f32,
     /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
     pub(crate) soft_cap: Option<f32>,
+}
+
+/// Where keys and values come from.
+#[derive(Debug)]
+pub(crate) enum KeyValues {
+    /// They are computed and kept.
+    Own {
+        /// Projection `[hidden] -> [kv_heads, head_dim]`.
+        k_proj: Linear,
+        /// Projection `[hidden] -> [kv_heads, head_dim]`; `None` if what is projected to keys is also
+        /// the values.
+        v_proj: Option<Linear>,
+        /// Norm of each head's values.
+        v_norm: Option<Norm>,
+    },
+    /// The layer of this number keeps them.
+    OfLayer(usize),
+}
+
+impl KeyValues {
+    /// Returns the projections.
+    fn projections(&self) -> Vec<&Linear> {
+        match self {
+            KeyValues::Own { k_proj, v_proj, .. } => [k_proj].into_iter().chain(v_proj).collect(),
+            KeyValues::OfLayer(_) => Vec::new(),
+        }
+    }
+
+    fn kernel(&self, layer_idx: usize, step: &Step<'_, '_>) -> KeyValuesKernel {
+        let pages = |layer_idx| step.caches.iter().map(|cache| cache.pages(layer_idx)).collect();
+        match self {
+            KeyValues::Own { v_proj, v_norm, .. } => KeyValuesKernel::Own {
+                has_values: v_proj.is_some(),
+                v_norm: v_norm.as_ref().map(Norm::kernel),
+                pages: pages(layer_idx),
+            },
+            KeyValues::OfLayer(source) => KeyValuesKernel::Held(pages(*source)),
+        }
+    }
 }
 
 /// Grouped-query attention with rotary positions.
@@ -79,6 +116,9 @@ impl Attention {
 
     /// Returns what the layer keeps of a sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
+        if let KeyValues::OfLayer(_) = self.parts.key_values {
+            return LayerCacheShape::None;
+        }
         let Heads { head_dim, ref cut, .. } = self.parts.heads;
         let kv_heads = cut.kv_heads.len();
         LayerCacheShape::Positions(KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim })
@@ -102,7 +142,8 @@ impl Attention {
         };
         let (projection, kernel) = (self.projection(), self.kernel(step));
         let (queries, keys) = (parts.heads.queries().len(), parts.heads.keys().len());
-        let mut widths = vec![queries, keys, keys];
+        let mut widths = vec![queries];
+        widths.extend(parts.key_values.projections().iter().map(|_| keys));
         widths.extend(parts.gate.as_ref().map(|_| queries));
         let block = TwoParts {
             widths,
@@ -149,9 +190,9 @@ impl Attention {
 
     fn projection(&self) -> ProjectionKernel {
         let parts = &self.parts;
-        let linears = [&parts.q_proj, &parts.k_proj, &parts.v_proj];
+        let linears = [&parts.q_proj].into_iter().chain(parts.key_values.projections());
         ProjectionKernel {
-            qkv: linears.map(Linear::kernel),
+            qkv: linears.map(Linear::kernel).collect(),
             gate: parts.gate.as_ref().map(Linear::kernel),
             norms: parts.head_norms.as_ref().map(HeadNorms::kernel),
         }
@@ -178,7 +219,8 @@ impl Attention {
                 sinks: None,
             },
             spans: step.spans.clone(),
-            pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
+            has_gate: parts.gate.is_some(),
+            key_values: parts.key_values.kernel(self.layer_idx, step),
             dtype: self.dtype,
         }
     }
@@ -187,10 +229,12 @@ impl Attention {
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
         let mut q = self.split(&parts.q_proj.stock(x)); // [tokens, heads, head_dim]
-        let mut k = self.split(&parts.k_proj.stock(x)); // [tokens, kv_heads, head_dim]
-        let v = self.split(&parts.v_proj.stock(x));
+        let mut kv = self.stock_key_values(x);
         if let Some(norms) = &parts.head_norms {
-            [q, k] = norms.stock([q, k]);
+            match &mut kv {
+                StockKv::New { k, .. } => [q, *k] = norms.stock([q, k.clone()]),
+                StockKv::OfLayer(_) => q = norms.stock_queries(&q),
+            }
         }
         if let Some(growth) = parts.query_growth {
             let factors = query_factors(growth, step);
@@ -206,10 +250,23 @@ impl Attention {
             norms: parts.head_norms.as_ref().and_then(HeadNorms::rotated),
             sinks: parts.sinks.as_ref(),
         };
-        let out = attention.forward(&StockHeads { q, k, v: StockValues::Own(v) }, step);
+        let out = attention.forward(&StockHeads { q, kv }, step);
         match &parts.gate {
             Some(gate) => out.mul(&gate.stock(x).sigmoid()),
             None => out,
+        }
+    }
+
+    /// Computes keys and values `[tokens, kv_heads, head_dim]` with MLX, keys before their norm.
+    fn stock_key_values(&self, x: &Array) -> StockKv {
+        match &self.parts.key_values {
+            KeyValues::Own { k_proj, v_proj, v_norm } => {
+                let k = self.split(&k_proj.stock(x));
+                let v = v_proj.as_ref().map_or(k.clone(), |v_proj| self.split(&v_proj.stock(x)));
+                let v = v_norm.as_ref().map_or(v.clone(), |norm| norm.stock(&v));
+                StockKv::New { k, v: StockValues::Own(v) }
+            }
+            KeyValues::OfLayer(source) => StockKv::OfLayer(*source),
         }
     }
 
@@ -226,16 +283,17 @@ pub(super) fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32
 
 /// The first part of the attention primitive: the projections.
 struct ProjectionKernel {
-    qkv: [LinearKernel; 3],
+    /// To queries, keys and values, as far as the layer computes them.
+    qkv: Vec<LinearKernel>,
     gate: Option<LinearKernel>,
     norms: Option<HeadNormsKernel>,
 }
 
 impl ProjectionKernel {
     fn project(&self, x: Elements<'_>, threads: &Threads) -> Middle {
-        let values = LinearKernel::products(&self.qkv, x, threads);
-        let sums = self.norms.as_ref().map(|norms| norms.sums([&values[0], &values[1]], threads));
-        let mut values = Vec::from(values);
+        let mut values = LinearKernel::products_of(&self.qkv, x, threads);
+        let keys: &[f32] = values.get(1).map_or(&[], Vec::as_slice);
+        let sums = self.norms.as_ref().map(|norms| norms.sums([&values[0], keys], threads));
         if let Some(gate) = &self.gate {
             values.extend(LinearKernel::products(std::array::from_ref(gate), x, threads));
         }
@@ -254,15 +312,29 @@ struct AttentionKernel {
     query_factors: Option<Vec<f32>>,
     config: AttentionConfig<'static>,
     spans: Vec<StepSpan>,
-    pages: Vec<LayerPages>,
+    has_gate: bool,
+    key_values: KeyValuesKernel,
     dtype: Dtype,
+}
+
+/// Keys and values for the kernels: the pages of each span.
+enum KeyValuesKernel {
+    /// They are written there.
+    Own {
+        /// Whether values have a projection of their own.
+        has_values: bool,
+        v_norm: Option<NormKernel>,
+        pages: Vec<LayerPages>,
+    },
+    /// Another layer has written them there.
+    Held(Vec<LayerPages>),
 }
 
 impl AttentionKernel {
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias.
     fn product(&self, mut projected: Middle, threads: &Threads) -> Vec<f64> {
         // The gates follow queries, keys and values.
-        let gates = projected.values.get_mut(3).map(std::mem::take);
+        let gates = if self.has_gate { projected.values.pop() } else { None };
         let Some(gates) = gates else {
             let heads = self.heads(&mut projected, float(self.dtype), threads);
             return self.output.multiply(heads.elements(), threads);
@@ -276,8 +348,10 @@ impl AttentionKernel {
     /// Computes the heads' results `[tokens, heads * head_dim]`, rounded to `result`.
     fn heads(&self, projected: &mut Middle, result: Float, threads: &Threads) -> Floats {
         let Middle { values, sums } = projected;
-        let [q, k, v] = &mut values[..3] else { panic!("three projections") };
-        let (mut q, mut k, v) = (std::mem::take(q), std::mem::take(k), std::mem::take(v));
+        let mut values = values.iter_mut().map(std::mem::take);
+        let mut q = values.next().expect("a projection to queries");
+        let mut k = values.next().unwrap_or_default();
+        let v = self.values(&k, values.next(), threads);
         let norms = self.norms.as_ref();
         let norms = norms.and_then(|norms| norms.apply([&mut q, &mut k], sums, threads));
         let norms = norms.map(|norms| norms.each_ref().map(NormKernel::view));
@@ -290,15 +364,7 @@ impl AttentionKernel {
         if let Some(factors) = &self.query_factors {
             kernels::scale_rows(&mut q, factors);
         }
-        let width = self.config.kv_heads * self.config.head_dim;
-        let writing = threads.span("kv_cache", 0);
-        let spans = self.spans.iter().zip(&self.pages);
-        let held = spans.map(|(span, pages)| {
-            let range = span.rows.start * width..span.rows.end * width;
-            pages.write(span.start, &k[range.clone()], &v[range])
-        });
-        let held: Vec<Vec<Arc<Page>>> = held.collect();
-        drop(writing);
+        let held = self.hold(&k, &v, threads);
         let views: Vec<Vec<KvPage<'_>>> =
             held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
         let spans = self.spans.iter().zip(&views);
@@ -313,5 +379,36 @@ impl AttentionKernel {
         let config = AttentionConfig { sinks: sinks.as_deref(), ..self.config };
         kernels::attention(q, &sequences, &config, out.elements_mut(), threads);
         out
+    }
+
+    /// Returns the values of the layer's own heads, normalised if there is a norm; none if another
+    /// layer has them. `k` are the projections to keys.
+    fn values(&self, k: &[f32], v: Option<Vec<f32>>, threads: &Threads) -> Vec<f32> {
+        let KeyValuesKernel::Own { has_values, v_norm, .. } = &self.key_values else {
+            return Vec::new();
+        };
+        let v = if *has_values { v.expect("a projection to values") } else { k.to_vec() };
+        let Some(norm) = v_norm else { return v };
+        let mut normed = vec![0.0; v.len()];
+        norm.norm(Elements::F32(&v), ElementsMut::F32(&mut normed), threads);
+        normed
+    }
+
+    /// Writes the keys and values of the step's rows, if the layer keeps them. Returns the pages of
+    /// each span.
+    fn hold(&self, k: &[f32], v: &[f32], threads: &Threads) -> Vec<Vec<Arc<Page>>> {
+        let width = self.config.kv_heads * self.config.head_dim;
+        let _writing = threads.span("kv_cache", 0);
+        match &self.key_values {
+            KeyValuesKernel::Own { pages, .. } => {
+                let spans = self.spans.iter().zip(pages);
+                let held = spans.map(|(span, pages)| {
+                    let range = span.rows.start * width..span.rows.end * width;
+                    pages.write(span.start, &k[range.clone()], &v[range])
+                });
+                held.collect()
+            }
+            KeyValuesKernel::Held(pages) => pages.iter().map(LayerPages::held).collect(),
+        }
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct TableSize {
 
 /// A table `[vocab, hidden]`, of which this rank holds some rows.
 #[derive(Debug)]
-struct Table {
+pub(super) struct Table {
     matrix: Matrix,
     /// Vector that is added to the logits, this rank's part.
     bias: Option<Bias>,
@@ -39,7 +39,7 @@ struct Table {
 
 impl Table {
     /// Loads this rank's rows; none if this rank does not use the table.
-    fn load(
+    pub(super) fn load(
         w: &Weights<'_>,
         TableSize { vocab, hidden }: TableSize,
         is_used: bool,
@@ -65,7 +65,7 @@ impl Table {
     }
 
     /// Returns the rows of `ids`; rows that this rank does not hold are zeros.
-    fn rows(&self, ids: &[TokenId], hidden: usize) -> Array {
+    pub(super) fn rows(&self, ids: &[TokenId], hidden: usize) -> Array {
         let shape = [dim(ids.len()), dim(hidden)];
         if self.matrix.is_empty() {
             return Array::zeros(&shape, self.dtype);
@@ -200,11 +200,20 @@ impl Embedding {
 
     /// Returns the beginning of the residual stream.
     pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
-        let rows = self.table.rows(ids, self.hidden);
-        let rows = self.table.parallel.all_sum(&rows);
+        let rows = self.table.parallel.all_sum(&self.rows(ids));
+        Residual::new(self.finished(rows), &self.table.parallel)
+    }
+
+    /// Returns the vectors of `ids` before their sum over the ranks.
+    pub(super) fn rows(&self, ids: &[TokenId]) -> Array {
+        self.table.rows(ids, self.hidden)
+    }
+
+    /// Returns the beginning of the stream, of vectors that are summed over the ranks.
+    pub(super) fn finished(&self, rows: Array) -> Array {
         // The factor is rounded to the type of the model, as in mlx-lm.
         let scaled = self.scale.map(|scale| rows.mul(&Array::scalar_of(scale, rows.dtype())));
-        Residual::new(scaled.unwrap_or(rows), &self.table.parallel)
+        scaled.unwrap_or(rows)
     }
 }
 

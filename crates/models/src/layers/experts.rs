@@ -10,12 +10,14 @@ use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, quant};
 use jackalope_spec::ExpertActivation;
 
+use super::activation;
 use super::frame::BlockFrame;
 use super::kernel::{
-    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned,
+    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned, zeros_after,
 };
 use super::linear::{Linear, LinearKernel};
 use super::mlp::{Mlp, MlpKernel};
+use super::norm::{Norm, NormKernel};
 use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::Residual;
 use super::router::{Router, RouterKernel, StockRoutes};
@@ -192,6 +194,9 @@ struct BiasesKernel {
 fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> Array {
     match activation {
         ExpertActivation::Swiglu => gate.silu().mul(up),
+        ExpertActivation::Geglu => {
+            activation::stock(kernels::ActivationFunction::GeluTanh, gate).mul(up)
+        }
         ExpertActivation::ClampedSwiglu { alpha, limit } => {
             let number = |value: f32| Array::scalar_of(value, gate.dtype());
             let gate = gate.minimum(&number(limit));
@@ -216,15 +221,17 @@ impl ExpertsKernel {
             kernels::add_expert_bias(&mut gate, rows, elements(gate_bias));
             kernels::add_expert_bias(&mut up, rows, elements(up_bias));
         }
+        let mut function = kernels::ActivationFunction::Silu;
         match self.activation {
             ExpertActivation::Swiglu => {}
+            ExpertActivation::Geglu => function = kernels::ActivationFunction::GeluTanh,
             ExpertActivation::ClampedSwiglu { alpha, limit } => {
                 kernels::clamp_gates(&mut gate, &mut up, alpha, limit);
             }
         }
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
-        kernels::swiglu(&gate, &up, inner.elements_mut(), threads);
+        kernels::gated(function, &gate, &up, inner.elements_mut(), threads);
         let DivisibleKernel { matrix, unit } = &self.down;
         let (down, x) = (&matrix.view(), inner.elements());
         let mut sums = kernels::divisible_expert_matmul(x, rows, down, *unit, threads);
@@ -241,7 +248,20 @@ pub(crate) struct SparseMlp {
     pub(crate) router: Router,
     pub(crate) experts: Experts,
     pub(crate) shared: Option<SharedExpert>,
+    /// A dense block with norms of its own, if there is one.
+    beside: Option<DenseBeside>,
     parallel: Parallel,
+}
+
+/// A dense block beside experts. Each reads the stream through a norm of its own, and what each returns
+/// is normalised before it is added up.
+#[derive(Debug)]
+pub(crate) struct DenseBeside {
+    pub(crate) mlp: Mlp,
+    /// Norms of what the dense block and the experts read.
+    pub(crate) inputs: [Norm; 2],
+    /// Norms of what the dense block and the experts return.
+    pub(crate) outputs: [Norm; 2],
 }
 
 /// An expert that every token passes.
@@ -259,7 +279,12 @@ impl SparseMlp {
         shared: Option<SharedExpert>,
         parallel: &Parallel,
     ) -> SparseMlp {
-        SparseMlp { router, experts, shared, parallel: parallel.clone() }
+        SparseMlp { router, experts, shared, beside: None, parallel: parallel.clone() }
+    }
+
+    /// Puts a dense block beside the experts.
+    pub(crate) fn beside(self, beside: Option<DenseBeside>) -> SparseMlp {
+        SparseMlp { beside, ..self }
     }
 
     /// Returns this rank's part of the inner dimension of an expert.
@@ -269,10 +294,14 @@ impl SparseMlp {
 
     /// Adds the mixture to the stream.
     pub(crate) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
+        if let Some(beside) = &self.beside {
+            return self.add_halves(beside, residual, frame);
+        }
         let shared = self.shared.as_ref().filter(|shared| !shared.mlp.inner.is_empty());
         let has_experts = !self.experts.inner.is_empty();
         let output = BlockOutput {
             hidden: self.experts.sizes.hidden,
+            halves: None,
             bias: None,
             num_sums: 0,
             is_empty: !has_experts && shared.is_none(),
@@ -284,6 +313,39 @@ impl SparseMlp {
         let kernel = SparseKernel {
             routed: has_experts.then(|| (self.router.kernel(), self.experts.kernel())),
             shared: shared.map(SharedExpert::kernel),
+        };
+        residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
+    }
+
+    /// Adds the experts and the dense block beside them: both halves of a product of twice the width.
+    fn add_halves(&self, beside: &DenseBeside, residual: Residual, frame: &BlockFrame) -> Residual {
+        let DenseBeside { mlp, inputs, outputs } = beside;
+        let hidden = self.experts.sizes.hidden;
+        let (has_dense, has_experts) = (!mlp.inner.is_empty(), !self.experts.inner.is_empty());
+        let output = BlockOutput {
+            hidden: 2 * hidden,
+            halves: Some(outputs),
+            bias: None,
+            num_sums: 0,
+            is_empty: !has_dense && !has_experts,
+            dtype: self.experts.dtype,
+        };
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            return residual.stock_block(frame, output, |x| {
+                let zeros = || zeros_after(x, hidden, self.experts.dtype);
+                let dense = has_dense.then(|| mlp.stock(&inputs[0].stock(x)));
+                let routed = has_experts
+                    .then(|| self.experts.stock(&inputs[1].stock(x), &self.router.stock(x)));
+                let [dense, routed] = [dense, routed].map(|half| half.unwrap_or_else(zeros));
+                Array::concatenate(&[&dense, &routed], 1)
+            });
+        };
+        let kernel = HalvesKernel {
+            dense: has_dense.then(|| (inputs[0].kernel(), mlp.kernel())),
+            routed: has_experts
+                .then(|| (inputs[1].kernel(), self.router.kernel(), self.experts.kernel())),
+            dtype: self.experts.dtype,
+            hidden,
         };
         residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
     }
@@ -307,6 +369,41 @@ impl SharedExpert {
 
     fn kernel(&self) -> SharedKernel {
         SharedKernel { mlp: self.mlp.kernel(), gate: self.gate.as_ref().map(Linear::kernel) }
+    }
+}
+
+/// Experts and the dense block beside them, for the kernels.
+struct HalvesKernel {
+    dense: Option<(NormKernel, MlpKernel)>,
+    routed: Option<(NormKernel, RouterKernel, ExpertsKernel)>,
+    dtype: Dtype,
+    /// Width of a half.
+    hidden: usize,
+}
+
+impl HalvesKernel {
+    /// Computes this rank's part of the product `[tokens, 2 * hidden]`.
+    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+        let normed = |norm: &NormKernel| {
+            let mut normed = Floats::zeros(float(self.dtype), x.len());
+            norm.norm(x, normed.elements_mut(), threads);
+            normed
+        };
+        let dense =
+            self.dense.as_ref().map(|(norm, mlp)| mlp.product(normed(norm).elements(), threads));
+        let routed = self.routed.as_ref().map(|(norm, router, experts)| {
+            let rows = router.route(x, threads);
+            experts.product(normed(norm).elements(), &rows, threads)
+        });
+        let mut halves = vec![0.0; 2 * x.len()];
+        for (idx, half) in [dense, routed].iter().enumerate() {
+            let Some(half) = half else { continue };
+            let rows = halves.chunks_exact_mut(2 * self.hidden).zip(half.chunks_exact(self.hidden));
+            for (row, own) in rows {
+                row[idx * self.hidden..][..self.hidden].copy_from_slice(own);
+            }
+        }
+        halves
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::norm::Norm;
 
-/// What surrounds a block: `stream + factor * output(block(input(stream)))`.
+/// What surrounds a block: `scale * (stream + factor * output(block(input(stream))))`.
 #[derive(Debug)]
 pub(crate) struct BlockFrame {
     /// Norm of the stream that the block reads; `None` if it reads the stream itself.
@@ -11,4 +11,6 @@ pub(crate) struct BlockFrame {
     pub(crate) output: Option<Norm>,
     /// Factor of what is added to the stream.
     pub(crate) factor: f32,
+    /// Factor of the stream after the block.
+    pub(crate) scale: f32,
 }

@@ -109,6 +109,18 @@ impl HeadNorms {
         }
     }
 
+    /// Normalises queries `[tokens, heads, head_dim]` alone with MLX.
+    ///
+    /// # Panics
+    /// Panics if they are normalised together.
+    pub(super) fn stock_queries(&self, q: &Array) -> Array {
+        match self {
+            HeadNorms::Rotated(_) => q.clone(),
+            HeadNorms::PerHead([norm, _]) => norm.stock(q),
+            HeadNorms::AllHeads(_) => panic!("no family shares keys and normalises all heads"),
+        }
+    }
+
     /// Returns the norms that are applied after the rotation.
     pub(super) fn rotated(&self) -> Option<&[Norm; 2]> {
         match self {

@@ -31,7 +31,7 @@ use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
-use super::stock_attention::{StockAttention, StockHeads, StockValues};
+use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
@@ -201,7 +201,8 @@ impl LatentAttention {
             sinks: None,
         };
         let v = StockValues::OfKeys { dim: rank };
-        let out = attention.forward(&StockHeads { q, k: k.expand_dims(1), v }, step);
+        let kv = StockKv::New { k: k.expand_dims(1), v };
+        let out = attention.forward(&StockHeads { q, kv }, step);
         let out = self.parts.unembed.stock(&of_heads(&out.reshape(&[tokens, -1, rank])));
         of_heads(&out).reshape(&[tokens, -1])
     }

@@ -112,6 +112,7 @@ impl Linear {
     pub(super) fn block_output(&self) -> BlockOutput<'_> {
         BlockOutput {
             hidden: self.matrix.output(),
+            halves: None,
             bias: self.bias.as_ref(),
             num_sums: 0,
             is_empty: self.matrix.is_empty(),
@@ -152,8 +153,18 @@ impl LinearKernel {
         x: Elements<'_>,
         threads: &Threads,
     ) -> [Vec<f32>; N] {
-        let mut results = [const { Vec::new() }; N];
-        let mut products = Vec::with_capacity(N);
+        let results = LinearKernel::products_of(linears, x, threads);
+        results.try_into().expect("a product for each layer")
+    }
+
+    /// As [`LinearKernel::products`], for any number of layers.
+    pub(super) fn products_of(
+        linears: &[LinearKernel],
+        x: Elements<'_>,
+        threads: &Threads,
+    ) -> Vec<Vec<f32>> {
+        let mut results = vec![Vec::new(); linears.len()];
+        let mut products = Vec::with_capacity(linears.len());
         for (LinearKernel { matrix, .. }, result) in linears.iter().zip(&mut results) {
             *result = vec![0.0; x.len() / matrix.input * matrix.output];
             products.push(Product { matrix: matrix.view(), out: ElementsMut::F32(result) });

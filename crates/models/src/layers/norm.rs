@@ -20,6 +20,14 @@ pub(crate) struct NormSettings {
     pub(crate) eps: f32,
 }
 
+/// The weights of a norm that are a vector times a factor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VectorNorm {
+    /// Number of elements.
+    pub(crate) width: usize,
+    pub(crate) factor: f32,
+}
+
 /// Computes `x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension, of `x` or of its
 /// difference from its mean. Every rank holds the whole weight.
 #[derive(Debug)]
@@ -89,6 +97,23 @@ impl Norm {
         let compute = parallel.compute().clone();
         let (bias, kernel) = (None, OnceCell::new());
         Norm { weight: ones, bias, kernel, is_centred: false, eps, compute }
+    }
+
+    /// Loads a norm whose weights are the vector at `w`, times a factor.
+    pub(crate) fn of_vector(
+        w: &Weights<'_>,
+        VectorNorm { width, factor }: VectorNorm,
+        settings: NormSettings,
+        parallel: &Parallel,
+    ) -> Result<Norm, LoadError> {
+        // As with `adds_one`, our kernels do not round the weights.
+        let dtype = match parallel.compute() {
+            Compute::Kernels(_) => Dtype::F32,
+            Compute::Stock => w.dtype(),
+        };
+        let weight = &w.vector_as(dtype, width, Part::Whole)? * factor;
+        weight.eval()?;
+        Norm::new(weight, settings, parallel)
     }
 
     /// Normalises `x`; `x` and the result are `[tokens, width]`.

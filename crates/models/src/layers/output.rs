@@ -5,12 +5,16 @@ use std::cell::OnceCell;
 use jackalope_mlx::{Array, Dtype, Pinned};
 
 use super::kernel::pinned;
+use super::norm::Norm;
 
 /// The product that a block adds to the stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockOutput<'a> {
-    /// Width of the stream.
+    /// Width of the product.
     pub(super) hidden: usize,
+    /// Norms of both halves of the product, which is twice as wide as the stream; the sum of the
+    /// results takes its place.
+    pub(super) halves: Option<&'a [Norm; 2]>,
     /// Vector that is added to the sum over the ranks, `[hidden]`.
     pub(super) bias: Option<&'a Bias>,
     /// Number of sums over the ranks of each row in the middle of the block.

@@ -47,17 +47,50 @@ struct Pending {
 #[derive(Clone, Debug)]
 struct Closing {
     bias: Option<Pinned>, // [hidden]
+    /// Norms of both halves of the product, whose sum takes its place.
+    halves: Option<[NormKernel; 2]>,
     norm: Option<NormKernel>,
     factor: f32,
+    scale: f32,
 }
 
 impl Closing {
     fn new(frame: &BlockFrame, output: &BlockOutput<'_>) -> Closing {
         Closing {
             bias: output.bias.map(Bias::pinned),
+            halves: output.halves.map(|norms| norms.each_ref().map(Norm::kernel)),
             norm: frame.output.as_ref().map(Norm::kernel),
             factor: frame.factor,
+            scale: frame.scale,
         }
+    }
+
+    /// Returns the type of the product that is added to a stream `[tokens, hidden]`.
+    fn product_type(&self, stream: &ArrayType) -> ArrayType {
+        let mut shape = stream.shape.clone();
+        if self.halves.is_some() {
+            shape[1] *= 2;
+        }
+        ArrayType { shape, dtype: Dtype::F64 }
+    }
+
+    /// Returns what is added to the stream of `hidden` elements, before bias, norm and factor.
+    fn sum_of_halves<'p>(
+        &self,
+        product: &'p [f64],
+        hidden: usize,
+        threads: &Threads,
+    ) -> Cow<'p, [f64]> {
+        let Some(norms) = &self.halves else { return product.into() };
+        let mut sums = vec![0.0; product.len() / 2];
+        for (half, norm) in norms.iter().enumerate() {
+            let rows = product.chunks_exact(2 * hidden).map(|row| &row[half * hidden..][..hidden]);
+            let part: Vec<f32> = rows.flatten().map(|value| *value as f32).collect();
+            let mut normed = vec![0.0; part.len()];
+            norm.norm(Elements::F32(&part), ElementsMut::F32(&mut normed), threads);
+            sums.iter_mut().zip(normed).for_each(|(sum, value)| *sum += f64::from(value));
+        }
+        sums.into()
     }
 }
 
@@ -132,9 +165,18 @@ impl Residual {
         };
         let sum = self.parallel.all_sum(&part);
         let sum = output.bias.map_or(sum.clone(), |bias| sum.add(bias.array()));
+        let sum = match output.halves {
+            Some(norms) => {
+                let hidden = self.h.dim(-1);
+                let halves = [0, 1].map(|idx| sum.slice_axis(1, idx * hidden, (idx + 1) * hidden));
+                norms[0].stock(&halves[0]).add(&norms[1].stock(&halves[1]))
+            }
+            None => sum,
+        };
         let sum = frame.output.as_ref().map_or(sum.clone(), |norm| norm.stock(&sum));
         let sum = if frame.factor == 1.0 { sum } else { &sum * frame.factor };
-        Residual { h: sum.add(&self.h), ..self }
+        let h = sum.add(&self.h);
+        Residual { h: if frame.scale == 1.0 { h } else { &h * frame.scale }, ..self }
     }
 
     /// Like [`Residual::stock_block`], with our kernels.
@@ -216,7 +258,7 @@ impl Residual {
         let last = self.blocks.last().expect("a block was added");
         let closing = last.closing.clone();
         let stream = self.h.array_type();
-        let out = [ArrayType { dtype: Dtype::F64, ..stream.clone() }, stream];
+        let out = [closing.product_type(&stream), stream];
         let mut results =
             self.node(&out, threads, |chain, outputs, threads| chain.split(outputs, threads));
         let h = results.remove(1);
@@ -288,17 +330,19 @@ impl Stream<'_> {
 }
 
 impl<'a> Chain<'a> {
-    /// Computes `out = h + factor * norm(product + bias)`, rounded once.
+    /// Computes `out = scale * (h + factor * norm(product + bias))`, rounded once.
     fn add(&self, added: &Added<'_>, out: ElementsMut<'_>, threads: &Threads) {
-        let Closing { bias, norm, factor } = added.closing;
+        let Closing { bias, norm, factor, scale, .. } = added.closing;
+        let product = added.closing.sum_of_halves(&added.product, self.hidden, threads);
         let terms = Terms {
             residual: self.h.elements(),
             bias: bias.as_ref().map(elements),
             norm: norm.as_ref().map(NormKernel::view),
             factor: *factor,
+            scale: *scale,
             width: self.hidden,
         };
-        kernels::add_terms(&added.product, terms, out, threads);
+        kernels::add_terms(&product, terms, out, threads);
     }
 
     /// Adds the terms that are still to be added, and returns what `work` makes of the stream, which
@@ -310,7 +354,7 @@ impl<'a> Chain<'a> {
         threads: &Threads,
     ) -> R {
         if let Some(added) = self.added.take() {
-            let mut h = Floats::zeros(float(self.dtype), added.product.len());
+            let mut h = Floats::zeros(float(self.dtype), self.h.elements().len());
             self.add(&added, h.elements_mut(), threads);
             self.h = Stream::Made(h);
         }

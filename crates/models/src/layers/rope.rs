@@ -124,6 +124,13 @@ fn periods(spec: &RopeSpec) -> (Vec<f64>, f64) {
         RopeScaling::Linear { factor } => {
             (plain.into_iter().map(|period| period * factor).collect(), 1.0)
         }
+        RopeScaling::Proportional { rotated_dims, factor } => {
+            // Pairs with an infinite period are not rotated.
+            let stretched = plain.into_iter().enumerate().map(|(pair, period)| {
+                if 2 * pair < *rotated_dims { period * factor } else { f64::INFINITY }
+            });
+            (stretched.collect(), 1.0)
+        }
         RopeScaling::Llama3 { .. } => (llama3(plain, &spec.scaling), 1.0),
         RopeScaling::Yarn { .. } => yarn(plain, spec),
         RopeScaling::LongRope { factors, magnitude } => {

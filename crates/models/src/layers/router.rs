@@ -1,10 +1,11 @@
 //! The router of a mixture of experts.
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, ExpertRows, RouterConfig, Scores};
-use jackalope_kernels::{ExpertGroups, Threads};
+use jackalope_kernels::{ExpertGroups, Floats, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
-use super::kernel::{Matrix, MatrixCut, dim, pinned};
+use super::kernel::{Matrix, MatrixCut, dim, float, pinned};
+use super::norm::{Norm, NormKernel};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
@@ -28,6 +29,16 @@ pub(crate) struct RouterSettings {
     pub(crate) scale: f32,
 }
 
+/// The tensors of a router beside its matrix.
+pub(crate) struct RouterVectors<'a> {
+    /// Added to the scores for the choice only, `[experts]`.
+    pub(crate) selection_bias: Option<Weights<'a>>,
+    /// Factors of the experts' weights, `[experts]`.
+    pub(crate) expert_scales: Option<Weights<'a>>,
+    /// Norm of what the router reads.
+    pub(crate) norm: Option<Norm>,
+}
+
 /// Chooses the experts of each token. Every rank holds the whole router and must choose the same
 /// experts.
 #[derive(Debug)]
@@ -39,6 +50,8 @@ pub(crate) struct Router {
     plain_gate: Option<Pinned>,
     bias: Option<Array>,           // f32 [experts]
     selection_bias: Option<Array>, // f32 [experts]
+    expert_scales: Option<Array>,  // f32 [experts]
+    norm: Option<Norm>,
     hidden: usize,
     dtype: Dtype,
 }
@@ -53,11 +66,10 @@ pub(super) struct StockRoutes {
 }
 
 impl Router {
-    /// Loads the router with its matrix at `gate`. The tensor `bias`, if there is one, is added to
-    /// the scores for the choice only.
+    /// Loads the router with its matrix at `gate`.
     pub(crate) fn load(
         gate: &Weights<'_>,
-        bias: Option<&Weights<'_>>,
+        vectors: RouterVectors<'_>,
         hidden: usize,
         settings: RouterSettings,
         parallel: &Parallel,
@@ -68,10 +80,8 @@ impl Router {
         let logit_bias = settings
             .has_bias
             .then(|| gate.floats_as(Dtype::F32, "bias", &[num_experts], Part::Whole));
-        let selection_bias = match bias {
-            Some(bias) => Some(bias.vector_as(Dtype::F32, num_experts, Part::Whole)?),
-            None => None,
-        };
+        let load = |w: &Weights<'_>| w.vector_as(Dtype::F32, num_experts, Part::Whole);
+        let RouterVectors { selection_bias, expert_scales, norm } = vectors;
         let plain_gate = match parallel.compute() {
             Compute::Kernels(_) => Some(pinned(&matrix.plain(Dtype::F32)?)),
             Compute::Stock => None,
@@ -81,7 +91,9 @@ impl Router {
             gate: matrix,
             plain_gate,
             bias: logit_bias.transpose()?,
-            selection_bias,
+            selection_bias: selection_bias.as_ref().map(load).transpose()?,
+            expert_scales: expert_scales.as_ref().map(load).transpose()?,
+            norm,
             hidden,
             dtype: gate.dtype(),
         })
@@ -92,12 +104,22 @@ impl Router {
         let gate = self.plain_gate.clone().expect("the kernels' gate is there if they compute");
         let selection_bias = self.selection_bias.as_ref().map(pinned);
         let bias = self.bias.as_ref().map(pinned);
-        RouterKernel { settings: self.settings, gate, bias, selection_bias, hidden: self.hidden }
+        RouterKernel {
+            settings: self.settings,
+            gate,
+            bias,
+            selection_bias,
+            expert_scales: self.expert_scales.as_ref().map(pinned),
+            norm: self.norm.as_ref().map(Norm::kernel),
+            hidden: self.hidden,
+            dtype: self.dtype,
+        }
     }
 
     /// Chooses experts for `x` `[tokens, hidden]` with MLX.
     pub(super) fn stock(&self, x: &Array) -> StockRoutes {
         let settings = &self.settings;
+        let x = self.norm.as_ref().map_or(x.clone(), |norm| norm.stock(x));
         let logits = self.gate.stock_product(&x.astype(self.dtype)).astype(Dtype::F32);
         let logits = self.bias.as_ref().map_or(logits.clone(), |bias| logits.add(bias));
         let scores = match settings.scores {
@@ -129,6 +151,9 @@ impl Router {
         }
         if settings.scale != 1.0 {
             weights = &weights * settings.scale;
+        }
+        if let Some(scales) = &self.expert_scales {
+            weights = weights.mul(&scales.take(&experts, 0));
         }
         StockRoutes { experts, weights }
     }
@@ -175,7 +200,10 @@ pub(super) struct RouterKernel {
     gate: Pinned, // f32 [experts, hidden]
     bias: Option<Pinned>,
     selection_bias: Option<Pinned>,
+    expert_scales: Option<Pinned>,
+    norm: Option<NormKernel>,
     hidden: usize,
+    dtype: Dtype,
 }
 
 impl RouterKernel {
@@ -188,6 +216,12 @@ impl RouterKernel {
             values: Elements::F32(self.gate.values::<f32>()),
         };
         let mut logits = vec![0.0; x.len() / self.hidden * num_experts];
+        let normed = self.norm.as_ref().map(|norm| {
+            let mut normed = Floats::zeros(float(self.dtype), x.len());
+            norm.norm(x, normed.elements_mut(), threads);
+            normed
+        });
+        let x = normed.as_ref().map_or(x, Floats::elements);
         kernels::matmul(x, &gate, ElementsMut::F32(&mut logits), threads);
         if let Some(bias) = &self.bias {
             kernels::add_bias(&mut logits, Elements::F32(bias.values::<f32>()), threads);
@@ -199,6 +233,7 @@ impl RouterKernel {
             num_chosen,
             normalization_eps: self.settings.normalization_eps,
             scale: self.settings.scale,
+            expert_scales: self.expert_scales.as_ref().map(|it| it.values::<f32>()),
         };
         kernels::route(&logits, num_experts, &config)
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use jackalope_mlx::{Array, Dtype};
 
 use super::kernel::dim;
+use super::per_layer::LayerInput;
 use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::Parallel;
@@ -16,24 +17,40 @@ pub(crate) struct Stack<L> {
     layers: Vec<L>,
     /// Range of the model's layers that are here.
     range: Range<usize>,
-    num_layers: usize,
-    hidden: usize,
+    sizes: StackSizes,
     dtype: Dtype,
     parallel: Parallel,
 }
 
+/// The sizes of all layers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackSizes {
+    pub(crate) num_layers: usize,
+    /// Width of the stream.
+    pub(crate) hidden: usize,
+    /// Width of what each layer reads beside it; 0 if nothing.
+    pub(crate) input_width: usize,
+}
+
+/// What passes from layer to layer.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) residual: Residual,
+    /// What the layers from here on read beside it, `[tokens, layers * width]`.
+    pub(crate) inputs: Option<Array>,
+}
+
 impl<L> Stack<L> {
-    /// Loads the layers of this rank, out of `num_layers`. `load` gets a layer's index.
+    /// Loads the layers of this rank. `load` gets a layer's index.
     pub(crate) fn load(
-        num_layers: usize,
-        hidden: usize,
+        sizes: StackSizes,
         dtype: Dtype,
         parallel: &Parallel,
         load: impl Fn(usize) -> Result<L, LoadError>,
     ) -> Result<Stack<L>, LoadError> {
-        let range = parallel.layers(num_layers)?;
+        let range = parallel.layers(sizes.num_layers)?;
         let layers = range.clone().map(load).collect::<Result<Vec<_>, _>>()?;
-        Ok(Stack { layers, range, num_layers, hidden, dtype, parallel: parallel.clone() })
+        Ok(Stack { layers, range, sizes, dtype, parallel: parallel.clone() })
     }
 
     /// Returns the last layer's output for every row, `[tokens, hidden]`; if another rank has that
@@ -42,18 +59,46 @@ impl<L> Stack<L> {
     pub(crate) fn forward(
         &self,
         num_rows: usize,
-        embed: impl FnOnce() -> Residual,
-        mut add: impl FnMut(Residual, &L) -> Residual,
+        embed: impl FnOnce() -> Stream,
+        mut add: impl FnMut(Residual, &L, Option<LayerInput<'_>>) -> Residual,
     ) -> Array {
         let parallel = &self.parallel;
-        let begin = if parallel.has_first_layer() {
-            embed()
-        } else {
-            let received = parallel.receive(&[dim(num_rows), dim(self.hidden)], self.dtype);
-            Residual::new(received, parallel)
-        };
-        let end = self.layers.iter().fold(begin, &mut add).finish();
-        if parallel.has_last_layer() { end } else { parallel.send(&end) }
+        let Stream { residual, inputs } =
+            if parallel.has_first_layer() { embed() } else { self.receive(num_rows) };
+        let width = self.sizes.input_width;
+        let layers = self.layers.iter().enumerate();
+        let end = layers.fold(residual, |residual, (idx, layer)| {
+            let input = inputs.as_ref().map(|rows| LayerInput { rows, first: idx * width });
+            add(residual, layer, input)
+        });
+        let end = end.finish();
+        if parallel.has_last_layer() {
+            return end;
+        }
+        match inputs {
+            None => parallel.send(&end),
+            Some(rows) => {
+                let rest = rows.slice_axis(1, dim(self.layers.len() * width), rows.dim(1));
+                parallel.send(&Array::concatenate(&[&end, &rest], 1))
+            }
+        }
+    }
+
+    /// Receives the stream, and beside it what this rank's layers and those after them read.
+    fn receive(&self, num_rows: usize) -> Stream {
+        let StackSizes { num_layers, hidden, input_width } = self.sizes;
+        let parallel = &self.parallel;
+        let inputs_width = (num_layers - self.range.start) * input_width;
+        let received = parallel.receive(&[dim(num_rows), dim(hidden + inputs_width)], self.dtype);
+        if inputs_width == 0 {
+            return Stream { residual: Residual::new(received, parallel), inputs: None };
+        }
+        let residual = received.slice_axis(1, 0, dim(hidden));
+        let inputs = received.slice_axis(1, dim(hidden), dim(hidden + inputs_width));
+        Stream {
+            residual: Residual::new(residual.contiguous(), parallel),
+            inputs: Some(inputs.contiguous()),
+        }
     }
 
     /// Returns the first layer of this rank; all layers are divided in the same way.
@@ -73,6 +118,6 @@ impl<L> Stack<L> {
 
     /// Returns the number of layers of the whole model.
     pub(crate) fn num_layers(&self) -> usize {
-        self.num_layers
+        self.sizes.num_layers
     }
 }

@@ -1,6 +1,5 @@
 //! Attention with MLX's operations, for all layers that keep keys and values.
 
-use std::array;
 use std::rc::Rc;
 
 use jackalope_mlx::fast::RopeOffset;
@@ -12,13 +11,20 @@ use super::rope::Rope;
 use crate::cache::{KvArrays, SequenceCache, SlotPool};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
 
-/// Queries `[tokens, heads, key_dim]`, keys `[tokens, kv_heads, key_dim]` and values of a step's rows,
-/// before the rotation.
+/// Queries `[tokens, heads, key_dim]`, keys and values of a step's rows, before the rotation.
 #[derive(Debug)]
 pub(super) struct StockHeads {
     pub(super) q: Array,
-    pub(super) k: Array,
-    pub(super) v: StockValues,
+    pub(super) kv: StockKv,
+}
+
+/// The keys and values of a step's rows.
+#[derive(Debug)]
+pub(super) enum StockKv {
+    /// Keys `[tokens, kv_heads, key_dim]` and values that are appended to the caches.
+    New { k: Array, v: StockValues },
+    /// Those that the layer of this number has appended.
+    OfLayer(usize),
 }
 
 /// The values of a step's rows.
@@ -38,13 +44,19 @@ impl StockValues {
             StockValues::OfKeys { .. } => None,
         }
     }
+}
 
+impl StockKv {
     /// Returns the keys and values of what is held.
     fn held(&self, held: KvArrays) -> [Array; 2] {
         let KvArrays { keys, values } = held;
         let values = match self {
-            StockValues::Own(_) => values.expect("values of their own are stored"),
-            StockValues::OfKeys { dim } => keys.slice_axis(3, keys.dim(3) - dim, keys.dim(3)),
+            StockKv::New { v: StockValues::OfKeys { dim }, .. } => {
+                keys.slice_axis(3, keys.dim(3) - dim, keys.dim(3))
+            }
+            StockKv::New { .. } | StockKv::OfLayer(_) => {
+                values.expect("values of their own are stored")
+            }
         };
         [keys, values]
     }
@@ -92,13 +104,19 @@ impl StockAttention<'_> {
         slots: &mut SlotPool,
         layer: usize,
     ) -> Array {
-        let place = RopeOffset::Each(&group.positions);
-        let [q, k] = self.placed([&heads.q, &heads.k].map(|x| group.rows(x)), place);
-        let new = KvArrays { keys: k, values: heads.v.rows(|v| group.rows(v)) };
-        let at = [&group.slots, &group.positions];
-        let held = slots.write(group.class, layer, &new, at);
+        let place = || RopeOffset::Each(&group.positions);
+        let q = self.placed(&group.rows(&heads.q), 0, place());
+        let held = match &heads.kv {
+            StockKv::New { k, v } => {
+                let keys = self.placed(&group.rows(k), 1, place());
+                let new = KvArrays { keys, values: v.rows(|v| group.rows(v)) };
+                slots.write(group.class, layer, &new, [&group.slots, &group.positions])
+            }
+            // Both layers are on this rank, whose layers follow one another.
+            StockKv::OfLayer(source) => slots.held(group.class, layer + source - self.layer_idx),
+        };
         let VisibleKeys { start, stop, mask } = group.visible(self.reach);
-        let [keys, values] = heads.v.held(held.positions(start, stop));
+        let [keys, values] = heads.kv.held(held.positions(start, stop));
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
         group.by_sequence(&self.weigh(&q, &keys, &values, mask))
@@ -106,25 +124,26 @@ impl StockAttention<'_> {
 
     /// Computes the rows of one sequence, `[rows, heads * value_dim]`.
     fn prompt(&self, heads: &StockHeads, span: &StepSpan, cache: &mut SequenceCache) -> Array {
-        let place = RopeOffset::First(dim(span.start));
-        let [q, k] = self.placed([&heads.q, &heads.k].map(|x| rows(x, span)), place);
-        let new = KvArrays { keys: k, values: heads.v.rows(|v| rows(v, span)) };
-        let held = cache.append(self.layer_idx, span.start, &new);
-        let [keys, values] = heads.v.held(held);
+        let place = || RopeOffset::First(dim(span.start));
+        let q = self.placed(&rows(&heads.q, span), 0, place());
+        let held = match &heads.kv {
+            StockKv::New { k, v } => {
+                let keys = self.placed(&rows(k, span), 1, place());
+                let new = KvArrays { keys, values: v.rows(|v| rows(v, span)) };
+                cache.append(self.layer_idx, span.start, &new)
+            }
+            StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),
+        };
+        let [keys, values] = heads.kv.held(held);
         let out = self.attend(&q, &keys, &values);
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
 
-    /// Rotates queries and keys, and normalises them if they are normalised after it.
-    fn placed(&self, x: [Array; 2], place: RopeOffset<'_>) -> [Array; 2] {
-        let rotated = match self.rope {
-            Some(rope) => x.map(|x| rope.stock(&x, place)),
-            None => x,
-        };
-        match self.norms {
-            Some(norms) => array::from_fn(|idx| norms[idx].stock(&rotated[idx])),
-            None => rotated,
-        }
+    /// Rotates queries or keys, and normalises them by the norm of this number if they are normalised
+    /// after it.
+    fn placed(&self, x: &Array, norm_idx: usize, place: RopeOffset<'_>) -> Array {
+        let rotated = self.rope.map_or(x.clone(), |rope| rope.stock(x, place));
+        self.norms.map_or(rotated.clone(), |norms| norms[norm_idx].stock(&rotated))
     }
 
     fn scores<'b>(&self, mask: fast::Mask<'b>) -> fast::AttentionScores<'b>

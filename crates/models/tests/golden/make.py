@@ -41,7 +41,9 @@ MODEL_REMAPPING["lfm2_vl"] = "lfm2-vl"
 # Dimensions of an embedding that are written down.
 POOLED = 32
 # Families whose large factor of embeddings would otherwise outweigh the layers.
-SCALED = ("gemma", "gemma2")
+SCALED = ("gemma", "gemma2", "gemma4_text", "gemma4", "gemma4_unified")
+# Families that do not scale the products of queries and keys: their norms do.
+UNSCALED_SCORES = ("gemma4_text", "gemma4", "gemma4_unified")
 # The shape of a tensor without dimensions.
 SCALAR = "scalar"
 # Families whose norms multiply by one more than the weight.
@@ -124,7 +126,7 @@ def linear_modules(model):
 
 def is_norm(path):
     last = path.rpartition(".")[2]
-    return last.endswith("norm") or last in ("ln_1", "ln_2", "ln_f") or ".norms." in path
+    return last.rstrip("_12").endswith("norm") or last in ("ln_1", "ln_2", "ln_f") or ".norms." in path
 
 
 def recipes(config, dtype, quantization_of):
@@ -146,6 +148,8 @@ def recipes(config, dtype, quantization_of):
             continue
         if kind == "weight" and is_norm(path):
             offset = 0.0 if config["model_type"] in ADDING_ONE else 1.0
+            if config["model_type"] in UNSCALED_SCORES and path.endswith(("q_norm", "k_norm")):
+                offset = 0.5
             tensors[name] = uniform(dtype, value.shape, offset, 0.4)
         elif path.endswith("act_fn"):  # parameters, close to those that training starts from
             tensors[name] = uniform(dtype, value.shape, value.item(), 0.2 * abs(value.item()))
@@ -153,6 +157,8 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
         elif kind == "sinks":
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
+        elif kind in ("layer_scalar", "per_expert_scale") or name.endswith("router.scale"):
+            tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
         elif kind == "A_log":
             tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
         elif kind == "dt_bias":

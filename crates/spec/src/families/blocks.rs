@@ -4,7 +4,7 @@ use crate::config::{count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
     Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
-    FeedForward, Mixer, MlpSpec, QkNorm, RouterSpec, StackedModule,
+    FeedForward, Mixer, MlpSpec, QkNorm, RouterSpec, StackedModule, ValueKind,
 };
 use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
@@ -143,8 +143,12 @@ fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
         QkvModules::Apart([q, k, v]) => {
             let rows = if spec.has_output_gate { 2 * queries } else { queries };
             let mut tensors = inward(rows).column(q, Dimension::Heads);
-            tensors.extend(inward(keys).column(k, Dimension::KvHeads));
-            tensors.extend(inward(keys).column(v, Dimension::KvHeads));
+            if spec.source_layer.is_none() {
+                tensors.extend(inward(keys).column(k, Dimension::KvHeads));
+                if spec.values != ValueKind::NormalizedKeys {
+                    tensors.extend(inward(keys).column(v, Dimension::KvHeads));
+                }
+            }
             tensors
         }
         QkvModules::Stacked(module) | QkvModules::Grouped(module) => {
@@ -159,7 +163,8 @@ fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
         tensors.push(vector(&format!("{}.{name}", spec.modules.block), role, heads, cut));
     }
     let norms = [(heads, Dimension::Heads), (kv_heads, Dimension::KvHeads)];
-    for (module, (heads, dimension)) in spec.modules.qk_norms.iter().zip(norms) {
+    let num_norms = if spec.source_layer.is_some() { 1 } else { 2 };
+    for (module, (heads, dimension)) in spec.modules.qk_norms.iter().zip(norms).take(num_norms) {
         let (shape, cut) = match spec.qk_norm {
             None | Some(QkNorm::RotatedUnweighted { .. }) => continue,
             Some(QkNorm::PerHead) => (vec![head_dim], TensorCut::Replicated),
@@ -420,6 +425,7 @@ pub(super) fn experts(
         has_bias,
         router,
         modules,
+        beside: None,
     };
     Block { feed_forward: FeedForward::Experts(Box::new(spec)), tensors }
 }
@@ -431,6 +437,8 @@ fn expert_modules(module: &str, names: &ExpertNames, sizes: ExpertSizes) -> Expe
     ExpertModules {
         router: at(names.router),
         selection_bias: names.score_bias.map(at),
+        router_norm: None,
+        expert_scales: None,
         experts: [0, 1, 2].map(|idx| StackedModule {
             stacked: at(&format!("{}.{}", names.stacked, ExpertNames::QWEN.projections[idx])),
             each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],

@@ -10,6 +10,7 @@ use crate::model::{
 };
 use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
+use crate::per_layer::PerLayerInputsSpec;
 use crate::quantization::QuantizationMap;
 use crate::rope::RopeConfig;
 use crate::tensor::{Dimension, TensorCut, TensorRole, TensorSpec};
@@ -50,6 +51,7 @@ pub(super) struct Description {
     /// Whether a vector is added to the logits.
     pub(super) has_head_bias: bool,
     pub(super) embedding_scale: Option<f32>,
+    pub(super) per_layer_inputs: Option<PerLayerInputsSpec>,
     pub(super) logits: LogitsSpec,
     pub(super) modules: DecoderNames,
     pub(super) layers: Vec<LayerSpec>,
@@ -118,6 +120,7 @@ impl DecoderConfig {
             head_table,
             has_head_bias: false,
             embedding_scale: None,
+            per_layer_inputs: None,
             logits: LogitsSpec::PLAIN,
             modules: DecoderNames::LLAMA,
             layers,
@@ -195,6 +198,7 @@ impl Description {
             norm_eps: self.norm_eps,
             embedding: table(self.modules.embedding, TensorRole::Embedding),
             embedding_scale: self.embedding_scale,
+            per_layer_inputs: self.per_layer_inputs,
             layers: self.layers,
             norm: norms.next().expect("a norm has a weight"),
             norm_bias: norms.next(),
@@ -266,6 +270,8 @@ impl LayerBuilder {
             norms,
             is_parallel,
             residual_factor,
+            per_layer_input: None,
+            stream_scale: None,
             cache,
             tensors,
         }

@@ -26,3 +26,33 @@ pub(super) fn windows(
     };
     types.iter().map(window).collect()
 }
+
+/// Returns, for each layer, the number of the layer whose keys and values it reads: of the last
+/// `num_shared` layers, the last one of its type before them.
+///
+/// # Errors
+/// Fails if all layers would be shared, or a type occurs in those layers alone.
+pub(super) fn sources(
+    types: &[String],
+    num_shared: usize,
+) -> Result<Vec<Option<usize>>, SpecError> {
+    let field = "num_kv_shared_layers";
+    let num_own = types.len().checked_sub(num_shared).filter(|own| 0 < *own);
+    let Some(num_own) = num_own else {
+        return Err(bad_value(field, num_shared, format!("less than {} layers", types.len())));
+    };
+    let source = |layer_idx: usize| {
+        if layer_idx < num_own {
+            return Ok(None);
+        }
+        let kind = &types[layer_idx];
+        match types[..num_own].iter().rposition(|it| it == kind) {
+            Some(source) => Ok(Some(source)),
+            None => {
+                let expected = format!("a {kind} layer before the shared ones");
+                Err(bad_value(field, num_shared, expected))
+            }
+        }
+    };
+    (0..types.len()).map(source).collect()
+}

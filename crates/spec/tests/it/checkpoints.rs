@@ -88,7 +88,7 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
         let layout = sample.layout();
         let whole = &layout.tensor_shards(&Shares::even(1))[0];
         // No more ranks than key-value heads, so that none holds another one's.
-        if layout.layers[0].heads.kv_heads < 2 {
+        if layout.layers.iter().any(|layer| layer.heads.kv_heads < 2) {
             continue;
         }
         for shares in [vec![1, 1], vec![3, 1], vec![1, 2]] {

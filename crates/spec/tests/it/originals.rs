@@ -58,6 +58,8 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("qwen3_vl_moe", Stored::Columns(FUSED)),
     ("phimoe", NUMBERED),
     ("lfm2_moe", NUMBERED),
+    ("gemma4_text", Stored::Rows(FUSED)),
+    ("gemma4_unified", Stored::Rows(FUSED)),
 ];
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -67,7 +69,7 @@ fn original(headers: &TensorHeaders, stored: Stored) -> TensorHeaders {
     let mut found = TensorHeaders::new();
     for (name, header) in headers {
         let stacked = PROJECTIONS.iter().enumerate().find_map(|(idx, projection)| {
-            let ends = [".switch_mlp.", ".experts."];
+            let ends = [".switch_mlp.", ".experts.switch_glu.", ".experts."];
             let place = ends.iter().find_map(|end| name.find(&format!("{end}{projection}.")))?;
             Some((idx, &name[..place], name.rsplit_once('.')?.1))
         });
@@ -107,6 +109,7 @@ fn is_convertible(sample: &Sample, stored: Stored) -> bool {
         PROJECTIONS.iter().any(|projection| {
             name.ends_with(&format!("switch_mlp.{projection}.weight"))
                 || name.ends_with(&format!("experts.{projection}.weight"))
+                || name.ends_with(&format!("switch_glu.{projection}.weight"))
         })
     });
     is_conversion && (!is_quantized || matches!(stored, Stored::Each(_)))

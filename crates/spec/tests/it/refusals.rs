@@ -53,6 +53,13 @@ fn what_a_family_does_not_compute_is_refused_by_its_value() {
     let llama3 = json!({"type": "llama3", "factor": 2.0});
     refused(json!({"model_type": "internlm2", "rope_scaling": llama3}), "rope type: `llama3`");
     refused(json!({"model_type": "nemotron", "hidden_act": "silu"}), "activation: `silu`");
+    refused(json!({"model_type": "gemma4_text", "attention_bias": true}), "bias: `true`");
+    let all = json!({"model_type": "gemma4_text", "use_bidirectional_attention": "all"});
+    refused(all, "use_bidirectional_attention: `\"all\"`");
+    let part = json!({"sliding_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}});
+    let part = json!({"model_type": "gemma4_text", "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": part});
+    refused(part, "`0.5`");
     refused(json!({"model_type": "gemma2", "hidden_act": "relu"}), "activation: `relu`");
     refused(json!({"model_type": "apertus", "post_norm": true}), "unsupported post_norm: `true`");
     refused(json!({"model_type": "apertus", "qk_norm": false}), "unsupported qk_norm: `false`");
