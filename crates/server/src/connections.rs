@@ -11,17 +11,14 @@
 //! requests of administrators are served.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::HttpBody as _;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use hyper::body::{Frame, SizeHint};
 use jackalope_protocol::admission::{Admission, AdmissionId, AdmissionLimits, Admitted};
 use jackalope_protocol::refusals::{REFUSALS_INTERVAL, RefusalLog};
 use tokio::sync::Notify;
@@ -245,40 +242,19 @@ pub(crate) async fn account(mut request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         in_flight.whole();
     }
-    let arriving = Arc::clone(&in_flight);
-    let request = request.map(|body| Body::new(Arriving { body, in_flight: arriving }));
+    let arriving = Arriving(Arc::clone(&in_flight));
+    let request = request.map(|body| until_end(body, arriving));
     let response = next.run(request).await;
     in_flight.whole();
     response.map(|body| until_end(body, in_flight))
 }
 
-/// A request body that detects when it has arrived completely.
-struct Arriving {
-    body: Body,
-    in_flight: Arc<InFlight>,
-}
+/// Marks a request as whole when it is dropped.
+struct Arriving(Arc<InFlight>);
 
-impl HttpBody for Arriving {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
-            self.in_flight.whole();
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.whole();
     }
 }
 

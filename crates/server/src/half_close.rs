@@ -55,7 +55,7 @@ impl Drop for AwaitedHead {
 }
 
 /// Bytes that are written until one write shows that the client has disconnected.
-struct Probe {
+pub(crate) struct Probe {
     message: &'static [u8],
     num_sent: usize,
     pause: Option<Pin<Box<Sleep>>>,
@@ -118,92 +118,63 @@ enum LastRead {
     Blocked,
 }
 
+/// How one version of HTTP handles the end of the client's data.
+pub(crate) trait EndOfData<S>: Unpin {
+    /// Reads for the HTTP implementation.
+    fn poll_read(
+        &mut self,
+        socket: &mut S,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>>;
+
+    /// Called before each flush. Checks whether a client whose data has ended is still connected.
+    fn flushing(
+        &mut self,
+        socket: &mut S,
+        probe: &mut Probe,
+        context: &mut Context<'_>,
+    ) -> io::Result<()>;
+
+    /// Called after each flush that wrote everything.
+    fn flushed(&mut self, _context: &mut Context<'_>) {}
+}
+
 /// A socket that detects whether a client that has closed its sending side has disconnected. hyper
 /// flushes the socket whenever it polls the connection, even with nothing left to write.
-pub(crate) struct HalfClosable<S> {
+pub(crate) struct HalfClosable<S, E> {
     socket: S,
-    awaited: Awaited,
-    last_read: LastRead,
-    /// A byte that was read while looking for the end of the client's data.
-    ahead: Option<u8>,
-    has_ended: bool,
     probe: Probe,
+    end: E,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosable<S> {
-    pub(crate) fn new(socket: S, awaited: Awaited) -> HalfClosable<S> {
-        HalfClosable {
-            socket,
-            awaited,
-            last_read: LastRead::Done,
-            ahead: None,
-            has_ended: false,
-            probe: Probe::new(INTERIM),
-        }
-    }
-
-    /// Checks whether the client has closed its sending side, and if so, whether it is still
-    /// connected.
-    fn look(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        let state = self.awaited.0.load(Ordering::SeqCst);
-        if state == NOTHING || self.ahead.is_some() || self.last_read == LastRead::Blocked {
-            return Ok(());
-        }
-        if self.last_read == LastRead::Bytes {
-            // If the request is complete, nothing is read until the next poll.
-            self.last_read = LastRead::Done;
-            context.waker().wake_by_ref();
-            return Ok(());
-        }
-        if !self.has_ended {
-            let mut byte = [0];
-            let mut buffer = ReadBuf::new(&mut byte);
-            match Pin::new(&mut self.socket).poll_read(context, &mut buffer) {
-                Poll::Pending => return Ok(()),
-                Poll::Ready(read) => read?,
-            }
-            self.ahead = buffer.filled().first().copied();
-            self.has_ended = self.ahead.is_none();
-            // The reader that waits for this byte must be polled again.
-            context.waker().wake_by_ref();
-        }
-        if !self.has_ended {
-            return Ok(());
-        }
-        if state == HTTP_10 {
-            // HTTP/1.0 has no interim responses.
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the client has disconnected",
-            ));
-        }
-        self.probe.advance(&mut self.socket, context)
+impl<S> HalfClosable<S, AwaitedRequest> {
+    pub(crate) fn http1(socket: S, awaited: Awaited) -> Self {
+        let end =
+            AwaitedRequest { awaited, last_read: LastRead::Done, ahead: None, has_ended: false };
+        HalfClosable { socket, probe: Probe::new(INTERIM), end }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for HalfClosable<S> {
+impl<S> HalfClosable<S, CallsInProgress> {
+    pub(crate) fn http2(socket: S, calls: OpenCalls) -> Self {
+        let end = CallsInProgress { calls, sending: Sending::Open };
+        HalfClosable { socket, probe: Probe::new(PING), end }
+    }
+}
+
+impl<S: AsyncRead + Unpin, E: EndOfData<S>> AsyncRead for HalfClosable<S, E> {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if buffer.remaining() > 0
-            && let Some(byte) = self.ahead.take()
-        {
-            buffer.put_slice(&[byte]);
-            self.last_read = LastRead::Bytes;
-            return Poll::Ready(Ok(()));
-        }
-        if self.has_ended {
-            return Poll::Ready(Ok(()));
-        }
-        let read = Pin::new(&mut self.socket).poll_read(context, buffer);
-        self.last_read = if read.is_pending() { LastRead::Blocked } else { LastRead::Bytes };
-        read
+        let this = self.get_mut();
+        this.end.poll_read(&mut this.socket, context, buffer)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClosable<S> {
+impl<S: AsyncWrite + Unpin, E: EndOfData<S>> AsyncWrite for HalfClosable<S, E> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -228,13 +199,89 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClosable<S> {
         self.socket.is_write_vectored()
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.look(context)?;
-        Pin::new(&mut self.socket).poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.end.flushing(&mut this.socket, &mut this.probe, context)?;
+        ready!(Pin::new(&mut this.socket).poll_flush(context))?;
+        this.end.flushed(context);
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}
+
+/// The end of the data of an HTTP/1 client, which can have one request open.
+pub(crate) struct AwaitedRequest {
+    awaited: Awaited,
+    last_read: LastRead,
+    /// A byte that was read while looking for the end of the client's data.
+    ahead: Option<u8>,
+    has_ended: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> EndOfData<S> for AwaitedRequest {
+    fn poll_read(
+        &mut self,
+        socket: &mut S,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() > 0
+            && let Some(byte) = self.ahead.take()
+        {
+            buffer.put_slice(&[byte]);
+            self.last_read = LastRead::Bytes;
+            return Poll::Ready(Ok(()));
+        }
+        if self.has_ended {
+            return Poll::Ready(Ok(()));
+        }
+        let read = Pin::new(socket).poll_read(context, buffer);
+        self.last_read = if read.is_pending() { LastRead::Blocked } else { LastRead::Bytes };
+        read
+    }
+
+    fn flushing(
+        &mut self,
+        socket: &mut S,
+        probe: &mut Probe,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        let state = self.awaited.0.load(Ordering::SeqCst);
+        if state == NOTHING || self.ahead.is_some() || self.last_read == LastRead::Blocked {
+            return Ok(());
+        }
+        if self.last_read == LastRead::Bytes {
+            // If the request is complete, nothing is read until the next poll.
+            self.last_read = LastRead::Done;
+            context.waker().wake_by_ref();
+            return Ok(());
+        }
+        if !self.has_ended {
+            let mut byte = [0];
+            let mut buffer = ReadBuf::new(&mut byte);
+            match Pin::new(&mut *socket).poll_read(context, &mut buffer) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(read) => read?,
+            }
+            self.ahead = buffer.filled().first().copied();
+            self.has_ended = self.ahead.is_none();
+            // The reader that waits for this byte must be polled again.
+            context.waker().wake_by_ref();
+        }
+        if !self.has_ended {
+            return Ok(());
+        }
+        if state == HTTP_10 {
+            // HTTP/1.0 has no interim responses.
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the client has disconnected",
+            ));
+        }
+        probe.advance(socket, context)
     }
 }
 
@@ -278,37 +325,30 @@ enum Sending {
     Open,
     /// It has, and the end is held back.
     Closed,
-    /// The same, and no call is open. Frames may still have to be written, and requests accepted.
+    /// It has, and no call is open. Frames may still have to be written, and requests accepted.
     Idle,
     /// All frames are written: the end is reported.
     Over,
 }
 
-/// A socket that holds the end of what the client sends back while calls are open, because HTTP/2
+/// The end of the data of an HTTP/2 client. It is held back while calls are open, because HTTP/2
 /// ends all calls at that end. The pings of such a client's connection remain unanswered, so its
 /// calls have to end before the server takes it for gone.
-pub(crate) struct HalfClosableCalls<S> {
-    socket: S,
+pub(crate) struct CallsInProgress {
     calls: OpenCalls,
     sending: Sending,
-    probe: Probe,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> HalfClosableCalls<S> {
-    pub(crate) fn new(socket: S, calls: OpenCalls) -> HalfClosableCalls<S> {
-        HalfClosableCalls { socket, calls, sending: Sending::Open, probe: Probe::new(PING) }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for HalfClosableCalls<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> EndOfData<S> for CallsInProgress {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
+        socket: &mut S,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.sending == Sending::Open {
             let num_before = buffer.filled().len();
-            ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+            ready!(Pin::new(socket).poll_read(context, buffer))?;
             if num_before < buffer.filled().len() || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
@@ -325,49 +365,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for HalfClosableCalls<S> {
         }
         Poll::Pending
     }
-}
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClosableCalls<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
+    /// The HTTP/2 implementation has written whole frames when it flushes, so another frame can
+    /// follow.
+    fn flushing(
+        &mut self,
+        socket: &mut S,
+        probe: &mut Probe,
         context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        ready!(this.probe.write_rest(&mut this.socket, context))?;
-        Pin::new(&mut this.socket).poll_write(context, bytes)
+    ) -> io::Result<()> {
+        if self.sending == Sending::Closed { probe.advance(socket, context) } else { Ok(()) }
     }
 
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        ready!(this.probe.write_rest(&mut this.socket, context))?;
-        Pin::new(&mut this.socket).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    /// Flushes the socket. The HTTP/2 implementation has written whole frames when it calls this, so
-    /// that another frame can follow.
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.sending == Sending::Closed {
-            this.probe.advance(&mut this.socket, context)?;
-        }
-        ready!(Pin::new(&mut this.socket).poll_flush(context))?;
-        if this.sending == Sending::Idle && this.calls.are_none() {
-            this.sending = Sending::Over;
+    fn flushed(&mut self, context: &mut Context<'_>) {
+        if self.sending == Sending::Idle && self.calls.are_none() {
+            self.sending = Sending::Over;
             context.waker().wake_by_ref();
         }
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
     }
 }

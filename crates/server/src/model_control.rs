@@ -62,14 +62,12 @@ impl ControlRequest {
             return Ok(ControlRequest::default());
         }
         let said: ControlRequest = read_json_body(request, state.limits()).await?.read()?;
-        let refused = [("model_dir", &said.model_dir), ("model_path", &said.model_path)];
-        match refused.iter().find(|(_, value)| value.is_some()) {
-            Some((param, _)) => Err(ApiError::NotSupported {
-                param: (*param).to_owned(),
-                hint: Some("name a model of GET /v1/models as `model`".to_owned()),
-            }),
-            None => Ok(said),
-        }
+        let hint = "name a model of GET /v1/models as `model`";
+        ApiError::refuse_set(&[
+            ("model_dir", said.model_dir.is_some(), hint),
+            ("model_path", said.model_path.is_some(), hint),
+        ])?;
+        Ok(said)
     }
 
     fn name(&self) -> Option<&str> {

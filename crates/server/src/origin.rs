@@ -126,10 +126,7 @@ impl AllowedHosts {
             || name.ends_with(".localhost")
             || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
             || names.iter().any(|it| it.eq_ignore_ascii_case(name));
-        match is_local {
-            true => Ok(()),
-            false => Err(ApiError::WrongHost { found: name.to_owned() }),
-        }
+        if is_local { Ok(()) } else { Err(ApiError::WrongHost { found: name.to_owned() }) }
     }
 }
 

@@ -35,37 +35,30 @@ pub(crate) struct Route {
 /// Completes the entry of a route in the OpenAPI document.
 type Describe = fn(Entry) -> Entry;
 
-/// A route for `GET` and `HEAD`.
-pub(crate) fn get<H: Handler<T, ServerState>, T: 'static>(
-    path: &'static str,
-    handler: H,
-    summary: &'static str,
-    describe: Describe,
-) -> Route {
-    let handler = routing::get(handler);
-    Route { method: HttpMethod::Get, path, handler, summary, describe: Some(describe) }
+macro_rules! route_of {
+    ($($(#[$doc:meta])* $name:ident = $method:ident),+) => {
+        $(
+            $(#[$doc])*
+            pub(crate) fn $name<H: Handler<T, ServerState>, T: 'static>(
+                path: &'static str,
+                handler: H,
+                summary: &'static str,
+                describe: Describe,
+            ) -> Route {
+                let (method, handler) = (HttpMethod::$method, routing::$name(handler));
+                Route { method, path, handler, summary, describe: Some(describe) }
+            }
+        )+
+    };
 }
 
-/// A route for `POST`.
-pub(crate) fn post<H: Handler<T, ServerState>, T: 'static>(
-    path: &'static str,
-    handler: H,
-    summary: &'static str,
-    describe: Describe,
-) -> Route {
-    let handler = routing::post(handler);
-    Route { method: HttpMethod::Post, path, handler, summary, describe: Some(describe) }
-}
-
-/// A route for `DELETE`.
-pub(crate) fn delete<H: Handler<T, ServerState>, T: 'static>(
-    path: &'static str,
-    handler: H,
-    summary: &'static str,
-    describe: Describe,
-) -> Route {
-    let handler = routing::delete(handler);
-    Route { method: HttpMethod::Delete, path, handler, summary, describe: Some(describe) }
+route_of! {
+    /// Creates a documented `GET` route.
+    get = Get,
+    /// Creates a documented `POST` route.
+    post = Post,
+    /// Creates a documented `DELETE` route.
+    delete = Delete
 }
 
 /// A handler for `POST` that refuses, and is not in the OpenAPI document.

@@ -34,7 +34,7 @@ use tokio::time::{Sleep, sleep, timeout};
 use tracing::debug;
 
 use crate::connections::{self, Connection, Connections, WrongHosts};
-use crate::half_close::{Awaited, HalfClosable, HalfClosableCalls, OpenCalls};
+use crate::half_close::{Awaited, HalfClosable, OpenCalls};
 use crate::monitor::memory::sample_until;
 use crate::routes::router;
 use crate::state::ServerState;
@@ -247,7 +247,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
 ) {
     let awaited = Awaited::default();
     let socket = WriteTimeout::new(socket, limits.write_timeout);
-    let socket = TokioIo::new(HalfClosable::new(socket, awaited.clone()));
+    let socket = TokioIo::new(HalfClosable::http1(socket, awaited.clone()));
     let place = router.place.clone();
     let serving = http1::Builder::new()
         .half_close(true)
@@ -277,7 +277,7 @@ async fn answer_http2(
 ) {
     let calls = OpenCalls::default();
     let socket = WriteTimeout::new(socket, limits.write_timeout);
-    let socket = TokioIo::new(HalfClosableCalls::new(socket, calls.clone()));
+    let socket = TokioIo::new(HalfClosable::http2(socket, calls.clone()));
     let place = router.place.clone();
     let serving = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())

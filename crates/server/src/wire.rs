@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, RefOr, Schema, SchemaFormat};
 use utoipa::{PartialSchema, ToSchema};
@@ -93,6 +93,49 @@ impl<'de> Deserialize<'de> for Strings {
     }
 }
 
+/// Describes a body that is parsed in parts, each of which reads its own fields. It is never created.
+macro_rules! body_schema {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident { model, $($part:ident: $fields:ident),+ }) => {
+        $(#[$doc])*
+        #[derive(utoipa::ToSchema)]
+        #[expect(dead_code, reason = "it is only described")]
+        $vis struct $name {
+            /// Id or alias of the model. Default: `default`, the default model.
+            model: Option<String>,
+            $(#[serde(flatten)] $part: $fields,)+
+        }
+    };
+    ($(#[$doc:meta])* $vis:vis struct $name:ident { $($part:ident: $fields:ident),+ }) => {
+        $(#[$doc])*
+        #[derive(utoipa::ToSchema)]
+        #[expect(dead_code, reason = "it is only described")]
+        $vis struct $name {
+            $(#[serde(flatten)] $part: $fields,)+
+        }
+    };
+}
+pub(crate) use body_schema;
+
+/// Returns a function in the form that chat templates take.
+pub(crate) fn function_tool(
+    name: Option<String>,
+    description: Option<String>,
+    parameters: Option<Value>,
+    strict: Option<bool>,
+) -> Value {
+    let mut function = json!({"name": name});
+    let description = description.map(Value::from);
+    let optional = [
+        ("description", description),
+        ("parameters", parameters),
+        ("strict", strict.map(Value::from)),
+    ];
+    for (field, value) in optional.into_iter().filter_map(|(field, value)| Some((field, value?))) {
+        function[field] = value;
+    }
+    json!({"type": "function", "function": function})
+}
+
 /// Adds the members of one JSON object to another.
 pub(crate) fn merged(mut object: Value, more: Value) -> Value {
     if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
@@ -101,12 +144,12 @@ pub(crate) fn merged(mut object: Value, more: Value) -> Value {
     object
 }
 
-/// The schema of a string.
+/// Returns the schema of a string.
 pub(crate) fn string() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String)
 }
 
-/// The schema of a list of `items`.
+/// Returns the schema of a list of `items`.
 pub(crate) fn list(items: impl Into<RefOr<Schema>>) -> ArrayBuilder {
     ArrayBuilder::new().items(items.into())
 }

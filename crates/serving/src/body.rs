@@ -92,9 +92,10 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let found = headers.get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = found.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     let is_json = essence.eq_ignore_ascii_case("application/json");
-    match is_json {
-        true => Ok(()),
-        false => Err(ApiError::NotJson { found: found.map(|found| found.into_owned()) }),
+    if is_json {
+        Ok(())
+    } else {
+        Err(ApiError::NotJson { found: found.map(|found| found.into_owned()) })
     }
 }
 
@@ -214,7 +215,7 @@ impl JsonBody {
     }
 }
 
-/// Gives a wire type its fields, unless one of them is nested too deeply.
+/// Deserializes the fields of a wire type; fails if one of them is nested too deeply.
 struct Fields<'a>(&'a JsonBody);
 
 impl<'de> Deserializer<'de> for Fields<'de> {

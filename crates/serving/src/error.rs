@@ -233,7 +233,7 @@ pub fn shortened(text: &str) -> String {
     shortened
 }
 
-/// What programs read of an [`ApiError`].
+/// The machine-readable facts of an [`ApiError`].
 #[derive(Debug)]
 pub struct ErrorFacts<'a> {
     /// HTTP status of the response.
@@ -337,6 +337,28 @@ impl ApiError {
             found: found.to_string(),
             expected: expected.into(),
         }
+    }
+
+    /// The error for `param`, which this server does not support.
+    pub fn not_supported(param: impl Into<String>, hint: impl Into<String>) -> ApiError {
+        ApiError::NotSupported { param: param.into(), hint: Some(hint.into()) }
+    }
+
+    /// Refuses the first unsupported parameter that is set; each has a hint.
+    ///
+    /// # Errors
+    /// Fails if one is set.
+    pub fn refuse_set(cases: &[(&str, bool, &str)]) -> Result<(), ApiError> {
+        match cases.iter().find(|(_, is_set, _)| *is_set) {
+            Some((param, _, hint)) => Err(ApiError::not_supported(*param, *hint)),
+            None => Ok(()),
+        }
+    }
+
+    /// The error for an object that lacks a field.
+    pub fn missing_field(param: impl Into<String>, field: &str) -> ApiError {
+        let reason = format!("missing field `{field}`");
+        ApiError::WrongType { param: param.into(), reason }
     }
 
     /// Converts the engine's rejection of an invalid request. `prompt` is the name of the field

@@ -214,12 +214,11 @@ fn text_of(block: &Block, param: impl Fn() -> String) -> Result<&str, ApiError> 
         return needed(block.text.as_deref(), "text", &param);
     }
     let hint = format!("it has the type {}; this model takes only text", block.kind);
-    Err(ApiError::NotSupported { param: param(), hint: Some(hint) })
+    Err(ApiError::not_supported(param(), hint))
 }
 
 fn needed<T>(value: Option<T>, field: &str, param: &impl Fn() -> String) -> Result<T, ApiError> {
-    let missing =
-        || ApiError::WrongType { param: param(), reason: format!("missing field `{field}`") };
+    let missing = || ApiError::missing_field(param(), field);
     value.ok_or_else(missing)
 }
 

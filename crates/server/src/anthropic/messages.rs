@@ -7,12 +7,12 @@ use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Conversation, EarlyStream, GenerateRequest, Job, Prompt, SamplingParams,
-    StructuredOutput, Thinking, ToolChoice, check_count, check_tool_names,
+    StructuredOutput, Thinking, ToolChoice, check_count, check_range, check_tool_names,
 };
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::state::Serving;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::format::MessageFormat;
@@ -20,6 +20,7 @@ use super::history::History;
 use super::request::{MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
 use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
+use crate::wire::function_tool;
 
 /// Internal names of fields, and the API's own.
 const NAMES: [(&str, &str); 2] =
@@ -77,7 +78,7 @@ pub(super) async fn count_tokens(
 fn prepare(body: &JsonBody, serving: &Serving) -> Result<(Job, MessageFormat), ApiError> {
     let mut request: MessagesRequest = body.read()?;
     let max_tokens = max_tokens(&request)?;
-    check_temperature(request.temperature)?;
+    request.temperature.map_or(Ok(()), |found| check_range("temperature", found, 0.0, 1.0))?;
     let shows_thinking =
         request.thinking.as_ref().is_none_or(|it| it.display.as_deref() != Some("omitted"));
     let sampling = SamplingParams {
@@ -106,22 +107,16 @@ fn max_tokens(request: &MessagesRequest) -> Result<u32, ApiError> {
     }
 }
 
-fn check_temperature(temperature: Option<f64>) -> Result<(), ApiError> {
-    match temperature {
-        Some(found) if !(0.0..=1.0).contains(&found) => {
-            Err(ApiError::out_of_range("temperature", &found, "from 0 to 1"))
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
 fn conversation(request: MessagesRequest, limits: &ServerLimits) -> Result<Conversation, ApiError> {
     let MessagesRequest { messages, system, tools, tool_choice, thinking, output_config, .. } =
         request;
     let max_tokens = request.max_tokens;
     let output = output_config.unwrap_or_default();
-    check_remote("mcp_servers", !request.mcp_servers.unwrap_or_default().is_empty())?;
-    check_remote("container", request.container.is_some_and(|it| !it.is_null()))?;
+    let hint = "this server runs no tools itself";
+    ApiError::refuse_set(&[
+        ("mcp_servers", !request.mcp_servers.unwrap_or_default().is_empty(), hint),
+        ("container", request.container.is_some_and(|it| !it.is_null()), hint),
+    ])?;
     let messages = messages.ok_or(ApiError::Missing { param: "messages" })?;
     if messages.is_empty() {
         return Err(ApiError::Empty { param: "messages".to_owned() });
@@ -176,15 +171,6 @@ fn structured_output(request: &MessagesRequest) -> Result<Option<StructuredOutpu
     Ok(found)
 }
 
-/// Refuses features that would have to run on Anthropic's servers.
-fn check_remote(param: &str, is_wanted: bool) -> Result<(), ApiError> {
-    let refused = || ApiError::NotSupported {
-        param: param.to_owned(),
-        hint: Some("this server runs no tools itself".to_owned()),
-    };
-    if is_wanted { Err(refused()) } else { Ok(()) }
-}
-
 /// Converts a tool to the form of OpenAI's.
 fn tool(tool_idx: usize, tool: Tool) -> Result<Value, ApiError> {
     if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
@@ -192,22 +178,13 @@ fn tool(tool_idx: usize, tool: Tool) -> Result<Value, ApiError> {
             "it is {kind}; tools are of type custom, with a name, a description and an input_schema"
         );
         let param = format!("tools[{tool_idx}].type");
-        return Err(ApiError::NotSupported { param, hint: Some(hint) });
+        return Err(ApiError::not_supported(param, hint));
     }
-    let parameters = tool.input_schema.ok_or_else(|| ApiError::WrongType {
-        param: format!("tools[{tool_idx}]"),
-        reason: "missing field `input_schema`".to_owned(),
-    })?;
-    let mut function = Map::new();
-    function.insert("name".to_owned(), tool.name.into());
-    if let Some(description) = tool.description {
-        function.insert("description".to_owned(), description.into());
-    }
-    function.insert("parameters".to_owned(), parameters.into());
-    if let Some(strict) = tool.strict {
-        function.insert("strict".to_owned(), strict.into());
-    }
-    Ok(json!({"type": "function", "function": function}))
+    let parameters = tool
+        .input_schema
+        .ok_or_else(|| ApiError::missing_field(format!("tools[{tool_idx}]"), "input_schema"))?;
+    let parameters = Some(Value::Object(parameters));
+    Ok(function_tool(Some(tool.name), tool.description, parameters, tool.strict))
 }
 
 fn check_choice(choice: Option<ToolChoiceConfig>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {

@@ -8,7 +8,7 @@ use utoipa::openapi::schema::OneOfBuilder;
 use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::wire::{Listed, TextOr, list, string};
+use crate::wire::{Listed, TextOr, body_schema, list, string};
 
 /// The body of `POST /v1/messages`, and of `POST /v1/messages/count_tokens`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -177,16 +177,9 @@ impl ToSchema for Content {
     }
 }
 
-/// The body of a request, including ignored fields.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct MessagesBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    messages: MessagesRequest,
-    #[serde(flatten)]
-    ignored: Ignored,
+body_schema! {
+    /// The body of a request, including ignored fields.
+    pub(super) struct MessagesBody { model, messages: MessagesRequest, ignored: Ignored }
 }
 
 /// Ignored fields.

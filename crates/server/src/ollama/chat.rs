@@ -81,11 +81,8 @@ fn check_tools(tools: &[Tool], limits: &ServerLimits) -> Result<(), ApiError> {
 
 /// Refuses images by name.
 pub(super) fn check_images(images: Option<&[Value]>, param: &str) -> Result<(), ApiError> {
-    if images.unwrap_or_default().is_empty() {
-        return Ok(());
-    }
-    let hint = Some("this model takes only text".to_owned());
-    Err(ApiError::NotSupported { param: param.to_owned(), hint })
+    let is_set = !images.unwrap_or_default().is_empty();
+    ApiError::refuse_set(&[(param, is_set, "this model takes only text")])
 }
 
 /// Converts messages of this API to the form of OpenAI's, whose calls have ids.

@@ -17,7 +17,7 @@ use super::lifetime;
 use super::names::open;
 use crate::extract::{StreamSlot, UnlabelledRequest};
 use crate::state::ServerState;
-use crate::wire::Strings;
+use crate::wire::{Strings, body_schema};
 
 /// The body of `POST /api/embed`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -44,24 +44,14 @@ pub(super) struct EmbeddingsRequest {
     keep_alive: Option<KeepAlive>,
 }
 
-/// The body of `/api/embed`.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct OllamaEmbedBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    embed: EmbedRequest,
+body_schema! {
+    /// The body of `/api/embed`.
+    pub(super) struct OllamaEmbedBody { model, embed: EmbedRequest }
 }
 
-/// The body of `/api/embeddings`.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct OllamaEmbeddingsBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    embeddings: EmbeddingsRequest,
+body_schema! {
+    /// The body of `/api/embeddings`.
+    pub(super) struct OllamaEmbeddingsBody { model, embeddings: EmbeddingsRequest }
 }
 
 /// The answer of `POST /api/embed`.

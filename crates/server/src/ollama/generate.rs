@@ -46,7 +46,7 @@ pub(super) async fn generate(
 fn check(asked: &PromptRequest) -> Result<(), ApiError> {
     check_images(asked.images.as_deref(), "images")?;
     let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
-    let table = [
+    ApiError::refuse_set(&[
         ("suffix", is_set(&asked.suffix), "this server writes only what comes after the prompt"),
         (
             "template",
@@ -58,13 +58,7 @@ fn check(asked: &PromptRequest) -> Result<(), ApiError> {
             asked.context.as_ref().is_some_and(|context| !context.is_empty()),
             "send the earlier turns to /api/chat",
         ),
-    ];
-    match table.into_iter().find(|(_, is_set, _)| *is_set) {
-        None => Ok(()),
-        Some((param, _, hint)) => {
-            Err(ApiError::NotSupported { param: param.to_owned(), hint: Some(hint.to_owned()) })
-        }
-    }
+    ])
 }
 
 /// Checks the request and prepares it for the engine.
@@ -76,9 +70,10 @@ fn prepare(
     let format = LineFormat::new(Shape::Generate, &shared, serving);
     // A model without a template always continues the text.
     let is_raw = asked.raw == Some(true) || serving.text.template.is_none();
-    let prompt = match is_raw {
-        true => Prompt::Continuation(continuation(asked)?),
-        false => Prompt::Conversation(conversation(asked, &shared)),
+    let prompt = if is_raw {
+        Prompt::Continuation(continuation(asked)?)
+    } else {
+        Prompt::Conversation(conversation(asked, &shared))
     };
     let job = request(prompt, shared, serving)?.job(serving)?;
     Ok((job, format))
@@ -86,8 +81,10 @@ fn prepare(
 
 fn continuation(asked: PromptRequest) -> Result<Continuation, ApiError> {
     if asked.system.as_deref().is_some_and(|system| !system.is_empty()) {
-        let hint = Some("write it into the prompt, which is taken as it is".to_owned());
-        return Err(ApiError::NotSupported { param: "system".to_owned(), hint });
+        return Err(ApiError::not_supported(
+            "system",
+            "write it into the prompt, which is taken as it is",
+        ));
     }
     Ok(Continuation::of(asked.prompt.unwrap_or_default(), PROMPT))
 }

@@ -222,10 +222,10 @@ pub(super) async fn delete(
     let name = named.name().ok_or(ApiError::Missing { param: "model" })?;
     let id = known(&state, Some(name))?.id;
     let Some(puller) = state.puller() else {
-        return Err(ApiError::NotSupported {
-            param: format!("deleting {id} while it is served"),
-            hint: Some(format!("stop the server and run `jackalope models rm {id}`")),
-        });
+        return Err(ApiError::not_supported(
+            format!("deleting {id} while it is served"),
+            format!("stop the server and run `jackalope models rm {id}`"),
+        ));
     };
     match puller.remove(&id).await {
         Ok(()) => Ok(StatusCode::OK),
@@ -252,17 +252,14 @@ pub(super) async fn copy(
     let source = copy.source.ok_or(ApiError::Missing { param: "source" })?;
     copy.destination.ok_or(ApiError::Missing { param: "destination" })?;
     known(&state, Some(&source))?;
-    Err(ApiError::NotSupported {
-        param: "destination".to_owned(),
-        hint: Some("models get their names when the server is started".to_owned()),
-    })
+    Err(ApiError::not_supported("destination", "models get their names when the server is started"))
 }
 
 pub(super) async fn unsupported(request: Request<Body>) -> ApiError {
-    ApiError::NotSupported {
-        param: request.uri().path().to_owned(),
-        hint: Some("models are brought to this machine by `jackalope pull`".to_owned()),
-    }
+    ApiError::not_supported(
+        request.uri().path(),
+        "models are brought to this machine by `jackalope pull`",
+    )
 }
 
 #[cfg(test)]

@@ -87,18 +87,12 @@ fn structured_output(format: Option<&Value>) -> Result<Option<StructuredOutput>,
 
 /// Refuses sampling methods that this server does not support, unless they are off.
 fn check_samplers(options: &Options) -> Result<(), ApiError> {
-    let is_on = [
-        ("options.typical_p", options.typical_p.is_some_and(|it| it != 1.0)),
-        ("options.tfs_z", options.tfs_z.is_some_and(|it| it != 1.0)),
-        ("options.mirostat", options.mirostat.is_some_and(|it| it != 0)),
-    ];
-    match is_on.iter().find(|(_, is_on)| *is_on) {
-        None => Ok(()),
-        Some((param, _)) => {
-            let hint = Some("use top_p, top_k or min_p".to_owned());
-            Err(ApiError::NotSupported { param: (*param).to_owned(), hint })
-        }
-    }
+    let hint = "use top_p, top_k or min_p";
+    ApiError::refuse_set(&[
+        ("options.typical_p", options.typical_p.is_some_and(|it| it != 1.0), hint),
+        ("options.tfs_z", options.tfs_z.is_some_and(|it| it != 1.0), hint),
+        ("options.mirostat", options.mirostat.is_some_and(|it| it != 0), hint),
+    ])
 }
 
 /// Reads `num_predict`, where 0 and less mean no limit.

@@ -33,9 +33,11 @@ pub(super) async fn pull(
         }
         Err(ApiError::UnknownModel { .. }) => {
             let name = bare(name);
-            let refused = || ApiError::NotSupported {
-                param: format!("fetching {name}"),
-                hint: Some(format!("run `jackalope pull {name}`, and serve it")),
+            let refused = || {
+                ApiError::not_supported(
+                    format!("fetching {name}"),
+                    format!("run `jackalope pull {name}`, and serve it"),
+                )
             };
             state.puller().ok_or_else(refused)?.pull(name)
         }

@@ -7,26 +7,16 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::keep_alive::KeepAlive;
 use super::request::{ChatRequest, PromptRequest, Shared, Think};
-use crate::wire::string;
+use crate::wire::{body_schema, string};
 
-/// The body of `/api/chat`.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct OllamaChatBody {
-    #[serde(flatten)]
-    chat: ChatRequest,
-    #[serde(flatten)]
-    shared: Shared,
+body_schema! {
+    /// The body of `/api/chat`.
+    pub(super) struct OllamaChatBody { chat: ChatRequest, shared: Shared }
 }
 
-/// The body of `/api/generate`.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct OllamaGenerateBody {
-    #[serde(flatten)]
-    generate: PromptRequest,
-    #[serde(flatten)]
-    shared: Shared,
+body_schema! {
+    /// The body of `/api/generate`.
+    pub(super) struct OllamaGenerateBody { generate: PromptRequest, shared: Shared }
 }
 
 impl PartialSchema for Think {

@@ -18,7 +18,7 @@ use super::error::EARLY;
 use super::legacy;
 use super::request::{ChatRequest, Common, Content, Message, Tool};
 use super::structure::Structure;
-use super::unsupported::{self, Endpoint};
+use super::unsupported;
 use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 
@@ -48,7 +48,7 @@ fn prepare(mut body: JsonBody, serving: &Serving) -> Result<Prepared, ApiError> 
     let common: Common = body.read()?;
     let chat: ChatRequest = body.read()?;
     let structure: Structure = body.read()?;
-    unsupported::check(&body, Endpoint::Chat)?;
+    unsupported::check(&body, &unsupported::CHAT)?;
     check_max_tokens(&common)?;
     let limits = serving.state().limits();
     let logprobs = chat_logprobs(chat.logprobs.unwrap_or(false), chat.top_logprobs, limits)?;
@@ -144,7 +144,7 @@ fn check_messages(messages: Option<&[Message]>, limits: &ServerLimits) -> Result
                 }
                 (other, _) => {
                     let hint = format!("it has the type {other}; this model takes only text");
-                    return Err(ApiError::NotSupported { param, hint: Some(hint) });
+                    return Err(ApiError::not_supported(param, hint));
                 }
             }
         }
@@ -211,10 +211,7 @@ fn check_tool(tool: &Tool, tool_idx: usize) -> Result<(), ApiError> {
         return Err(ApiError::out_of_range(param, &format!("{:?}", tool.kind), "\"function\""));
     }
     match &tool.function {
-        None => Err(ApiError::WrongType {
-            param: format!("tools[{tool_idx}]"),
-            reason: "missing field `function`".to_owned(),
-        }),
+        None => Err(ApiError::missing_field(format!("tools[{tool_idx}]"), "function")),
         Some(_) => Ok(()),
     }
 }

@@ -21,7 +21,7 @@ use super::usage::{Performance, SYSTEM_FINGERPRINT, Timing, Usage};
 /// The only service tier of this server.
 const SERVICE_TIER: &str = "default";
 
-/// What a request says about the form of its answer.
+/// Options of a request for the form of its answer.
 #[derive(Debug)]
 pub(super) struct ChatOptions {
     /// Whether calls are written as `function_call`, the form that preceded tools.
@@ -46,7 +46,7 @@ pub(super) struct ChatFormat {
     progress: Vec<Progress>,
 }
 
-/// What has been streamed of a choice.
+/// Progress of streaming a choice.
 #[derive(Clone, Debug, Default)]
 struct Progress {
     has_begun: bool,
@@ -104,32 +104,33 @@ impl ChatFormat {
         }
     }
 
-    fn whole_choice<'a>(&'a self, index: usize, delta: &'a Delta) -> WholeChoice<'a> {
-        WholeChoice {
+    fn whole_choice<'a>(&'a self, index: usize, delta: &'a Delta) -> Choice<'a> {
+        Choice {
             index,
-            message: WholeMessage {
+            message: Some(WholeMessage {
                 role: "assistant",
                 content: content(delta),
                 refusal: None,
                 reasoning: WireReasoning::of(delta),
                 calls: self.calls(delta, None),
-            },
+            }),
             logprobs: self.has_logprobs.then(|| ChatLogprobs::new(&delta.scored, &self.tokenizer)),
             finish_reason: delta.finish.map(|finish| self.finish_name(finish)),
             token_ids: self.prompt_token_ids.is_some().then_some(&delta.tokens),
             prompt_token_ids: self.prompt_token_ids.as_deref(),
+            ..Choice::default()
         }
     }
 
-    fn push_chunk(
-        &self,
-        choices: &[ChunkChoice<'_>],
+    fn completion<'a>(
+        &'a self,
+        object: &'static str,
+        choices: Vec<Choice<'a>>,
         summary: Option<&AnswerSummary>,
-        buffer: &mut Vec<u8>,
-    ) {
-        let chunk = Chunk {
+    ) -> ChatCompletion<'a> {
+        ChatCompletion {
             id: &self.id,
-            object: "chat.completion.chunk",
+            object,
             created: self.created,
             model: &self.model,
             system_fingerprint: SYSTEM_FINGERPRINT,
@@ -139,41 +140,17 @@ impl ChatFormat {
             timing: summary.map(Timing::of),
             performance: summary.map(Performance::of),
             conversation_id: self.options.conversation_id.as_deref(),
-        };
-        push_event(buffer, &chunk);
+        }
     }
-}
 
-#[derive(Serialize)]
-struct Chunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'static str,
-    service_tier: &'static str,
-    choices: &'a [ChunkChoice<'a>],
-    /// `null` in all chunks but the last; absent unless requested.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timing: Option<Timing>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    performance: Option<Performance>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    conversation_id: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct ChunkChoice<'a> {
-    index: usize,
-    delta: ChunkDelta<'a>,
-    logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<&'a [TokenId]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<&'a [TokenId]>,
+    fn push_chunk(
+        &self,
+        choices: Vec<Choice<'_>>,
+        summary: Option<&AnswerSummary>,
+        buffer: &mut Vec<u8>,
+    ) {
+        push_event(buffer, &self.completion("chat.completion.chunk", choices, summary));
+    }
 }
 
 #[derive(Default, Serialize)]
@@ -258,19 +235,7 @@ fn content(delta: &Delta) -> Option<&str> {
     (delta.calls.is_empty() || !delta.text.is_empty()).then_some(delta.text.as_str())
 }
 
-impl<'a> ChunkChoice<'a> {
-    fn new(index: usize, delta: ChunkDelta<'a>) -> ChunkChoice<'a> {
-        ChunkChoice {
-            index,
-            delta,
-            logprobs: None,
-            finish_reason: None,
-            token_ids: None,
-            prompt_token_ids: None,
-        }
-    }
-}
-
+/// A whole answer and a chunk of a stream have the same form. A whole answer has all fields.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ChatCompletion<'a> {
     id: &'a str,
@@ -279,18 +244,34 @@ pub(super) struct ChatCompletion<'a> {
     model: &'a str,
     system_fingerprint: &'static str,
     service_tier: &'static str,
-    choices: Vec<WholeChoice<'a>>,
-    usage: Usage,
-    timing: Timing,
-    performance: Performance,
+    choices: Vec<Choice<'a>>,
+    /// `null` in all chunks but the last; absent from a stream unless requested.
+    #[schema(value_type = Usage, required = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[schema(value_type = Timing, required = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
+    #[schema(value_type = Performance, required = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    performance: Option<Performance>,
     /// The client's id for the conversation, or a new one.
-    conversation_id: String,
+    #[schema(value_type = String, required = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conversation_id: Option<&'a str>,
 }
 
-#[derive(Serialize, ToSchema)]
-struct WholeChoice<'a> {
+#[derive(Default, Serialize, ToSchema)]
+#[schema(as = WholeChoice)]
+struct Choice<'a> {
     index: usize,
-    message: WholeMessage<'a>,
+    #[schema(value_type = WholeMessage, required = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<WholeMessage<'a>>,
+    /// Takes the place of the message in a stream.
+    #[schema(ignore)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<ChunkDelta<'a>>,
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -327,9 +308,13 @@ impl AnswerWriter for ChatFormat {
         if is_first {
             let (role, content) = (Some("assistant"), Some(""));
             let opening = ChunkDelta { role, content, ..ChunkDelta::default() };
-            let mut choice = ChunkChoice::new(choice_idx, opening);
-            choice.prompt_token_ids = self.prompt_token_ids.as_deref();
-            self.push_chunk(&[choice], None, buffer);
+            let choice = Choice {
+                index: choice_idx,
+                delta: Some(opening),
+                prompt_token_ids: self.prompt_token_ids.as_deref(),
+                ..Choice::default()
+            };
+            self.push_chunk(vec![choice], None, buffer);
         }
         if delta.has_content() && !delta.only_ends_calls() {
             let content = ChunkDelta {
@@ -339,22 +324,30 @@ impl AnswerWriter for ChatFormat {
                 reasoning: WireReasoning::of(&delta),
                 calls: self.calls(&delta, Some(num_calls_before)),
             };
-            let mut choice = ChunkChoice::new(choice_idx, content);
-            choice.logprobs = (!delta.scored.is_empty())
-                .then(|| ChatLogprobs::new(&delta.scored, &self.tokenizer));
-            choice.token_ids = self.prompt_token_ids.is_some().then_some(&delta.tokens);
-            self.push_chunk(&[choice], None, buffer);
+            let choice = Choice {
+                index: choice_idx,
+                delta: Some(content),
+                logprobs: (!delta.scored.is_empty())
+                    .then(|| ChatLogprobs::new(&delta.scored, &self.tokenizer)),
+                token_ids: self.prompt_token_ids.is_some().then_some(&delta.tokens),
+                ..Choice::default()
+            };
+            self.push_chunk(vec![choice], None, buffer);
         }
         if let Some(finish) = delta.finish {
-            let mut choice = ChunkChoice::new(choice_idx, ChunkDelta::default());
-            choice.finish_reason = Some(self.finish_name(finish));
-            self.push_chunk(&[choice], None, buffer);
+            let choice = Choice {
+                index: choice_idx,
+                delta: Some(ChunkDelta::default()),
+                finish_reason: Some(self.finish_name(finish)),
+                ..Choice::default()
+            };
+            self.push_chunk(vec![choice], None, buffer);
         }
     }
 
     fn push_end(&mut self, summary: &AnswerSummary, buffer: &mut Vec<u8>) {
         if self.options.include_usage {
-            self.push_chunk(&[], Some(summary), buffer);
+            self.push_chunk(Vec::new(), Some(summary), buffer);
         }
         buffer.extend_from_slice(sse::DONE.as_bytes());
     }
@@ -365,18 +358,13 @@ impl AnswerWriter for ChatFormat {
 
     fn whole(&self, choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
         let choice = |(index, delta)| self.whole_choice(index, delta);
+        let choices = choices.iter().enumerate().map(choice).collect();
+        let new_conversation = new_uuid();
+        let whole = self.completion("chat.completion", choices, Some(summary));
         let whole = ChatCompletion {
-            id: &self.id,
-            object: "chat.completion",
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: SYSTEM_FINGERPRINT,
-            service_tier: SERVICE_TIER,
-            choices: choices.iter().enumerate().map(choice).collect(),
-            usage: Usage::of(summary),
-            timing: Timing::of(summary),
-            performance: Performance::of(summary),
-            conversation_id: self.options.conversation_id.clone().unwrap_or_else(new_uuid),
+            usage: Some(Some(Usage::of(summary))),
+            conversation_id: whole.conversation_id.or(Some(&new_conversation)),
+            ..whole
         };
         Json(whole).into_response()
     }

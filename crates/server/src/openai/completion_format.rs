@@ -57,7 +57,7 @@ impl Echo {
     }
 }
 
-/// What a request says about the form of its answer.
+/// Options of a request for the form of its answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CompletionOptions {
     /// Whether log-probabilities are returned; they may be computed for `best_of` alone.
@@ -144,24 +144,32 @@ impl CompletionFormat {
         logprobs
     }
 
-    fn push_chunk(
-        &self,
-        choices: Vec<Choice<'_>>,
+    fn completion<'a>(
+        &'a self,
+        choices: Vec<Choice<'a>>,
         summary: Option<&AnswerSummary>,
-        buffer: &mut Vec<u8>,
-    ) {
-        let chunk = Completion {
+        has_usage: bool,
+    ) -> Completion<'a> {
+        Completion {
             id: &self.id,
             object: "text_completion",
             created: self.created,
             model: &self.model,
             system_fingerprint: SYSTEM_FINGERPRINT,
             choices,
-            usage: self.options.include_usage.then_some(summary.map(Usage::of)),
+            usage: has_usage.then_some(summary.map(Usage::of)),
             timing: summary.map(Timing::of),
             performance: summary.map(Performance::of),
-        };
-        push_event(buffer, &chunk);
+        }
+    }
+
+    fn push_chunk(
+        &self,
+        choices: Vec<Choice<'_>>,
+        summary: Option<&AnswerSummary>,
+        buffer: &mut Vec<u8>,
+    ) {
+        push_event(buffer, &self.completion(choices, summary, self.options.include_usage));
     }
 
     /// The choices of a prompt that are returned; the most likely first if not all of them are.
@@ -280,17 +288,6 @@ impl AnswerWriter for CompletionFormat {
                 });
             }
         }
-        let whole = Completion {
-            id: &self.id,
-            object: "text_completion",
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: SYSTEM_FINGERPRINT,
-            choices: returned,
-            usage: Some(Some(Usage::of(summary))),
-            timing: Some(Timing::of(summary)),
-            performance: Some(Performance::of(summary)),
-        };
-        Json(whole).into_response()
+        Json(self.completion(returned, Some(summary), true)).into_response()
     }
 }

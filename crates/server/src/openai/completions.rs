@@ -14,7 +14,7 @@ use super::completion_format::{CompletionFormat, CompletionOptions};
 use super::error::EARLY;
 use super::request::{Common, CompletionRequest, Prompts};
 use super::structure::Structure;
-use super::unsupported::{self, Endpoint};
+use super::unsupported;
 use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 
@@ -37,7 +37,7 @@ fn prepare(body: &JsonBody, serving: &Serving) -> Result<(Job, CompletionFormat)
     let common: Common = body.read()?;
     let completion: CompletionRequest = body.read()?;
     let structure: Structure = body.read()?;
-    unsupported::check(body, Endpoint::Completion)?;
+    unsupported::check(body, &unsupported::COMPLETION)?;
     let limits = serving.state().limits();
     let echo = completion.echo.unwrap_or(false);
     let suffix = completion.suffix.filter(|suffix| !suffix.is_empty());

@@ -2,6 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use jackalope_protocol::{Pooling, TokenId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,6 +12,7 @@ use utoipa::ToSchema;
 use super::request::Prompts;
 use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
+use crate::wire::body_schema;
 use jackalope_serving::body::JsonBody;
 use jackalope_serving::embed::{self, Embedding};
 use jackalope_serving::error::ApiError;
@@ -35,16 +38,11 @@ pub(super) struct EmbeddingRequest {
     normalize: Option<bool>,
 }
 
-/// The body of a request for embeddings.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct EmbeddingBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    embedding: EmbeddingRequest,
-    #[serde(flatten)]
-    ignored: IgnoredByEmbeddings,
+body_schema! {
+    /// The body of a request for embeddings.
+    pub(super) struct EmbeddingBody {
+        model, embedding: EmbeddingRequest, ignored: IgnoredByEmbeddings
+    }
 }
 
 /// Ignored fields.
@@ -118,7 +116,7 @@ pub(super) async fn embeddings(
         index,
         embedding: match format {
             EncodingFormat::Float => Written::Numbers(vector),
-            EncodingFormat::Base64 => Written::Base64(base64(&little_endian(&vector))),
+            EncodingFormat::Base64 => Written::Base64(STANDARD.encode(little_endian(&vector))),
         },
     };
     Ok(Json(EmbeddingList {
@@ -166,41 +164,4 @@ fn prepare(
 
 fn little_endian(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-/// Encodes bytes in base64 (RFC 4648, section 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |idx: usize| u32::from(chunk.get(idx).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for idx in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * idx)) as usize & 63];
-            text.push(if idx <= chunk.len() { char::from(digit) } else { '=' });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        // RFC 4648, section 10.
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
-    }
 }

@@ -9,26 +9,14 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::request::{ChatRequest, Common, CompletionRequest, Content, Part, Prompts, Unsupported};
 use super::structure::Structure;
-use crate::wire::{list, string};
+use crate::wire::{body_schema, list, string};
 
-/// The body of a chat completion.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct ChatBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    chat: ChatRequest,
-    #[serde(flatten)]
-    common: Common,
-    #[serde(flatten)]
-    structure: Structure,
-    #[serde(flatten)]
-    legacy: Legacy,
-    #[serde(flatten)]
-    ignored: Ignored,
-    #[serde(flatten)]
-    unsupported: Unsupported,
+body_schema! {
+    /// The body of a chat completion.
+    pub(super) struct ChatBody {
+        model, chat: ChatRequest, common: Common, structure: Structure, legacy: Legacy,
+        ignored: Ignored, unsupported: Unsupported
+    }
 }
 
 /// Fields that `tools` have replaced.
@@ -60,22 +48,12 @@ struct Ignored {
     prompt_cache_key: Option<Value>,
 }
 
-/// The body of a completion.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct CompletionBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    completion: CompletionRequest,
-    #[serde(flatten)]
-    common: Common,
-    #[serde(flatten)]
-    structure: Structure,
-    #[serde(flatten)]
-    ignored: Ignored,
-    #[serde(flatten)]
-    unsupported: Unsupported,
+body_schema! {
+    /// The body of a completion.
+    pub(super) struct CompletionBody {
+        model, completion: CompletionRequest, common: Common, structure: Structure,
+        ignored: Ignored, unsupported: Unsupported
+    }
 }
 
 fn token() -> ObjectBuilder {

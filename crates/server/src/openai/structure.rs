@@ -158,10 +158,10 @@ fn structured_outputs(param: &str, value: &Value) -> Result<Option<StructuredOut
             Value::Bool(false) => Ok(None),
             _ => Err(ApiError::WrongType { param, reason: "it must be a boolean".to_owned() }),
         },
-        _ => {
-            let hint = Some("there are json, regex, choice, grammar and json_object".to_owned());
-            Err(ApiError::NotSupported { param, hint })
-        }
+        _ => Err(ApiError::not_supported(
+            param,
+            "there are json, regex, choice, grammar and json_object",
+        )),
     }
 }
 

@@ -15,6 +15,7 @@ use super::chat;
 use super::request::ChatRequest;
 use crate::extract::JsonRequest;
 use crate::state::ServerState;
+use crate::wire::body_schema;
 
 /// Fields of `POST /tokenize`; those of a conversation are a chat's.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -27,18 +28,11 @@ pub(super) struct TokenizeRequest {
     return_token_strs: Option<bool>,
 }
 
-/// The body of a request for tokens: a text, or the fields of a conversation.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct TokenizeBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    tokenize: TokenizeRequest,
-    #[serde(flatten)]
-    ignored: IgnoredByTokenize,
-    #[serde(flatten)]
-    chat: ChatRequest,
+body_schema! {
+    /// The body of a request for tokens: a text, or the fields of a conversation.
+    pub(super) struct TokenizeBody {
+        model, tokenize: TokenizeRequest, ignored: IgnoredByTokenize, chat: ChatRequest
+    }
 }
 
 /// Fields of a chat that add no token to its prompt.
@@ -57,14 +51,9 @@ struct IgnoredByTokenize {
     conversation_id: Option<Value>,
 }
 
-/// The body of a request for text.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(super) struct DetokenizeBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    detokenize: DetokenizeRequest,
+body_schema! {
+    /// The body of a request for text.
+    pub(super) struct DetokenizeBody { model, detokenize: DetokenizeRequest }
 }
 
 /// The tokens of a text or a conversation.
@@ -106,8 +95,10 @@ fn tokenized(body: JsonBody, serving: &Serving) -> Result<Tokenized, ApiError> {
             return Err(ApiError::Needs { param: "prompt", needs: "messages to be absent" });
         }
         (None, true) if request.add_special_tokens == Some(true) => {
-            let hint = Some("the template of a conversation writes them".to_owned());
-            return Err(ApiError::NotSupported { param: "add_special_tokens".to_owned(), hint });
+            return Err(ApiError::not_supported(
+                "add_special_tokens",
+                "the template of a conversation writes them",
+            ));
         }
         (None, _) => chat::conversation(body, chat, serving.state().limits())?.encode(serving)?,
         (Some(prompt), false) => {

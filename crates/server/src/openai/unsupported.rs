@@ -1,7 +1,7 @@
 //! Refuses fields that would change the answer but that this server does not support, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -90,27 +90,12 @@ fn is_zero_or_less(value: &Value) -> bool {
     value.as_f64().is_some_and(|it| it <= 0.0)
 }
 
-/// An endpoint whose fields are checked.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Endpoint {
-    Chat,
-    Completion,
-    Response,
-}
+/// The names of all fields of a body.
+pub(super) type FieldNames = LazyLock<BTreeSet<String>>;
 
-impl Endpoint {
-    /// The names of all fields of its body.
-    fn field_names(self) -> &'static BTreeSet<String> {
-        static CHAT: OnceLock<BTreeSet<String>> = OnceLock::new();
-        static COMPLETION: OnceLock<BTreeSet<String>> = OnceLock::new();
-        static RESPONSE: OnceLock<BTreeSet<String>> = OnceLock::new();
-        match self {
-            Endpoint::Chat => CHAT.get_or_init(field_names::<ChatBody>),
-            Endpoint::Completion => COMPLETION.get_or_init(field_names::<CompletionBody>),
-            Endpoint::Response => RESPONSE.get_or_init(field_names::<ResponseBody>),
-        }
-    }
-}
+pub(super) static CHAT: FieldNames = LazyLock::new(field_names::<ChatBody>);
+pub(super) static COMPLETION: FieldNames = LazyLock::new(field_names::<CompletionBody>);
+pub(super) static RESPONSE: FieldNames = LazyLock::new(field_names::<ResponseBody>);
 
 /// The names of the fields in a schema, including those of its parts.
 fn field_names<T: ToSchema>() -> BTreeSet<String> {
@@ -131,7 +116,7 @@ fn field_names<T: ToSchema>() -> BTreeSet<String> {
 
 /// Refuses fields that this server does not support, and misspelled names of known fields. Other
 /// unknown fields are ignored, as OpenAI's clients expect.
-pub(super) fn check(body: &JsonBody, endpoint: Endpoint) -> Result<(), ApiError> {
+pub(super) fn check(body: &JsonBody, known: &'static FieldNames) -> Result<(), ApiError> {
     for UnsupportedField { name, is_harmless, hint } in &FIELDS {
         let Some(value) = body.field(name) else { continue };
         if !is_nothing(value) && !is_harmless(value) {
@@ -141,12 +126,9 @@ pub(super) fn check(body: &JsonBody, endpoint: Endpoint) -> Result<(), ApiError>
     }
     let mut names: Vec<&str> = body.names().collect();
     names.sort_unstable();
-    match names.into_iter().find_map(|name| Some((name, meant(name, endpoint)?))) {
+    match names.into_iter().find_map(|name| Some((name, meant(name, known)?))) {
         None => Ok(()),
-        Some((name, meant)) => Err(ApiError::NotSupported {
-            param: name.to_owned(),
-            hint: Some(format!("did you mean {meant}?")),
-        }),
+        Some((name, meant)) => Err(ApiError::not_supported(name, format!("did you mean {meant}?"))),
     }
 }
 
@@ -163,12 +145,11 @@ fn is_nothing(value: &Value) -> bool {
 
 /// Returns the field of a body that a misspelled name resembles; none for a known name or one that
 /// resembles no field.
-fn meant(name: &str, endpoint: Endpoint) -> Option<&'static str> {
+fn meant(name: &str, known: &'static FieldNames) -> Option<&'static str> {
     let is_comparable = NAME_CHARS_MIN <= name.chars().count() && name.len() <= NAME_BYTES_MAX;
     if !is_comparable {
         return None;
     }
-    let known = endpoint.field_names();
     if known.contains(name) {
         return None;
     }
@@ -191,15 +172,15 @@ mod tests {
             ("respone_format", "response_format"),
             ("tool_chioce", "tool_choice"),
         ] {
-            assert_eq!(meant(name, Endpoint::Chat), Some(wanted));
+            assert_eq!(meant(name, &CHAT), Some(wanted));
         }
         for name in ["max_tokens", "invented", "top_n", "user_id", "extra_body", "seeds", "create"]
         {
-            assert_eq!(meant(name, Endpoint::Chat), None, "{name}");
+            assert_eq!(meant(name, &CHAT), None, "{name}");
         }
-        assert_eq!(meant(&"x".repeat(1 << 20), Endpoint::Chat), None);
-        for endpoint in [Endpoint::Chat, Endpoint::Completion, Endpoint::Response] {
-            assert_eq!(meant("temprature", endpoint), Some("temperature"), "{endpoint:?}");
+        assert_eq!(meant(&"x".repeat(1 << 20), &CHAT), None);
+        for known in [&CHAT, &COMPLETION, &RESPONSE] {
+            assert_eq!(meant("temprature", known), Some("temperature"));
         }
     }
 

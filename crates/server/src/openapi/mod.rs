@@ -52,7 +52,7 @@ pub(crate) const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
     ("AnthropicIgnored", IGNORED),
 ];
 
-/// The same for single fields.
+/// Single fields that are refused, unless their value asks for nothing, or without effect.
 pub(crate) const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
     ("ChatRequest", &["verbosity"], IGNORED),
     ("ResponseRequest", &["background", "conversation", "prompt"], REFUSED),

@@ -18,7 +18,7 @@ pub(super) struct KeyLimits {
     pub concurrent_requests: Option<u32>,
 }
 
-/// What has been used of the limits. It survives a change of the limits.
+/// Usage counted against the limits. It survives a change of the limits.
 #[derive(Debug)]
 pub(super) struct Quota {
     buckets: Mutex<Buckets>,

@@ -178,10 +178,8 @@ impl<F: AnswerWriter> Answer<F> {
     /// Returns an error if the answer fails before its first byte was sent.
     pub async fn respond(self) -> Result<Response, ApiError> {
         let AnswerPlan { requested_tokens, max_tokens, .. } = self.plan;
-        let mut response = match self.plan.is_stream {
-            true => self.stream().await?,
-            false => self.whole().await?,
-        };
+        let mut response =
+            if self.plan.is_stream { self.stream().await? } else { self.whole().await? };
         if let Some(requested) = requested_tokens {
             let note = format!(
                 "at most {} will be generated, not {requested}: the context has room for no more",

@@ -139,8 +139,8 @@ impl Conversation {
                 Some(schema)
             }
             Some(StructuredOutput { param, .. }) => {
-                let hint = Some("beside tools the structure must be JSON".to_owned());
-                return Err(ApiError::NotSupported { param, hint });
+                let hint = "beside tools the structure must be JSON";
+                return Err(ApiError::not_supported(param, hint));
             }
         };
         let is_single = self.single_call || matches!(self.tool_choice, ToolChoice::Named(_));
@@ -152,8 +152,8 @@ impl Conversation {
         let demand = ToolDemand { calls, text_before: false };
         let param = if is_forced { "tool_choice" } else { "tools" };
         let Some(grammar) = format.grammar(tools, demand, instead.as_ref()) else {
-            let hint = Some("this model has no form for calls that is known".to_owned());
-            return Err(ApiError::NotSupported { param: param.to_owned(), hint });
+            let hint = "this model has no form for calls that is known";
+            return Err(ApiError::not_supported(param, hint));
         };
         let grammar = grammar.map_err(|err| ApiError::WrongType {
             param: "tools".to_owned(),

@@ -34,8 +34,8 @@ impl Infill {
             <[TokenId; 3]>::try_from(ids).ok()
         };
         let Some([prefix, suffix_mark, middle]) = FAMILIES.iter().find_map(ids) else {
-            let hint = Some("this model writes only what comes after the prompt".to_owned());
-            return Err(ApiError::NotSupported { param: "suffix".to_owned(), hint });
+            let hint = "this model writes only what comes after the prompt";
+            return Err(ApiError::not_supported("suffix", hint));
         };
         let refused = |err| ApiError::from_text(err, "suffix");
         let mut before = tokenizer.encode_prompt("").map_err(refused)?;

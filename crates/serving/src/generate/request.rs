@@ -9,16 +9,16 @@ use super::sampling::SamplingParams;
 use crate::error::ApiError;
 use crate::state::Serving;
 
-/// What to generate, and how. Not yet checked, except for what only the protocol can check.
+/// Prompt and parameters of a request. Not yet checked, except for what only the protocol can check.
 #[derive(Debug)]
 pub struct GenerateRequest {
-    /// What to answer or continue.
+    /// Conversation or text to continue.
     pub prompt: Prompt,
     /// How to sample, return and schedule the answer.
     pub params: RequestParams,
 }
 
-/// What the answer answers.
+/// The conversation or the text that a request asks to continue.
 #[derive(Debug)]
 pub enum Prompt {
     /// Messages, rendered by the model's chat template.

@@ -36,7 +36,7 @@ pub struct SamplingParams {
     pub presence_penalty: Option<f64>,
     /// Penalty subtracted for each time that the answer already contains the token.
     pub frequency_penalty: Option<f64>,
-    /// What is added to the logits of tokens, by token id.
+    /// Numbers that are added to the logits of tokens, by token id.
     pub logit_bias: BTreeMap<String, f64>,
     /// Seed of the first choice; the other choices derive theirs from it. Random if absent.
     pub seed: Option<u64>,
@@ -50,7 +50,8 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Number of alternatives whose log-probabilities are reported; none at all if absent.
     pub logprobs: Option<u8>,
-    /// The same for the tokens of the prompt.
+    /// Number of alternatives whose log-probabilities are reported for each token of the prompt;
+    /// none at all if absent.
     pub prompt_logprobs: Option<u8>,
     /// The only tokens that may be sampled.
     pub allowed_token_ids: Option<Vec<TokenId>>,

@@ -114,9 +114,10 @@ impl AfterReasoning {
 
     /// Continues towards the answer; `num_sampled` tokens of [`Reasoning::resume`] have been sampled.
     fn resume(&mut self, num_sampled: usize) {
-        self.state = match num_sampled < self.reasoning.resume.len() {
-            true => Thought::Resuming(num_sampled),
-            false => Thought::Closed,
+        self.state = if num_sampled < self.reasoning.resume.len() {
+            Thought::Resuming(num_sampled)
+        } else {
+            Thought::Closed
         };
     }
 

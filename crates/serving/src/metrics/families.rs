@@ -262,7 +262,7 @@ pub(super) const MODEL_ALIASES: &[(&str, &str)] = &[
     ("vllm_mlx_cache_memory_limit_bytes", "jackalope_kv_budget_bytes"),
 ];
 
-/// The same for histograms.
+/// Additional names of histograms.
 pub(super) const HISTOGRAM_ALIASES: &[(&str, &str)] = &[
     ("vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
     ("vllm_mlx_inference_ttft_seconds", "vllm:time_to_first_token_seconds"),

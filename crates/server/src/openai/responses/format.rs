@@ -96,15 +96,17 @@ impl ResponseFormat {
     fn think(&mut self, text: &str) {
         if !self.is_in(|kind| matches!(kind, Kind::Reasoning)) {
             self.open("rs_", Kind::Reasoning);
-            match self.terms.summarises {
-                true => self.emit_part("response.reasoning_summary_part.added", ""),
-                false => self.emit_part("response.content_part.added", ""),
+            if self.terms.summarises {
+                self.emit_part("response.reasoning_summary_part.added", "")
+            } else {
+                self.emit_part("response.content_part.added", "")
             }
         }
         self.grow(text);
-        match self.terms.summarises {
-            true => self.emit_text("response.reasoning_summary_text.delta", "delta", text),
-            false => self.emit_text("response.reasoning_text.delta", "delta", text),
+        if self.terms.summarises {
+            self.emit_text("response.reasoning_summary_text.delta", "delta", text)
+        } else {
+            self.emit_text("response.reasoning_text.delta", "delta", text)
         }
     }
 

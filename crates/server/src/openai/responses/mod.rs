@@ -46,7 +46,7 @@ use utoipa::IntoParams;
 use super::error;
 use super::request::Common;
 use super::structure::{Structure, text_format};
-use super::unsupported::{self, Endpoint};
+use super::unsupported;
 use crate::extract::{JsonRequest, Name, Params, StreamSlot};
 use crate::state::ServerState;
 use crate::wire::merged;
@@ -100,7 +100,7 @@ fn prepare(
     let common = Common { n: None, stream_options: None, ..body.read()? };
     let structure: Structure = body.read()?;
     check_refused(&request)?;
-    unsupported::check(body, Endpoint::Response)?;
+    unsupported::check(body, &unsupported::RESPONSE)?;
     let notes = notes(&request);
     if request.max_output_tokens == Some(0) {
         return Err(ApiError::out_of_range("max_output_tokens", &0, "at least 1"));
@@ -131,23 +131,13 @@ fn prepare(
 
 /// Refuses, by name, fields that ask for another kind of answer than this server gives.
 fn check_refused(request: &ResponseRequest) -> Result<(), ApiError> {
-    let cases = [
+    let truncates = request.truncation.as_deref().is_some_and(|it| it != "disabled");
+    ApiError::refuse_set(&[
         ("background", request.background == Some(true), "stream the response"),
         ("prompt", request.prompt.is_some(), "send instructions and input"),
         ("conversation", request.conversation.is_some(), "use previous_response_id"),
-        (
-            "truncation",
-            request.truncation.as_deref().is_some_and(|it| it != "disabled"),
-            "send fewer items",
-        ),
-    ];
-    for (param, is_refused, hint) in cases {
-        if is_refused {
-            let hint = Some(hint.to_owned());
-            return Err(ApiError::NotSupported { param: param.to_owned(), hint });
-        }
-    }
-    Ok(())
+        ("truncation", truncates, "send fewer items"),
+    ])
 }
 
 fn notes(request: &ResponseRequest) -> Notes {
@@ -300,9 +290,10 @@ pub(super) async fn delete_response(
     State(state): State<ServerState>,
     Name(id): Name,
 ) -> Result<Json<Value>, ApiError> {
-    match state.kept_responses().forget(&id, ApiCaller::current().tenant()) {
-        true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
-        false => Err(ApiError::UnknownResponse { id }),
+    if state.kept_responses().forget(&id, ApiCaller::current().tenant()) {
+        Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+    } else {
+        Err(ApiError::UnknownResponse { id })
     }
 }
 

@@ -17,7 +17,7 @@ use utoipa::{PartialSchema, ToSchema};
 use super::items::Item;
 use crate::openai::request::{Common, Content, Part, Role, Unsupported};
 use crate::openai::structure::Structure;
-use crate::wire::{Listed, TextOr, list, string};
+use crate::wire::{Listed, TextOr, body_schema, function_tool, list, string};
 
 /// Fields of `POST /v1/responses` alone.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -74,22 +74,12 @@ pub(crate) struct ResponseRequest {
     pub(super) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
-/// The body of a request for a response.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is only described")]
-pub(crate) struct ResponseBody {
-    /// Id or alias of the model. Default: `default`, the default model.
-    model: Option<String>,
-    #[serde(flatten)]
-    response: ResponseRequest,
-    #[serde(flatten)]
-    ignored: IgnoredByResponses,
-    #[serde(flatten)]
-    common: Common,
-    #[serde(flatten)]
-    structure: Structure,
-    #[serde(flatten)]
-    unsupported: Unsupported,
+body_schema! {
+    /// The body of a request for a response.
+    pub(crate) struct ResponseBody {
+        model, response: ResponseRequest, ignored: IgnoredByResponses, common: Common,
+        structure: Structure, unsupported: Unsupported
+    }
 }
 
 /// Fields of other endpoints that change nothing here.
@@ -238,10 +228,7 @@ fn check_call_outputs(earlier: &[Arc<Item>], items: &[Arc<Item>]) -> Result<(), 
 impl InputItem {
     fn read(self, idx: usize) -> Result<Item, ApiError> {
         let param = |field: &str| format!("input[{idx}].{field}");
-        let missing = |field: &str| ApiError::WrongType {
-            param: format!("input[{idx}]"),
-            reason: format!("missing field `{field}`"),
-        };
+        let missing = |field: &str| ApiError::missing_field(format!("input[{idx}]"), field);
         let id = |prefix: &str| self.id.clone().unwrap_or_else(|| new_id(prefix));
         match self.kind.as_deref() {
             None | Some("message") => {
@@ -282,7 +269,7 @@ impl InputItem {
                     "it has the type {other}; this server knows message, reasoning, function_call \
                      and function_call_output"
                 );
-                Err(ApiError::NotSupported { param: format!("input[{idx}]"), hint: Some(hint) })
+                Err(ApiError::not_supported(format!("input[{idx}]"), hint))
             }
         }
     }
@@ -308,11 +295,11 @@ fn joined(content: &Content, param: &str) -> Result<String, ApiError> {
             "refusal" => &part.refusal,
             other => {
                 let hint = format!("it has the type {other}; this model takes only text");
-                return Err(ApiError::NotSupported { param, hint: Some(hint) });
+                return Err(ApiError::not_supported(param, hint));
             }
         };
         let field = if part.kind == "refusal" { "refusal" } else { "text" };
-        let missing = || ApiError::WrongType { param, reason: format!("missing field `{field}`") };
+        let missing = || ApiError::missing_field(param, field);
         joined.push_str(text.as_deref().ok_or_else(missing)?);
     }
     Ok(joined)
@@ -321,17 +308,8 @@ fn joined(content: &Content, param: &str) -> Result<String, ApiError> {
 impl FunctionTool {
     /// Converts to the form of a chat's tool.
     fn for_chat(&self) -> Value {
-        let mut function = json!({"name": self.name});
-        if let Some(description) = &self.description {
-            function["description"] = description.as_str().into();
-        }
-        if let Some(parameters) = &self.parameters {
-            function["parameters"] = parameters.clone();
-        }
-        if let Some(strict) = self.strict {
-            function["strict"] = strict.into();
-        }
-        json!({"type": "function", "function": function})
+        let FunctionTool { name, description, parameters, strict, .. } = self.clone();
+        function_tool(name, description, parameters, strict)
     }
 
     /// The tool as responses repeat it.
@@ -357,7 +335,7 @@ pub(super) fn tools(
                 tool.kind
             );
             let param = format!("tools[{idx}]");
-            return Err(ApiError::NotSupported { param, hint: Some(hint) });
+            return Err(ApiError::not_supported(param, hint));
         }
     }
     let names = tools.iter().map(|tool| tool.name.as_deref().unwrap_or_default());
@@ -393,7 +371,7 @@ fn tool_choice(choice: &Value, tools: &[FunctionTool]) -> Result<ToolChoice, Api
         (None, Some("function"), Some(name)) => ToolChoice::Named(name.to_owned()),
         (None, Some(kind), _) if kind != "function" => {
             let hint = format!("it has the type {kind}; this server knows only functions");
-            return Err(ApiError::NotSupported { param: param.to_owned(), hint: Some(hint) });
+            return Err(ApiError::not_supported(param, hint));
         }
         _ => {
             let expected = "none, auto, required or {\"type\": \"function\", \"name\": …}";
