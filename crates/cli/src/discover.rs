@@ -20,9 +20,10 @@ pub(crate) async fn run(args: DiscoverArgs, environment: &Environment) -> anyhow
     let looking = tokio::task::spawn_blocking(move || find(window, 0, ours));
     let found = looking.await??;
     let listed = discovery::list(&found, args.agent_port);
-    match args.json {
-        true => Ok(output::line(object(&found, &listed))?),
-        false => Ok(output::line(text(&found, &listed))?),
+    if args.json {
+        Ok(output::line(object(&found, &listed))?)
+    } else {
+        Ok(output::line(text(&found, &listed))?)
     }
 }
 

@@ -21,9 +21,10 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
     check_exposure(host, &api_keys, edge.insecure)?;
     // A server that requires keys is safe from pages that pretend to be this machine, because they
     // have none.
-    let hosts = match is_loopback(host) && api_keys.is_empty() {
-        true => AllowedHosts::Local(edge.allow_host.clone()),
-        false => AllowedHosts::Any,
+    let hosts = if is_loopback(host) && api_keys.is_empty() {
+        AllowedHosts::Local(edge.allow_host.clone())
+    } else {
+        AllowedHosts::Any
     };
     let tls = match (&edge.tls_cert, &edge.tls_key) {
         (Some(cert), Some(key)) => Some(Tls::new(cert, key)?),

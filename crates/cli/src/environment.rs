@@ -43,7 +43,7 @@ const HF_TOKEN: &str = "HF_TOKEN";
 const HF_TOKEN_PATH: &str = "HF_TOKEN_PATH";
 /// Forbids requests to the hub.
 const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
-/// The same for transformers.
+/// Forbids requests to the hub; the name that transformers reads.
 const TRANSFORMERS_OFFLINE: &str = "TRANSFORMERS_OFFLINE";
 
 /// Set by sshd for a session: the client's address and port, then the server's.

@@ -105,9 +105,10 @@ fn bring_all(
     ours: &Credentials,
     shell: &SystemShell,
 ) -> anyhow::Result<Vec<(String, Outcome)>> {
-    let bundle = match order.rollback {
-        true => None,
-        false => Some(Arc::new(Bundle::of_programs(&own_program()?, &find_rank_program()?)?)),
+    let bundle = if order.rollback {
+        None
+    } else {
+        Some(Arc::new(Bundle::of_programs(&own_program()?, &find_rank_program()?)?))
     };
     let uploads = Uploads::new();
     let one = |host: &String| -> Outcome {

@@ -42,10 +42,7 @@ pub(crate) async fn run(args: LaunchArgs, environment: &Environment) -> anyhow::
         printer(args.no_prefix),
     )
     .await?;
-    let hosts = match backend.is_stock() {
-        true => with_addresses(&hosts, &nodes)?,
-        false => hosts,
-    };
+    let hosts = if backend.is_stock() { with_addresses(&hosts, &nodes)? } else { hosts };
     let mut programs = Vec::new();
     for rank in 0..hosts.len() {
         let settings = stock::settings(backend, &hosts, args.starting_port, rank)

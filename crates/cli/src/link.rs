@@ -30,7 +30,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// been read.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Rows that ranks write, with the rank, as they arrive.
+/// Receives the rows that ranks write, each with its rank.
 type Rows = mpsc::Receiver<(usize, Value)>;
 
 pub(crate) async fn run(args: &LinkArgs, environment: &Environment) -> anyhow::Result<()> {

@@ -37,8 +37,5 @@ pub(crate) fn run(args: &TokenArgs, environment: &Environment) -> anyhow::Result
 }
 
 fn print(token: &str, json: bool) -> anyhow::Result<()> {
-    match json {
-        true => Ok(output::line(json!({"token": token}))?),
-        false => Ok(output::line(token)?),
-    }
+    if json { Ok(output::line(json!({"token": token}))?) } else { Ok(output::line(token)?) }
 }

@@ -34,9 +34,10 @@ pub(crate) fn run(args: &TrustArgs, environment: &Environment) -> anyhow::Result
 
 fn list(home: &Home, store: &TrustStore, json: bool) -> anyhow::Result<()> {
     let (identity, list) = (home.identity()?, store.load()?);
-    match json {
-        true => Ok(output::line(object(&identity, &list))?),
-        false => Ok(output::line(text(&identity, &list))?),
+    if json {
+        Ok(output::line(object(&identity, &list))?)
+    } else {
+        Ok(output::line(text(&identity, &list))?)
     }
 }
 

@@ -400,9 +400,10 @@ fn place_by_hand(
     };
     // A hostfile with a matrix of devices has no addresses; its transport finds its own routes.
     let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
-    let routes = match backend.is_stock() && !has_addresses {
-        true => vec![Vec::new(); hosts.len()],
-        false => routes::routes(&nodes)?,
+    let routes = if backend.is_stock() && !has_addresses {
+        vec![Vec::new(); hosts.len()]
+    } else {
+        routes::routes(&nodes)?
     };
     let data_ips: Vec<Vec<IpAddr>> = (0..hosts.len()).map(|to| ips_of(&routes, to)).collect();
     let encrypted = if routes.iter().all(Vec::is_empty) {

@@ -18,7 +18,7 @@ pub const CONTROL_PORT: u16 = 18080;
 pub struct RankConfig {
     /// Number of ranks on this machine, if no machines are named.
     pub num_ranks: u32,
-    /// What is required of the split.
+    /// Constraints on the split.
     pub split: SplitConstraints,
     /// Transport of the collectives. Default: the hostfile's, else TCP.
     pub backend: Option<Backend>,

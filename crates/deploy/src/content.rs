@@ -132,9 +132,10 @@ impl OwnContent {
             Some(known) => known.into(),
             None => {
                 let states = content::states(dir)?;
-                match states.iter().all(FileState::is_settled) {
-                    true => ExpectedContent { states, ..ExpectedContent::default() },
-                    false => content_of_dir(dir, context).await?,
+                if states.iter().all(FileState::is_settled) {
+                    ExpectedContent { states, ..ExpectedContent::default() }
+                } else {
+                    content_of_dir(dir, context).await?
                 }
             }
         };

@@ -7,7 +7,8 @@ use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::Split;
 use tracing::warn;
 
-/// What caches take on the ranks of any split, computed from the description of a checkpoint.
+/// Memory that caches take on the ranks of any split, computed from the description of a
+/// checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpectedCosts {
     /// `None` if the coordinator has no weights to read.

@@ -137,9 +137,10 @@ pub fn nodes_config(reach: &ReachConfig, context: &LocalContext) -> anyhow::Resu
     let program: PathBuf = nodes::own_program().context("finding this program")?;
     let ours = credentials(reach.token.as_deref(), context)?;
     let agent_port = reach.agent_port;
-    let bootstrap = match reach.bootstraps {
-        true => Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?))),
-        false => None,
+    let bootstrap = if reach.bootstraps {
+        Some(Arc::new(Bootstrap::new(program.clone(), find_rank_program()?)))
+    } else {
+        None
     };
     Ok(NodesConfig { ours, agent_port, shell, program, linger: LINGER, bootstrap })
 }

@@ -59,7 +59,7 @@ pub struct ServeRecord {
     operator_key: Option<String>,
 }
 
-/// What is recorded about a server.
+/// The record of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeDescription<'a> {
     /// How it was started.

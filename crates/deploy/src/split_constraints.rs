@@ -8,7 +8,7 @@ use jackalope_protocol::Backend;
 use jackalope_protocol::counted;
 use jackalope_protocol::split::{Shares, Split, stages};
 
-/// What is required of the split of a model over ranks.
+/// Constraints on the split of a model over ranks.
 #[derive(Clone, Debug, Default)]
 pub struct SplitConstraints {
     /// Whether ranks hold a part of every layer or whole layers; absent: what is expected to answer

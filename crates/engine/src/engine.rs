@@ -130,7 +130,7 @@ pub enum EngineError {
         rank: usize,
         /// Memory budget of that rank in bytes.
         budget_bytes: u64,
-        /// What caches take on that rank.
+        /// Memory that caches take on that rank.
         cost: CacheCost,
         /// Number of tokens in the smallest unit of allocation.
         least_tokens: u32,

@@ -25,7 +25,7 @@ pub(crate) struct KeptLength {
     pub(crate) used_at: u64,
 }
 
-/// What is known about a prompt when its cache is opened.
+/// Facts about a prompt when its cache is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeepHints {
     /// Number of tokens that the next turn of the same conversation will share; 0 if unknown.

@@ -72,7 +72,7 @@ pub(crate) struct KvCacheManager {
     next_id: u64,
     /// Counts uses; these are the times in `kept` and `lengths`.
     clock: u64,
-    /// What the plan being made gives up: caches, and kept lengths of others.
+    /// Caches that the plan being made drops, and kept lengths of others.
     drops: Vec<CacheId>,
     forgets: Vec<Forget>,
     /// Memory of both.
@@ -97,7 +97,7 @@ struct CacheEntry {
     kept_since: Option<u64>,
 }
 
-/// What the prefix cache holds of a sequence, and how the sequence uses it.
+/// The part of a sequence that the prefix cache holds, and how the sequence uses it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PrefixHit {
     /// With an empty cache.

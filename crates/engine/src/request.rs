@@ -447,9 +447,10 @@ fn token_mask(
         None => TokenMask::all(vocab_size),
     };
     banned.iter().for_each(|token| mask.ban(*token));
-    match mask.is_empty() {
-        true => Err(Rejected::NothingAllowed { parameter: "banned_tokens" }),
-        false => Ok(Some(mask)),
+    if mask.is_empty() {
+        Err(Rejected::NothingAllowed { parameter: "banned_tokens" })
+    } else {
+        Ok(Some(mask))
     }
 }
 

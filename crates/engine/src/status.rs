@@ -329,7 +329,7 @@ pub struct StepStats {
     pub interval_us: Histogram,
     /// Distribution of the number of tokens computed per step.
     pub batch_tokens: Histogram,
-    /// The same in the buckets of vLLM's `iteration_tokens_total`.
+    /// Tokens of each step, in the buckets of vLLM's `iteration_tokens_total`.
     pub iteration_tokens: Buckets,
 }
 

@@ -42,10 +42,7 @@ pub fn overflowing_model(vocab_size: u32) -> NextToken {
     let mut model = pseudo_model(vocab_size);
     Box::new(move |tokens, sampling| {
         let overflows = |end: usize| hash_tokens(&tokens[..end]).is_multiple_of(2000);
-        match (1..=tokens.len()).any(overflows) {
-            true => NOT_A_NUMBER,
-            false => model(tokens, sampling),
-        }
+        if (1..=tokens.len()).any(overflows) { NOT_A_NUMBER } else { model(tokens, sampling) }
     })
 }
 
@@ -306,11 +303,11 @@ impl FakeCache {
     }
 }
 
-/// What fake ranks are like.
+/// Properties of fake ranks.
 pub struct FakeOptions {
     /// Number of ranks.
     pub num_ranks: usize,
-    /// What each says it holds.
+    /// Facts that each one reports.
     pub facts: RankFacts,
     /// Time a step takes. With zero, look-ahead never happens.
     pub step_time: Duration,

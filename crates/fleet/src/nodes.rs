@@ -368,9 +368,10 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
     }
     let listen = listen.join(",");
     let args = format!("agent --start --port {port} --linger {linger} --listen {listen}");
-    let script = match host.is_local() {
-        true => format!("exec {} {args}", quote(&config.program.to_string_lossy())),
-        false => on_machine(&args),
+    let script = if host.is_local() {
+        format!("exec {} {args}", quote(&config.program.to_string_lossy()))
+    } else {
+        on_machine(&args)
     };
     let input = config.ours.introduction();
     let ran = config.shell.run(ssh_name(host, &name), &script, input.as_bytes(), START_TIMEOUT);

@@ -29,9 +29,10 @@ fn load_percent(text: &str, cores: u32) -> Option<u32> {
 
 /// Parses a machine's facts, whatever its system.
 pub fn facts_of(sections: &Sections) -> NodeFacts {
-    let facts = match sections.text("uname").starts_with("Darwin") {
-        true => macos::facts_of(sections),
-        false => linux::facts_of(sections),
+    let facts = if sections.text("uname").starts_with("Darwin") {
+        macos::facts_of(sections)
+    } else {
+        linux::facts_of(sections)
     };
     let hostname = sections.text("hostname").trim();
     NodeFacts { hostname: hostname.to_owned(), ..facts }

@@ -99,9 +99,10 @@ pub fn home_of(account: &str) -> Result<PathBuf, ServiceError> {
     let args = ["-c", &script];
     let home = output_of("sh", &args, SHOW_TIMEOUT).map_err(ServiceError::command("sh"))?;
     let home = PathBuf::from(home.trim());
-    match home.is_absolute() {
-        true => Ok(home),
-        false => Err(ServiceError::NoAccount { account: account.to_owned() }),
+    if home.is_absolute() {
+        Ok(home)
+    } else {
+        Err(ServiceError::NoAccount { account: account.to_owned() })
     }
 }
 

@@ -50,9 +50,10 @@ pub fn report_of(sections: &Sections) -> NodeReport {
         }
     }
     report.missing_tools.dedup();
-    match sections.text("uname").starts_with("Darwin") {
-        true => macos::add_report(sections, &mut report),
-        false => linux::add_report(sections, &mut report),
+    if sections.text("uname").starts_with("Darwin") {
+        macos::add_report(sections, &mut report)
+    } else {
+        linux::add_report(sections, &mut report)
     }
     report
 }

@@ -29,7 +29,8 @@ pub struct Limits {
     pub copy_bytes_per_s: f64,
     /// Number of f32 multiply-adds per second.
     pub f32_macs_per_s: f64,
-    /// The same for 16-bit activations and 8-bit codes, if the set has a dedicated instruction for them.
+    /// Number of multiply-adds per second of 16-bit activations and 8-bit codes, if the set has a dedicated
+    /// instruction for them.
     pub whole_macs_per_s: Option<f64>,
 }
 

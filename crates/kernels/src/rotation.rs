@@ -53,7 +53,7 @@ pub fn place_heads(
     });
 }
 
-/// What becomes of heads.
+/// Norm and rotation of heads.
 struct Placing<'a> {
     norm: Option<&'a WideNorm>,
     rotation: Rotation<'a>,

@@ -6,7 +6,7 @@ use crate::pieces::{CHUNK, piece_rows};
 use crate::simd::{Simd, dispatched};
 use crate::threads::Threads;
 
-/// What becomes of a product before it is rounded.
+/// Norm, factor and terms that are applied to a product before it is rounded.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
     /// The residual, of the same length as the product.

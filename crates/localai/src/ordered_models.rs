@@ -17,7 +17,7 @@ use crate::opener::{ModelOpener, ModelOrder};
 /// Opens models by LocalAI's names, each with the machines that its options name.
 #[derive(Debug)]
 pub(crate) struct OrderedModels {
-    /// What applies to models whose options do not say otherwise.
+    /// Configuration of models whose options do not override it.
     pub(crate) config: WorkerConfig,
     pub(crate) models: Models,
     pub(crate) registry: ModelRegistry,

@@ -55,9 +55,10 @@ async fn respond(
         let (job, format) = serving.prepare(prepare).await?;
         let ending = format.ending();
         let response = Answer::start(job, format, &serving, place)?.respond().await?;
-        Ok(match is_stream {
-            true => streamed(response, ending, state.limits().write_timeout),
-            false => response,
+        Ok(if is_stream {
+            streamed(response, ending, state.limits().write_timeout)
+        } else {
+            response
         })
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))

@@ -33,7 +33,7 @@ impl Deref for LocalAi {
 }
 
 impl LocalAi {
-    /// Creates a backend of the server's own models, which LocalAI can name.
+    /// Creates a backend that serves the server's models; LocalAI selects one by its name.
     pub fn new(server: ServerState) -> LocalAi {
         LocalAi::with(server, None)
     }

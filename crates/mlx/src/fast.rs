@@ -35,7 +35,7 @@ pub struct Rope<'a> {
 /// Position of the first row of each sequence.
 #[derive(Debug, Clone, Copy)]
 pub enum RopeOffset<'a> {
-    /// The same for all.
+    /// One offset for all sequences.
     First(i32),
     /// One for each, i32 `[batch]`.
     Each(&'a Array),

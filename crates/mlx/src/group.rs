@@ -76,9 +76,10 @@ impl Group {
     /// [`Error::NoBackend`] if this libmlx or this machine lacks the backend.
     pub fn check_stock(backend: Backend) -> Result<(), Error> {
         let available = bridge::stock_group_available(backend.name());
-        match available.map_err(|err| init_error(backend, &err))? {
-            true => Ok(()),
-            false => Err(Error::NoBackend { backend }),
+        if available.map_err(|err| init_error(backend, &err))? {
+            Ok(())
+        } else {
+            Err(Error::NoBackend { backend })
         }
     }
 

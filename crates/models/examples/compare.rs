@@ -14,10 +14,7 @@ type Failure = Box<dyn std::error::Error>;
 fn main() -> Result<(), Failure> {
     let stock = std::env::args().any(|arg| arg == "--stock");
     for dir in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
-        let compute = match stock {
-            true => Compute::Stock,
-            false => Compute::for_device(mlx::device(), 2)?,
-        };
+        let compute = if stock { Compute::Stock } else { Compute::for_device(mlx::device(), 2)? };
         match compare(Path::new(&dir), compute) {
             Ok(line) => println!("{dir}: {line}"),
             Err(err) => println!("{dir}: FAILED: {err}"),

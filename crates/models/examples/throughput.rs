@@ -23,9 +23,10 @@ fn main() -> Result<(), Failure> {
         }
     }
     let dir = dir.ok_or("which checkpoint?\nhint: `jackalope synth --out DIR` makes one")?;
-    let compute = match is_stock {
-        true => Compute::Stock,
-        false => Compute::Kernels(Arc::new(Threads::new(num_threads))),
+    let compute = if is_stock {
+        Compute::Stock
+    } else {
+        Compute::Kernels(Arc::new(Threads::new(num_threads)))
     };
     println!("{compute:?}");
     let started = Instant::now();

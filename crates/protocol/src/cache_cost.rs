@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// coordinator's accounting of memory and the ranks' allocation must agree on this number.
 pub const KV_BLOCK_TOKENS: u32 = 256;
 
-/// What the caches of sequences take on one rank. The coordinator computes it from the checkpoint's
-/// description, the rank from what it allocates; both have to agree.
+/// Memory that the caches of sequences take on one rank. The coordinator computes it from the
+/// checkpoint's description, the rank from what it allocates; both have to agree.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct CacheCost {
     /// Bytes for each position of a sequence.

@@ -45,9 +45,10 @@ impl FromStr for FilePath {
         let is_part = |part: &str| {
             !matches!(part, "" | "." | "..") && !part.contains(['\\', ':']) && !has_control(part)
         };
-        match text.split('/').all(is_part) {
-            true => Ok(FilePath(text.to_owned())),
-            false => Err(FilePathError { path: text.to_owned() }),
+        if text.split('/').all(is_part) {
+            Ok(FilePath(text.to_owned()))
+        } else {
+            Err(FilePathError { path: text.to_owned() })
         }
     }
 }

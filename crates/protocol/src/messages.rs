@@ -115,8 +115,8 @@ pub struct Setup {
     pub profile: bool,
     /// Expected content of the checkpoint; nothing is verified if absent.
     pub content: Option<ExpectedContent>,
-    /// What the coordinator expects caches to take on each rank, by rank; empty if it could not
-    /// compute that.
+    /// Memory that the coordinator expects caches to take, by rank; empty if it could not compute
+    /// that.
     pub cache_costs: Vec<CacheCost>,
 }
 

@@ -145,9 +145,10 @@ impl VerifiedFiles {
             let what = if is_weights { "a different table of tensors" } else { "other content" };
             return Err(other(&format!("{} has {what}", tree.name)));
         }
-        let layout = match is_weights {
-            true => Layout::of_head(&head, block_bytes_min).map_err(io::Error::other)?,
-            false => Layout::without_tensors(tree.bytes),
+        let layout = if is_weights {
+            Layout::of_head(&head, block_bytes_min).map_err(io::Error::other)?
+        } else {
+            Layout::without_tensors(tree.bytes)
         };
         if layout.num_blocks != tree.leaves.len() {
             return Err(other(&format!("{} has a different number of blocks", tree.name)));
@@ -293,9 +294,10 @@ fn check(file: &VerifiedFile, block: usize, bytes: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let tensor = file.layout.block(block).tensor;
-    let why = match file.is_known {
-        true => ", although the file was not written to: its disk may be failing",
-        false => "",
+    let why = if file.is_known {
+        ", although the file was not written to: its disk may be failing"
+    } else {
+        ""
     };
     Err(other(&format!("tensor {tensor} differs from the model that is served{why}")))
 }

@@ -28,7 +28,7 @@ use crate::startup::{PortRange, listen, read_secret};
 /// Time by which the last rank is late when the idle cost of the others is measured.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// Epochs of the native groups: for direct use, for use inside evaluations, and for comparison.
+/// Epochs of the native groups that are measured: used directly, from MLX, and encrypted.
 const EPOCH_TRANSPORT: u64 = 1;
 const EPOCH_MLX: u64 = 2;
 const EPOCH_ENCRYPTED: u64 = 3;

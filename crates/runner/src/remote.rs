@@ -30,7 +30,7 @@ pub(crate) struct RemoteFiles {
     source: ModelSource,
     /// Directory of the model on that machine.
     model: String,
-    /// The same directory with the name of the machine, for messages.
+    /// That directory with the name of the machine, for messages.
     place: PathBuf,
     files: Vec<(String, u64)>,
     /// Connections that are not in use.

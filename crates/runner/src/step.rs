@@ -46,7 +46,7 @@ pub(crate) struct Stepper {
     sequences: HashMap<CacheId, Sequence>,
 }
 
-/// Tokens of all rows, concatenated, and each row's part of them.
+/// The tokens of all rows, concatenated, and the range of each row.
 struct Inputs {
     tokens: Vec<TokenId>,
     spans: Vec<Span>,
@@ -518,9 +518,10 @@ fn slices(num_logits: usize, vocab_size: usize) -> Vec<Range<usize>> {
 /// Returns the rows `range` of `[rows, hidden]`.
 fn rows(hidden: &Array, range: &Range<usize>) -> Array {
     let row = |idx: usize| i32::try_from(idx).expect("a step is small");
-    match hidden.dim(0) == row(range.len()) {
-        true => hidden.clone(),
-        false => hidden.slice_axis(0, row(range.start), row(range.end)),
+    if hidden.dim(0) == row(range.len()) {
+        hidden.clone()
+    } else {
+        hidden.slice_axis(0, row(range.start), row(range.end))
     }
 }
 

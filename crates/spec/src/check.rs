@@ -131,7 +131,7 @@ struct Check<'a> {
     problems: Vec<TensorProblem>,
 }
 
-/// A tensor that must be there.
+/// A tensor that a checkpoint must have.
 struct Expected<'a> {
     name: String,
     shape: Vec<usize>,

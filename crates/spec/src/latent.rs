@@ -23,7 +23,7 @@ pub struct LatentSpec {
     /// Whether the projections from the residual stream to `q_rank` and `kv_rank`, and the output,
     /// have biases.
     pub has_bias: bool,
-    /// What the norms of both low-rank vectors add to the mean square.
+    /// Epsilon of the norms of both low-rank vectors, added to the mean square.
     pub norm_eps: f32,
     /// Factor of the scores.
     pub scale: f64,

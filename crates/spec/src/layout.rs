@@ -57,11 +57,11 @@ pub struct LayerLayout {
 pub(crate) struct LayoutSums {
     /// Parts, with the fraction of them that one token uses.
     pub(crate) parts: Vec<(WeightPart, f64)>,
-    /// What layers with these heads cache.
+    /// Caches of the layers, with the number of heads.
     pub(crate) caches: Vec<(HeadCounts, HeadCache)>,
 }
 
-/// What the heads of layers cache of a sequence, in bytes.
+/// Bytes that the heads of layers cache of a sequence.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct HeadCache {
     /// A key-value head, for each position.

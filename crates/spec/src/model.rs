@@ -24,7 +24,7 @@ pub struct ModelSpec {
     pub context_tokens: u32,
     /// How its norms normalise.
     pub norm_kind: NormKind,
-    /// What the norms add to the mean square.
+    /// Epsilon of the norms, added to the mean square.
     pub norm_eps: f32,
     /// Table from tokens to vectors, `[vocab, hidden]`.
     pub embedding: TensorSpec,
@@ -44,10 +44,10 @@ pub struct ModelSpec {
     pub head_bias: Option<TensorSpec>,
     /// Whether there is one.
     pub head_table: HeadTable,
-    /// What the names of tensors begin with that checkpoints may have and that are not used: other
-    /// parts of a larger model, layers that predict several tokens.
+    /// Prefixes of the names of tensors that checkpoints may have but that are not used: other parts
+    /// of a larger model, layers that predict several tokens.
     pub unused: Vec<String>,
-    /// What becomes of the logits.
+    /// Scale and cap of the logits.
     pub logits: LogitsSpec,
     /// What the configuration states about quantisation.
     pub quantization: QuantizationMap,
@@ -99,7 +99,7 @@ pub struct NormKind {
     pub has_bias: bool,
 }
 
-/// What becomes of the logits.
+/// How logits are scaled and capped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsSpec {
     /// Factor.
@@ -127,7 +127,7 @@ pub enum HeadTable {
 /// A decoder layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// What the names of its tensors begin with: `model.layers.0`.
+    /// Prefix of the names of its tensors: `model.layers.0`.
     pub prefix: String,
     /// How it mixes positions.
     pub mixer: Mixer,
@@ -466,11 +466,12 @@ pub enum CacheKind {
         /// Number of elements for each key-value head: its key and its value.
         elements_per_kv_head: usize,
     },
-    /// The same, of which only the last positions are seen. Ranks keep all positions for now.
+    /// Keys and values, of which queries attend only to the last positions. Ranks keep all
+    /// positions for now.
     Window {
         /// Number of elements for each key-value head: its key and its value.
         elements_per_kv_head: usize,
-        /// Number of positions that are seen.
+        /// Number of positions that a query attends to.
         window: usize,
     },
     /// A state in single precision, whose size does not depend on the number of positions.

@@ -4,7 +4,7 @@
 /// Where the tensors of attention are.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct AttentionModules {
-    /// What the other tensors of the block begin with.
+    /// Prefix of the names of the block's other tensors.
     pub block: String,
     /// Projections to queries, keys and values.
     pub qkv: QkvModules,

@@ -8,7 +8,7 @@ use jackalope_protocol::split::{Cut, HeadCut, Shares, Split, cut_dimension, cut_
 use crate::layout::{Division, ModelLayout, WeightPart};
 use crate::tensor::TensorRole;
 
-/// What one rank holds of a model.
+/// The part of a model that one rank holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankShard {
     /// Its layers.
@@ -24,7 +24,7 @@ pub struct RankShard {
     pub expert_bytes: u64,
     /// Part of `active_bytes` that belongs to routed experts.
     pub active_expert_bytes: u64,
-    /// What it caches of a sequence.
+    /// Memory that its caches take.
     pub cache: CacheCost,
 }
 

@@ -30,7 +30,7 @@ pub struct TensorSpec {
 /// of another projection too.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FusedSource {
-    /// What the names of its tensors begin with.
+    /// Prefix of the names of its tensors.
     pub path: String,
     /// How the tensors hold the rows.
     pub form: FusedForm,
@@ -109,11 +109,11 @@ pub enum TensorRole {
     Embedding,
     /// Output head: from vectors to logits.
     Head,
-    /// Second embedding, from tokens to what each layer reads beside the stream.
+    /// Second embedding: from tokens to the vectors that each layer reads beside the stream.
     PerLayerTable,
-    /// What else computes that from the first embedding.
+    /// Projections that compute those vectors from the first embedding.
     PerLayerInput,
-    /// What mixes positions: attention.
+    /// The mixer of positions: attention or a recurrence.
     Mixer,
     /// Feed-forward block that every token passes.
     Mlp,

@@ -91,9 +91,10 @@ impl FromStr for RepoId {
         let is_repo = text.len() <= REPO_CHARS_MAX
             && text.split('/').count() <= 2
             && text.split('/').all(is_part);
-        match is_repo {
-            true => Ok(RepoId(text.to_owned())),
-            false => Err(NameError::Repo { name: text.to_owned() }),
+        if is_repo {
+            Ok(RepoId(text.to_owned()))
+        } else {
+            Err(NameError::Repo { name: text.to_owned() })
         }
     }
 }
@@ -107,9 +108,10 @@ impl FromStr for Revision {
                 && !part.starts_with(['.', '-'])
                 && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.+".contains(c))
         };
-        match text.len() <= REVISION_CHARS_MAX && text.split('/').all(is_part) {
-            true => Ok(Revision(text.to_owned())),
-            false => Err(NameError::Revision { name: text.to_owned() }),
+        if text.len() <= REVISION_CHARS_MAX && text.split('/').all(is_part) {
+            Ok(Revision(text.to_owned()))
+        } else {
+            Err(NameError::Revision { name: text.to_owned() })
         }
     }
 }

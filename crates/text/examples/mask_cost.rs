@@ -170,9 +170,10 @@ fn made_up() -> PathBuf {
 /// The character that stands for a byte, as in GPT-2's `bytes_to_unicode`.
 fn byte_char(byte: u32) -> char {
     let is_printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let code = match is_printable(byte) {
-        true => byte,
-        false => 256 + (0..byte).filter(|it| !is_printable(*it)).count() as u32,
+    let code = if is_printable(byte) {
+        byte
+    } else {
+        256 + (0..byte).filter(|it| !is_printable(*it)).count() as u32
     };
     char::from_u32(code).expect("these are letters")
 }

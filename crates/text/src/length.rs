@@ -36,9 +36,10 @@ impl LengthBound {
     /// Returns the minimum number of tokens of `text`; 0 if unknown.
     pub(crate) fn fewest_tokens(&self, text: &str) -> usize {
         let Some(token_bytes_max) = self.token_bytes_max else { return 0 };
-        let num_bytes = match self.takes_in_blanks {
-            true => text.chars().filter(|it| !it.is_whitespace()).map(char::len_utf8).sum(),
-            false => text.len(),
+        let num_bytes = if self.takes_in_blanks {
+            text.chars().filter(|it| !it.is_whitespace()).map(char::len_utf8).sum()
+        } else {
+            text.len()
         };
         num_bytes / token_bytes_max
     }

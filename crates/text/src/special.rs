@@ -75,9 +75,10 @@ impl TokenizerConfig {
         missing.sort_by_key(|(id, _)| *id);
         for (_, token) in missing {
             // A token that the tokenizer refuses stays missing, as before.
-            let _ = match token.special {
-                true => tokenizer.add_special_tokens([token]),
-                false => tokenizer.add_tokens([token]),
+            let _ = if token.special {
+                tokenizer.add_special_tokens([token])
+            } else {
+                tokenizer.add_tokens([token])
             };
         }
     }

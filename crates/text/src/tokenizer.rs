@@ -171,10 +171,8 @@ impl Tokenizer {
     /// bytes. Ids without a token add nothing; `skip_special` leaves out special tokens.
     pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
         let mut text = String::new();
-        let special = match skip_special {
-            true => Special::LeftOut { but: Arc::new([]) },
-            false => Special::Written,
-        };
+        let special =
+            if skip_special { Special::LeftOut { but: Arc::new([]) } } else { Special::Written };
         let mut detokenizing = Detokenizing::new(self, special);
         for &token in tokens {
             detokenizing.push(self, token, &mut text);

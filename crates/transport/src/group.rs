@@ -345,9 +345,10 @@ impl Group {
         }
         let interrupter = self.interrupter.clone();
         let mut wait = Wait::new(&interrupter, self.config.spin, call.deadline);
-        let result = match interrupter.is_interrupted() {
-            true => Err(Stop::Interrupted),
-            false => body(self, &mut wait),
+        let result = if interrupter.is_interrupted() {
+            Err(Stop::Interrupted)
+        } else {
+            body(self, &mut wait)
         };
         wait.progressed();
         self.stats.spent += call.started.elapsed();

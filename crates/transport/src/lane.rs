@@ -371,8 +371,8 @@ impl Lane {
         self.finish_stream()
     }
 
-    /// Receives more of a large frame. `window` is the place of its next payload bytes and may be
-    /// shorter than what is missing. Returns whether any byte moved.
+    /// Receives more of a large frame. Writes its next payload bytes to `window`, which may be shorter
+    /// than the rest of the payload. Returns whether any byte moved.
     pub(crate) fn pull(&mut self, window: &mut [u8]) -> Result<bool, Stop> {
         self.wants_read = false;
         if self.is_received() {

@@ -91,7 +91,7 @@ pub(crate) struct ModelsSyncArgs {
     /// Machines to copy the model to: a hostfile, or SSH host names separated by commas.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: String,
-    /// The one of these machines that has the model. Default: this machine.
+    /// Machine to copy the model from, one of these machines. Default: this machine.
     #[arg(long, value_name = "HOST")]
     pub(crate) from: Option<String>,
     /// Number of connections between two machines.

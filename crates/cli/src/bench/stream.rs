@@ -36,9 +36,10 @@ impl Asking {
         let mut body = json!({
             "model": self.model, "max_tokens": max_tokens, "temperature": 0, "stream": true,
         });
-        match self.is_chat {
-            true => body["messages"] = json!([{"role": "user", "content": prompt}]),
-            false => body["prompt"] = json!(prompt),
+        if self.is_chat {
+            body["messages"] = json!([{"role": "user", "content": prompt}])
+        } else {
+            body["prompt"] = json!(prompt)
         }
         if self.ignores_end {
             body["ignore_eos"] = json!(true);

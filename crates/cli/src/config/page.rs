@@ -72,9 +72,10 @@ fn setting(
     let raw = matches.try_get_raw(&id).ok()?;
     let values: Vec<String> =
         raw.into_iter().flatten().map(|it| it.to_string_lossy().into_owned()).collect();
-    let value = match SECRET_FLAGS.contains(&flag) && !values.is_empty() {
-        true => "(not shown)".to_owned(),
-        false => values.join(","),
+    let value = if SECRET_FLAGS.contains(&flag) && !values.is_empty() {
+        "(not shown)".to_owned()
+    } else {
+        values.join(",")
     };
     let origin = match (resolved.set.get(flag), super::is_typed(matches, flag)) {
         (Some((_, origin)), _) => origin.clone(),
@@ -162,9 +163,10 @@ fn row(arg: &Arg) -> String {
     if !help.is_empty() && !help.ends_with('.') {
         help.push('.');
     }
-    let possible: Vec<String> = match takes_value {
-        true => arg.get_possible_values().iter().map(|it| it.get_name().to_owned()).collect(),
-        false => Vec::new(),
+    let possible: Vec<String> = if takes_value {
+        arg.get_possible_values().iter().map(|it| it.get_name().to_owned()).collect()
+    } else {
+        Vec::new()
     };
     if !possible.is_empty() {
         write!(help, " One of {}.", possible.join(", ")).expect("text takes all");

@@ -80,9 +80,10 @@ fn ask(node: &Node, names: &[String], hash: bool) -> Answer {
         for name in names {
             match client.find(name) {
                 Ok(FoundFiles { dir, files, .. }) => {
-                    let manifest = match hash {
-                        true => client.manifest(name, &|_| ()).map_err(|err| err.to_string()),
-                        false => without_hashes(files.into_iter()).map_err(|err| err.to_string()),
+                    let manifest = if hash {
+                        client.manifest(name, &|_| ()).map_err(|err| err.to_string())
+                    } else {
+                        without_hashes(files.into_iter()).map_err(|err| err.to_string())
                     };
                     return manifest.map(|manifest| (dir, manifest));
                 }

@@ -47,9 +47,10 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
             format!("`--from {from}` is none of the machines of `--hosts {}`", args.hosts)
         })?,
     };
-    let model = match members[source].is_here {
-        true => locate(&args.model, &environment.local)?.dir,
-        false => args.model.clone(),
+    let model = if members[source].is_here {
+        locate(&args.model, &environment.local)?.dir
+    } else {
+        args.model.clone()
     };
     let work = move || {
         let copied = copy(&args, &members, source, &model, &ours);

@@ -66,9 +66,10 @@ async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Re
 pub(crate) async fn health(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let answer = get(&args, "/health", environment).await?;
     let is_well = answer.is_ok() && answer.body["ok"] == true;
-    match args.json {
-        true => output::line(&answer.body)?,
-        false => output::line(format_args!("{:#}", answer.body))?,
+    if args.json {
+        output::line(&answer.body)?
+    } else {
+        output::line(format_args!("{:#}", answer.body))?
     }
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -76,9 +77,10 @@ pub(crate) async fn health(args: AskArgs, environment: &Environment) -> anyhow::
 pub(crate) async fn metrics(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let answer = get(&args, "/metrics/snapshot", environment).await?;
     ensure!(answer.is_ok(), "{}", answer.refusal());
-    match args.json {
-        true => output::line(&answer.body)?,
-        false => output::line(format_args!("{:#}", answer.body))?,
+    if args.json {
+        output::line(&answer.body)?
+    } else {
+        output::line(format_args!("{:#}", answer.body))?
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -90,9 +92,10 @@ pub(crate) async fn queue(args: AskArgs, environment: &Environment) -> anyhow::R
         bail!("the server reports no queue: {body}");
     };
     let running = number("running").unwrap_or(0);
-    match args.json {
-        true => output::line(json!({"size": size, "max": max, "running": running}))?,
-        false => output::line(format_args!("{running} running, {size} of {max} waiting"))?,
+    if args.json {
+        output::line(json!({"size": size, "max": max, "running": running}))?
+    } else {
+        output::line(format_args!("{running} running, {size} of {max} waiting"))?
     }
     Ok(ExitCode::SUCCESS)
 }

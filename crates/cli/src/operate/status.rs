@@ -25,9 +25,10 @@ pub(crate) async fn status(
     environment: &Environment,
 ) -> anyhow::Result<ExitCode> {
     let report = Report::take(environment).await?;
-    match args.json {
-        true => output::line(&report.0)?,
-        false => output::line(report.text())?,
+    if args.json {
+        output::line(&report.0)?
+    } else {
+        output::line(report.text())?
     }
     Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -178,26 +178,23 @@ fn well() -> Answered {
 
 #[test]
 fn what_goes_wrong_is_counted_by_its_name_and_nothing_is_waited_for_without_end() {
-    let garbage: Answering = |_, body| match is_first(body) {
-        true => well(),
-        false => says(format!("{STREAM}data: {{]\n\n")),
+    let garbage: Answering =
+        |_, body| if is_first(body) { well() } else { says(format!("{STREAM}data: {{]\n\n")) };
+    let busy: Answering = |_, body| {
+        if is_first(body) { well() } else { refuses("429 Too Many Requests", "the queue is full") }
     };
-    let busy: Answering = |_, body| match is_first(body) {
-        true => well(),
-        false => refuses("429 Too Many Requests", "the queue is full"),
+    let silent: Answering = |_, body| {
+        if is_first(body) { well() } else { Answered { text: String::new(), hangs: true } }
     };
-    let silent: Answering = |_, body| match is_first(body) {
-        true => well(),
-        false => Answered { text: String::new(), hangs: true },
+    let stuck: Answering = |_, body| {
+        if is_first(body) {
+            well()
+        } else {
+            Answered { text: format!("{STREAM}{PIECE}"), hangs: true }
+        }
     };
-    let stuck: Answering = |_, body| match is_first(body) {
-        true => well(),
-        false => Answered { text: format!("{STREAM}{PIECE}"), hangs: true },
-    };
-    let cut: Answering = |_, body| match is_first(body) {
-        true => well(),
-        false => says(format!("{STREAM}{PIECE}")),
-    };
+    let cut: Answering =
+        |_, body| if is_first(body) { well() } else { says(format!("{STREAM}{PIECE}")) };
     for (answering, name) in [
         (garbage, "not a stream"),
         (busy, "http 429"),

@@ -107,10 +107,7 @@ fn a_rank_whose_share_is_too_small_for_any_part_holds_nothing() {
 #[test]
 fn what_this_libmlx_lacks_is_named_at_once() {
     // On a Mac the official library has JACCL, and on machines with a GPU of NVIDIA's it has NCCL.
-    let lacking: &[&str] = match cfg!(target_os = "macos") {
-        true => &["nccl"],
-        false => &["jaccl"],
-    };
+    let lacking: &[&str] = if cfg!(target_os = "macos") { &["nccl"] } else { &["jaccl"] };
     for backend in lacking {
         let ended = generate(&shipped(), &["--ranks", "2", "--backend", backend]);
         check(&ended, &[&format!("no {backend} backend"), "hint: use --backend tcp"]);

@@ -53,7 +53,7 @@ pub(crate) struct Places {
     pub(crate) encryption: Encryption,
     /// Derives the tickets that ranks prove.
     pub(crate) tickets: Tickets,
-    /// What caches take on ranks.
+    /// Memory that caches are expected to take on each rank.
     pub(crate) expected_costs: ExpectedCosts,
 }
 

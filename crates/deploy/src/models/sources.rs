@@ -142,9 +142,10 @@ fn ask(
     let own_bytes: u64 = wanted.iter().map(|(_, bytes)| bytes).sum();
     let num_copies = 1 + machines.iter().filter(|it| !it.is_local()).count() as u64;
     watch.expect(own_bytes * num_copies);
-    let names = match model.by_name {
-        true => [model.name.clone(), path.clone()],
-        false => [path.clone(), model.name.clone()],
+    let names = if model.by_name {
+        [model.name.clone(), path.clone()]
+    } else {
+        [path.clone(), model.name.clone()]
     };
     let ask_one = |(machine, node): (&Host, &Node)| {
         if machine.is_local() {

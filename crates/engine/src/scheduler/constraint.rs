@@ -96,7 +96,7 @@ impl SequenceConstraint {
         self.next = Next::Unknown;
     }
 
-    /// What to ask, if that is open.
+    /// Returns the question to ask, if one is open.
     fn question(&mut self, id: RequestId, vocab_size: u32) -> Option<Question> {
         if self.next != Next::Unknown {
             return None;

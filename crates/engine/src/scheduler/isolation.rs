@@ -104,9 +104,12 @@ impl Scheduler {
 
     /// Returns the number of tokens for each running sequence in a step with only this suspect.
     pub(super) fn share_of_suspect(&self, id: RequestId) -> Vec<usize> {
-        let share = |it: &Sequence| match it.id == id {
-            true => it.num_wanted(self.limits.lookahead).min(self.limits.step_tokens),
-            false => 0,
+        let share = |it: &Sequence| {
+            if it.id == id {
+                it.num_wanted(self.limits.lookahead).min(self.limits.step_tokens)
+            } else {
+                0
+            }
         };
         self.running.iter().map(share).collect()
     }

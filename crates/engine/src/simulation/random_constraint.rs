@@ -58,9 +58,10 @@ impl TokenConstraint for RandomConstraint {
     fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         self.num_tokens += 1;
         self.state = (self.state ^ u64::from(token)).wrapping_mul(0x0100_0000_01B3).rotate_left(17);
-        match self.one_in(self.fail_odds, 4) {
-            true => Err(ConstraintError { message: "it is too much".to_owned() }),
-            false => Ok(()),
+        if self.one_in(self.fail_odds, 4) {
+            Err(ConstraintError { message: "it is too much".to_owned() })
+        } else {
+            Ok(())
         }
     }
 

@@ -68,10 +68,8 @@ fn embeddings_are_those_of_the_prompt_alone_among_others_and_after_a_crash() {
 
 #[test]
 fn an_embedding_that_is_not_a_number_ends_its_request_alone() {
-    let next_token = Box::new(|tokens: &[TokenId], _: &_| match tokens.contains(&13) {
-        true => NOT_A_NUMBER,
-        false => 5,
-    });
+    let next_token =
+        Box::new(|tokens: &[TokenId], _: &_| if tokens.contains(&13) { NOT_A_NUMBER } else { 5 });
     let options = FakeOptions { next_token, ..FakeOptions::default() };
     let fixture = start(EngineConfig::default(), options);
     let submit = |prompt: &[TokenId]| fixture.submit(embedding(prompt, Pooling::Mean)).unwrap();

@@ -289,9 +289,10 @@ impl Machine {
     /// Connects to the machine and requests its facts.
     fn meet(mut self, ours: &Credentials) -> FoundMachine {
         self.paths.sort_by_key(usefulness);
-        let (state, key) = match self.agent.build == Build::ours() {
-            false => (MachineState::OtherVersion, None),
-            true => self.ask(ours, Instant::now() + FACTS_TIMEOUT),
+        let (state, key) = if self.agent.build == Build::ours() {
+            self.ask(ours, Instant::now() + FACTS_TIMEOUT)
+        } else {
+            (MachineState::OtherVersion, None)
         };
         FoundMachine { addrs: self.paths, build: self.agent.build, state, key }
     }

@@ -73,9 +73,10 @@ pub fn list(found: &Found, agent_port: u16) -> Listed {
         let ips = machine.ips();
         let name = bare(&facts.hostname);
         let is_unique = names.iter().filter(|it| **it == name).count() == 1;
-        let ssh = match is_unique && is_name(&facts.hostname) {
-            true => facts.hostname.clone(),
-            false => first(ips.first().copied()),
+        let ssh = if is_unique && is_name(&facts.hostname) {
+            facts.hostname.clone()
+        } else {
+            first(ips.first().copied())
         };
         let host = Host { ssh, ips, ..Host::default() };
         hosts.push(ListedHost { host, facts: (*facts).clone(), key: machine.key });

@@ -226,9 +226,12 @@ fn row_text(host: &Host) -> String {
 }
 
 fn matrix_text(hostfile: &Hostfile) -> Result<String, ConvertError> {
-    let rows = hostfile.hosts.iter().enumerate().map(|(rank, host)| match host.rdma.is_empty() {
-        true => Err(ConvertError::NoDevices { rank, name: host.name() }),
-        false => Ok(format!("  {}", row_text(host))),
+    let rows = hostfile.hosts.iter().enumerate().map(|(rank, host)| {
+        if host.rdma.is_empty() {
+            Err(ConvertError::NoDevices { rank, name: host.name() })
+        } else {
+            Ok(format!("  {}", row_text(host)))
+        }
     });
     Ok(lines(&rows.collect::<Result<Vec<_>, _>>()?))
 }

@@ -69,9 +69,10 @@ impl Choice {
     pub(super) fn over_ethernet(num_hosts: usize, wanted: Option<Backend>) -> Choice {
         let backend = wanted.filter(|it| matches!(it, Backend::Tcp | Backend::Ring));
         let is_as_wanted = wanted.is_none() || backend.is_some();
-        let because = match is_as_wanted {
-            true => Vec::new(),
-            false => vec!["RDMA and NCCL do not go over Ethernet here".to_owned()],
+        let because = if is_as_wanted {
+            Vec::new()
+        } else {
+            vec!["RDMA and NCCL do not go over Ethernet here".to_owned()]
         };
         Choice {
             shape: if num_hosts <= 1 { CablingShape::Alone } else { CablingShape::Mesh },

@@ -70,9 +70,10 @@ impl Ask<'_> {
 
     fn model_of(&self, name: &str) -> Option<Option<Vec<ModelFile>>> {
         let folder = self.model?;
-        let files = match self.hashes {
-            true => probe::model_hashes(self.shell, name, folder, HASH_TIMEOUT),
-            false => probe::model_files(self.shell, name, folder, SECOND_TIMEOUT),
+        let files = if self.hashes {
+            probe::model_hashes(self.shell, name, folder, HASH_TIMEOUT)
+        } else {
+            probe::model_files(self.shell, name, folder, SECOND_TIMEOUT)
         };
         files.ok()
     }

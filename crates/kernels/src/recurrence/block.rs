@@ -20,7 +20,7 @@ pub(super) struct ValueJob<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// What a block reads.
+/// Inputs of a block.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
     pub(super) head: usize,
@@ -34,7 +34,7 @@ pub(super) struct Block<'a> {
     pub(super) placed: &'a [f32],
 }
 
-/// What a token does to the state of a block.
+/// A token's inputs to the state of a block.
 struct Token<'a> {
     query: &'a [f32],
     key: &'a [f32],

@@ -33,7 +33,7 @@ enum State {
 pub(crate) struct StateArrays {
     /// Last inputs of the convolution, f32 `[conv_width - 1, channels]`.
     pub(crate) inputs: Array,
-    /// What a recurrence has made of the sequence, in f32; `None` if there is only a convolution.
+    /// State of the recurrence after the sequence, in f32; `None` if there is only a convolution.
     pub(crate) state: Option<Array>,
 }
 

@@ -81,7 +81,7 @@ impl TensorIndex {
         Ok(TensorIndex { entries })
     }
 
-    /// Returns the tensors of the language model, by the names that it has for them.
+    /// Returns the tensors of the language model, by the names in its description.
     pub(super) fn of_model(self, names: &TensorNames) -> TensorIndex {
         let entries = self.entries.into_iter();
         let named =

@@ -221,7 +221,7 @@ impl Embedding {
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     table: Rc<Table>,
-    /// What becomes of the logits.
+    /// Scale and cap of the logits.
     finish: LogitsSpec,
 }
 

@@ -149,10 +149,8 @@ impl Experts {
         let out = order.map_or(out.clone(), |order| out.take(&order.argsort(0), 0));
         let out = out.reshape(&[tokens, chosen, dim(self.sizes.hidden)]);
         let out = out.astype(Dtype::F32);
-        let weighed = match self.sizes.weighs_input {
-            true => out,
-            false => out.mul(&routes.weights.expand_dims(2)),
-        };
+        let weighed =
+            if self.sizes.weighs_input { out } else { out.mul(&routes.weights.expand_dims(2)) };
         weighed.sum(1, false).astype(self.dtype)
     }
 

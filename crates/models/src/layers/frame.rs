@@ -2,7 +2,7 @@
 
 use super::norm::Norm;
 
-/// What surrounds a block: `scale * (stream + factor * output(block(input(stream))))`.
+/// The norms and factors around a block: `scale * (stream + factor * output(block(input(stream))))`.
 #[derive(Debug)]
 pub(crate) struct BlockFrame {
     /// Norm of the stream that the block reads; `None` if it reads the stream itself.

@@ -43,7 +43,7 @@ struct Pending {
     closing: Closing,
 }
 
-/// What becomes of a product before it is added to the stream.
+/// Bias, norm and factor that are applied to a product before it is added to the stream.
 #[derive(Clone, Debug)]
 struct Closing {
     bias: Option<Pinned>, // [hidden]
@@ -112,7 +112,7 @@ pub(super) struct TwoParts<F, S> {
     pub(super) second: S,
 }
 
-/// What the second part of a block gets from the first one.
+/// Results that the first part of a block passes to the second.
 pub(super) struct Middle {
     /// `[tokens, width]` each.
     pub(super) values: Vec<Vec<f32>>,

@@ -82,7 +82,7 @@ pub(crate) struct DecodeGroup {
     pub(crate) class: usize,
     /// Row of each sequence in the step.
     rows: Vec<usize>,
-    /// The same, if they are not all rows in order.
+    /// `rows` as an array; `None` if they are all rows of the step in order.
     row_indices: Option<Array>, // [sequences] i32
     /// Slot of each sequence, `[sequences]` i32.
     pub(crate) slots: Array,

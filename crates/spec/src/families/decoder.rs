@@ -228,7 +228,7 @@ fn norm_tensors(module: &str, hidden: usize, kind: NormKind) -> Vec<TensorSpec> 
 
 /// A layer of attention and a feed-forward block.
 pub(super) struct LayerBuilder {
-    /// What the names of its tensors begin with.
+    /// Prefix of the names of its tensors.
     pub(super) prefix: String,
     pub(super) hidden: usize,
     pub(super) norm_kind: NormKind,

@@ -65,7 +65,7 @@ impl DenseConfig {
 /// The modules of a layer, below its prefix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerModules {
-    /// What the prefix consists of, before the layer's number.
+    /// The part of the prefix before the layer's number.
     pub(super) layers: &'static str,
     pub(super) qkv: Qkv,
     pub(super) output: &'static str,

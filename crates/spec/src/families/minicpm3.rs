@@ -16,7 +16,7 @@ use crate::rope::RopeSpec;
 /// Base of the rotations in checkpoints that do not state one.
 const DEFAULT_ROPE_THETA: f64 = 1e6;
 
-/// What the norms of low-rank vectors add to the mean square: MLX's default, which mlx-lm leaves.
+/// Epsilon of the norms of low-rank vectors: MLX's default, which mlx-lm leaves.
 const LOW_RANK_NORM_EPS: f32 = 1e-5;
 
 #[derive(Debug, Deserialize)]

@@ -126,8 +126,5 @@ fn header(path: &Path, name: &str) -> Result<Map<String, Value>, Problem> {
         end = last.max(end);
     }
     let wanted = (8 + header_bytes).saturating_add(end);
-    match found == wanted {
-        true => Ok(header),
-        false => Err(Problem::Length { name: name(), wanted, found }),
-    }
+    if found == wanted { Ok(header) } else { Err(Problem::Length { name: name(), wanted, found }) }
 }

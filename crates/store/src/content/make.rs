@@ -92,7 +92,8 @@ impl<'a> Hasher<'a> {
         Ok(CheckpointContent { id: identity(&tree), tree, states })
     }
 
-    /// Hashes one file. The returned state is absent if a further write could leave it unchanged.
+    /// Hashes one file. Returns no state if the file changed so recently that a later write might
+    /// not change its state.
     fn hash_file(
         &self,
         dir: &Path,
@@ -114,9 +115,10 @@ impl<'a> Hasher<'a> {
         }
         let malformed = |reason| ContentError::Malformed { path: path.clone(), reason };
         let head = head(&mut file, &state).map_err(failed)?;
-        let layout = match is_weights(name) {
-            true => Layout::of_head(&head, block_bytes_min).map_err(malformed)?,
-            false => Layout::without_tensors(state.bytes),
+        let layout = if is_weights(name) {
+            Layout::of_head(&head, block_bytes_min).map_err(malformed)?
+        } else {
+            Layout::without_tensors(state.bytes)
         };
         if layout.file_bytes != state.bytes {
             let (found, wanted) = (counted(state.bytes, "byte"), layout.file_bytes);

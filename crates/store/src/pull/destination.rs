@@ -30,7 +30,7 @@ pub enum Destination {
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) file: RemoteFile,
-    /// Path of the part that has arrived.
+    /// Path of the part downloaded so far.
     pub(crate) partial: PathBuf,
     /// Path of the complete file, once it is verified.
     pub(crate) done: PathBuf,

@@ -247,9 +247,12 @@ fn parse_listing(body: &str) -> anyhow::Result<Listing> {
 /// Percent-encodes one part of a URL's path.
 fn encode(part: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    part.bytes().fold(String::new(), |text, byte| match is_plain(byte) {
-        true => text + char::from(byte).encode_utf8(&mut [0; 4]),
-        false => text + &format!("%{byte:02X}"),
+    part.bytes().fold(String::new(), |text, byte| {
+        if is_plain(byte) {
+            text + char::from(byte).encode_utf8(&mut [0; 4])
+        } else {
+            text + &format!("%{byte:02X}")
+        }
     })
 }
 

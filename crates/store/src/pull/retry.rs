@@ -69,10 +69,7 @@ impl Retries {
         }
         let pause = asked.unwrap_or_else(|| own_pause(self.num_failed));
         tracing::info!(error = format!("{error:#}"), ?pause, "trying again");
-        match stop.wait(pause) {
-            true => Err(anyhow!("another file failed")),
-            false => Ok(()),
-        }
+        if stop.wait(pause) { Err(anyhow!("another file failed")) } else { Ok(()) }
     }
 }
 

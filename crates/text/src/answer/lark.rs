@@ -103,10 +103,8 @@ impl Lark<'_> {
             _ => String::new(),
         };
         let calls = format!("{} {call} {several} {}", self.text(open), self.text(close));
-        let before = match before.is_empty() {
-            true => String::new(),
-            false => format!("({})?", self.text(before)),
-        };
+        let before =
+            if before.is_empty() { String::new() } else { format!("({})?", self.text(before)) };
         let head = self.text(trigger);
         match (demand.calls, free) {
             (CallCount::Any, Free::Start { text, body, to_calls }) => {
@@ -119,9 +117,10 @@ impl Lark<'_> {
             }
             (CallCount::Any, Free::Anywhere) => {
                 let head = self.text_until(trigger);
-                match self.is_special(trigger) {
-                    true => format!("{TEXT} | {head} {calls}"),
-                    false => format!("({head} {calls})? {}", self.rule(TEXT)),
+                if self.is_special(trigger) {
+                    format!("{TEXT} | {head} {calls}")
+                } else {
+                    format!("({head} {calls})? {}", self.rule(TEXT))
                 }
             }
             (_, Free::Anywhere) if demand.text_before => {
@@ -223,9 +222,10 @@ impl Lark<'_> {
         let mut parts = Vec::new();
         for (name, schema) in known {
             let types = Types::of(schema, &tool.parameters);
-            let value = match types.is_text() {
-                true => self.plain_text(tool, Parameter { name, schema }, close)?,
-                false => format!("{} {}", Lark::json(&part(tool, schema)), self.close(close)),
+            let value = if types.is_text() {
+                self.plain_text(tool, Parameter { name, schema }, close)?
+            } else {
+                format!("{} {}", Lark::json(&part(tool, schema)), self.close(close))
             };
             let body = format!("{} {value}", self.text(&open(name)));
             let optional = if is_required(tool, name) { "" } else { "?" };
@@ -288,10 +288,7 @@ pub(crate) fn comma_separated(required: &[String], optional: &[String], comma: &
     let firsts = optional.iter().enumerate();
     let firsts: Vec<String> =
         firsts.map(|(idx, first)| format!("{first}{}", others(idx + 1))).collect();
-    match firsts.is_empty() {
-        true => String::new(),
-        false => format!("({})?", firsts.join(" | ")),
-    }
+    if firsts.is_empty() { String::new() } else { format!("({})?", firsts.join(" | ")) }
 }
 
 /// Whether the schema of a tool requires this parameter.

@@ -17,7 +17,7 @@ use super::segment::Segment;
 use super::written::{CallScanner, Mark, unfinished_string};
 use super::{ToolCall, Tools};
 
-/// What completed or cut markup turned out to be.
+/// Result of reading completed or cut markup.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Calls, the beginning of a call, or markup that a client should not see.
@@ -399,7 +399,7 @@ impl LiveCalls {
     }
 }
 
-/// What is needed to read values of parameters.
+/// Settings for reading the values of parameters.
 #[derive(Clone, Copy)]
 struct Values<'a> {
     is_wrapped: bool,

@@ -45,7 +45,7 @@ pub enum AnswerEnd {
 pub struct AnswerParser {
     format: AnswerFormat,
     tools: Tools,
-    /// What can leave the mode. A trigger that is the beginning of another one comes after it.
+    /// Triggers that leave the mode. A trigger that is the beginning of another one comes after it.
     triggers: Vec<Trigger>,
     /// Text that is not settled yet, from `start` on; the bytes before `start` are settled.
     held: String,

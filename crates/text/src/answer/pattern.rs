@@ -382,10 +382,7 @@ impl Brackets {
             }
             (None, _) => {}
         }
-        match self.depth == 0 {
-            true => Bracket::Wrong,
-            false => Bracket::Within,
-        }
+        if self.depth == 0 { Bracket::Wrong } else { Bracket::Within }
     }
 }
 

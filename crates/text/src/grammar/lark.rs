@@ -51,9 +51,10 @@ fn check_size(grammar: &str) -> Result<(), GrammarError> {
             return too_large(depth, GRAMMAR_DEPTH_MAX, "levels of brackets");
         }
     }
-    match GRAMMAR_DEFINITIONS_MAX < num_definitions {
-        true => too_large(num_definitions, GRAMMAR_DEFINITIONS_MAX, "rules and terminals"),
-        false => Ok(()),
+    if GRAMMAR_DEFINITIONS_MAX < num_definitions {
+        too_large(num_definitions, GRAMMAR_DEFINITIONS_MAX, "rules and terminals")
+    } else {
+        Ok(())
     }
 }
 

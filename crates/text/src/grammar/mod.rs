@@ -147,9 +147,10 @@ pub enum GrammarError {
 
 /// Fails if a part is larger than its limit.
 fn check_bytes(what: &'static str, found: usize, limit: usize) -> Result<(), GrammarError> {
-    match found <= limit {
-        true => Ok(()),
-        false => Err(GrammarError::TooLarge { what, found, limit, unit: "bytes" }),
+    if found <= limit {
+        Ok(())
+    } else {
+        Err(GrammarError::TooLarge { what, found, limit, unit: "bytes" })
     }
 }
 

@@ -184,19 +184,23 @@ impl Reader<'_> {
                 self.map(value, keyword, path, depth)
             }
             "$ref" => self.reference(value, path),
-            "type" => match is_type(value) {
-                true => Ok(value.clone()),
-                false => wrong("one of JSON's types, or a list of them"),
-            },
+            "type" => {
+                if is_type(value) {
+                    Ok(value.clone())
+                } else {
+                    wrong("one of JSON's types, or a list of them")
+                }
+            }
             "enum" if value.as_array().is_none_or(Vec::is_empty) => {
                 wrong("a list of values that is not empty")
             }
             "enum" | "const" => checked_numbers(keyword, value, path),
             "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
                 let is_draft4 = keyword.starts_with("exclusive") && value.is_boolean();
-                match value.is_number() || is_draft4 {
-                    true => checked_numbers(keyword, value, path),
-                    false => wrong("a number"),
+                if value.is_number() || is_draft4 {
+                    checked_numbers(keyword, value, path)
+                } else {
+                    wrong("a number")
                 }
             }
             "multipleOf" => match value.as_f64() {
@@ -204,10 +208,13 @@ impl Reader<'_> {
                 _ => wrong("a number above 0"),
             },
             "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
-            | "maxProperties" => match value.as_u64().is_some_and(|it| it <= u32::MAX.into()) {
-                true => Ok(value.clone()),
-                false => wrong("a whole number from 0 to 4294967295"),
-            },
+            | "maxProperties" => {
+                if value.as_u64().is_some_and(|it| it <= u32::MAX.into()) {
+                    Ok(value.clone())
+                } else {
+                    wrong("a whole number from 0 to 4294967295")
+                }
+            }
             "pattern" => match value.as_str() {
                 Some(pattern) => {
                     check_bytes("pattern", pattern.len(), REGEX_BYTES_MAX)?;

@@ -98,9 +98,10 @@ impl Forms {
         let strings = || call(Value::from(json!({"probe": MARK}).to_string()));
         // A template that expects a string fails on an object, or prints it as Python would.
         let wrong = |text: &String| text.contains("{'probe':");
-        let arguments = match objects.as_ref().is_none_or(wrong) && strings().is_some() {
-            true => Arguments::Strings,
-            false => Arguments::Objects,
+        let arguments = if objects.as_ref().is_none_or(wrong) && strings().is_some() {
+            Arguments::Strings
+        } else {
+            Arguments::Objects
         };
         Forms { content, arguments, ..self }
     }

@@ -92,9 +92,10 @@ impl Detokenizing {
         if !pieces.is_token(token) || is_left_out {
             return;
         }
-        match std::mem::take(&mut self.is_first) {
-            true => self.pending.extend(tokenizer.bytes_of_first(token)),
-            false => self.pending.extend(pieces.bytes(token)),
+        if std::mem::take(&mut self.is_first) {
+            self.pending.extend(tokenizer.bytes_of_first(token))
+        } else {
+            self.pending.extend(pieces.bytes(token))
         }
         let start = text.len();
         let settled = push_utf8(&self.pending, text);
@@ -115,9 +116,10 @@ impl Detokenizing {
             if text.len() == start {
                 return;
             }
-            self.strip = match left > 0 && text[start..].starts_with(character) {
-                true => Some((character, left - 1)),
-                false => None,
+            self.strip = if left > 0 && text[start..].starts_with(character) {
+                Some((character, left - 1))
+            } else {
+                None
             };
             if self.strip.is_some() {
                 text.remove(start);

@@ -213,10 +213,7 @@ proptest! {
                 &token[from..(from + len).min(token.len())]
             })
             .collect();
-        let content = match parts {
-            true => pieces.iter().map(|text| json!({"type": "text", "text": text})).collect(),
-            false => Value::from(pieces.concat()),
-        };
+        let content = if parts { pieces.iter().map(|text| json!({"type": "text", "text": text})).collect() } else { Value::from(pieces.concat()) };
         let found = model.count(&content, &TOKENS);
         prop_assert_eq!(found, model.count(&"x".into(), &TOKENS));
         let messages = json!([{"role": "user", "content": content}]);

@@ -11,9 +11,10 @@ use crate::checkpoint::{Checkpoint, FAMILIES, data, tokenizer};
 /// Returns the pieces of text that the detokeniser emits for each token.
 fn streamed(tokenizer: &Arc<Tokenizer>, tokens: &[TokenId], skip_special: bool) -> Vec<String> {
     let tokenizer = Arc::clone(tokenizer);
-    let mut detokenizer = match skip_special {
-        true => Detokenizer::new(tokenizer),
-        false => Detokenizer::with_special_tokens(tokenizer),
+    let mut detokenizer = if skip_special {
+        Detokenizer::new(tokenizer)
+    } else {
+        Detokenizer::with_special_tokens(tokenizer)
     };
     let mut pieces: Vec<String> = tokens.iter().map(|token| detokenizer.push(*token)).collect();
     pieces.push(detokenizer.finish());
@@ -35,10 +36,7 @@ fn decoded_simply(tokens: &[String], strip: bool) -> String {
         }
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    match strip {
-        true => text.strip_prefix(' ').map(str::to_owned).unwrap_or(text),
-        false => text,
-    }
+    if strip { text.strip_prefix(' ').map(str::to_owned).unwrap_or(text) } else { text }
 }
 
 /// Some special tokens and bytes, which are rare among all tokens, and numbers without a token.

@@ -96,10 +96,7 @@ fn factory(tokenizer: &Tokenizer) -> ParserFactory {
     let words: Vec<Vec<u8>> = (0..size)
         .map(|token| {
             let bytes = tokenizer.token_bytes(token);
-            match tokenizer.is_special(token) {
-                true => [&[0xff], bytes.as_slice()].concat(),
-                false => bytes,
-            }
+            if tokenizer.is_special(token) { [&[0xff], bytes.as_slice()].concat() } else { bytes }
         })
         .collect();
     let info = TokRxInfo::new(size, tokenizer.token_id("<the end>").unwrap());
