@@ -37,4 +37,5 @@ mod service;
 mod several;
 #[cfg(target_os = "linux")]
 mod sync;
+mod synthetic;
 mod versions;
