@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
-use jackalope_spec::{ElementType, FusedSource, QuantizationMode, StackedModule};
+use jackalope_spec::{ElementType, FusedSource, HeadRows, QuantizationMode, StackedModule};
 
 use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
 use crate::error::LoadError;
@@ -91,41 +91,6 @@ impl<'a> Part<'a> {
                 each.map(piece).collect()
             }
         }
-    }
-}
-
-/// The rows of a tensor that belong to one of several products: a run of rows in each stretch of
-/// them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowView {
-    /// Number of consecutive rows of the product.
-    pub(crate) run: usize,
-    /// Number of rows from the beginning of a run to that of the next.
-    pub(crate) stride: usize,
-    /// First row of the first run.
-    pub(crate) offset: usize,
-    /// Number of rows of the tensor.
-    pub(crate) total: usize,
-}
-
-impl RowView {
-    /// Returns the view of `len` rows from `first` on.
-    pub(crate) fn window(first: usize, len: usize, total: usize) -> RowView {
-        RowView { run: len, stride: total, offset: first, total }
-    }
-
-    /// Returns where the rows of a range are in the tensor.
-    fn ranges(self, rows: Range<usize>) -> Vec<Range<usize>> {
-        let mut ranges = Vec::new();
-        let mut next = rows.start;
-        while next < rows.end {
-            let (run, row) = (next / self.run, next % self.run);
-            let len = (self.run - row).min(rows.end - next);
-            let start = self.offset + run * self.stride + row;
-            ranges.push(start..start + len);
-            next += len;
-        }
-        ranges
     }
 }
 
@@ -238,7 +203,7 @@ pub(crate) struct Weights<'a> {
     /// Set if each tensor lies in one with other tensors.
     fused: Option<FusedSource>,
     /// Set if only some rows of each tensor belong here.
-    view: Option<RowView>,
+    view: Option<HeadRows>,
 }
 
 impl<'a> Weights<'a> {
@@ -249,9 +214,9 @@ impl<'a> Weights<'a> {
         Weights { loader: self.loader, path, stacked: None, fused: None, view: None }
     }
 
-    /// Returns the same path, of whose tensors only some rows belong here.
-    pub(crate) fn rows(self, view: RowView) -> Weights<'a> {
-        Weights { view: Some(view), ..self }
+    /// Returns the path of a module, of whose tensors only some rows belong to it.
+    pub(crate) fn rows(&self, rows: HeadRows) -> Weights<'a> {
+        Weights { view: Some(rows.clone()), ..self.at(rows.module) }
     }
 
     /// Returns the path of a projection of `num_experts` experts, in whichever way the checkpoint
@@ -392,8 +357,8 @@ impl<'a> Weights<'a> {
     /// Returns the shape of the tensor whose rows of this path have `shape`.
     fn stored_shape(&self, shape: &[usize]) -> Vec<usize> {
         let mut stored = shape.to_vec();
-        if let Some(view) = self.view {
-            stored[0] = view.total;
+        if let Some(view) = &self.view {
+            stored[0] = view.num_rows;
         }
         stored
     }
@@ -413,7 +378,7 @@ impl<'a> Weights<'a> {
                 read_fused(entries[0], tensor, part, source, target)
             } else if self.stacked.is_some() {
                 read_stacked(entries, tensor, part, target)
-            } else if let Some(view) = self.view {
+            } else if let Some(view) = &self.view {
                 read_rows(entries[0], view, part, target)
             } else {
                 read_part(entries[0], tensor, part, target)
@@ -463,14 +428,14 @@ fn read_pieces(
 /// Panics if another dimension than the rows is divided.
 fn read_rows(
     entry: &TensorEntry,
-    view: RowView,
+    view: &HeadRows,
     part: Part<'_>,
     target: &mut [u8],
 ) -> Result<(), LoadError> {
     let Part::Axis { axis: 0, cut } = part else { panic!("views are divided by their rows") };
     let row_bytes = target.len() / cut.len().max(1);
     let mut rest = target;
-    for range in view.ranges(cut.own.clone()) {
+    for range in view.rows(cut.own.clone()) {
         let (own, others) = rest.split_at_mut(range.len() * row_bytes);
         entry.file.read_at(entry.offset + (range.start * row_bytes) as u64, own)?;
         rest = others;
@@ -545,23 +510,4 @@ fn float_dtype(element_type: &ElementType) -> Dtype {
 fn dims(shape: &[usize]) -> Vec<i32> {
     let dims = shape.iter().map(|&dim| i32::try_from(dim));
     dims.collect::<Result<_, _>>().expect("config.json bounds every dimension")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ops::Range;
-
-    use super::RowView;
-
-    #[test]
-    fn a_view_finds_its_rows() {
-        let window = RowView::window(10, 6, 30);
-        let first = |rows: Range<usize>| window.ranges(rows).pop();
-        assert_eq!((first(0..6), first(2..3)), (Some(10..16), Some(12..13)));
-        // Two runs of four rows in stretches of seven.
-        let groups = RowView { run: 4, stride: 7, offset: 1, total: 14 };
-        assert_eq!(groups.ranges(0..8), [1..5, 8..12]);
-        assert_eq!(groups.ranges(3..6), [4..5, 8..10]);
-        assert!(groups.ranges(5..5).is_empty());
-    }
 }

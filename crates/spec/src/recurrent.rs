@@ -104,20 +104,29 @@ impl HeadRows {
         }
     }
 
-    /// Returns the rows of these heads, in order; consecutive ones are joined.
-    pub fn of_heads(&self, heads: Range<usize>) -> Vec<Range<usize>> {
-        let mut ranges: Vec<Range<usize>> = Vec::new();
-        for head in heads {
-            let group = head / self.heads_per_group;
-            let start = self.start
-                + group * self.group_stride
-                + head % self.heads_per_group * self.rows_per_head;
-            match ranges.last_mut() {
-                Some(last) if last.end == start => last.end += self.rows_per_head,
-                _ => ranges.push(start..start + self.rows_per_head),
-            }
+    /// Returns consecutive rows of a tensor with `num_rows` rows, as one head.
+    pub fn window(module: String, rows: Range<usize>, num_rows: usize) -> HeadRows {
+        HeadRows { num_rows, start: rows.start, ..HeadRows::whole(module, 1, rows.len()) }
+    }
+
+    /// Returns where a range of the projection's rows is in the tensor, in order.
+    pub fn rows(&self, rows: Range<usize>) -> Vec<Range<usize>> {
+        let run = self.rows_per_head * self.heads_per_group;
+        let mut ranges = Vec::new();
+        let mut next = rows.start;
+        while next < rows.end {
+            let (group, row) = (next / run, next % run);
+            let len = (run - row).min(rows.end - next);
+            let start = self.start + group * self.group_stride + row;
+            ranges.push(start..start + len);
+            next += len;
         }
         ranges
+    }
+
+    /// Returns the rows of these heads, in order.
+    pub fn of_heads(&self, heads: Range<usize>) -> Vec<Range<usize>> {
+        self.rows(heads.start * self.rows_per_head..heads.end * self.rows_per_head)
     }
 }
 
@@ -143,5 +152,23 @@ mod tests {
         let whole = HeadRows::whole(String::new(), 4, 8);
         assert_eq!((whole.of_heads(1..3).len(), whole.of_heads(1..3)[0].clone()), (1, 8..24));
         assert!(keys.of_heads(1..1).is_empty());
+    }
+
+    #[test]
+    fn a_range_of_rows_is_found_in_a_fused_tensor() {
+        let window = HeadRows::window(String::new(), 10..16, 30);
+        assert_eq!((window.rows(0..6), window.rows(2..3)), (vec![10..16], vec![12..13]));
+        // Two runs of four rows in stretches of seven.
+        let groups = HeadRows {
+            module: String::new(),
+            num_rows: 14,
+            start: 1,
+            rows_per_head: 4,
+            heads_per_group: 1,
+            group_stride: 7,
+        };
+        assert_eq!(groups.rows(0..8), [1..5, 8..12]);
+        assert_eq!(groups.rows(3..6), [4..5, 8..10]);
+        assert!(groups.rows(5..5).is_empty());
     }
 }

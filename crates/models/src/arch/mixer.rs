@@ -15,7 +15,7 @@ use crate::layers::{
 };
 use crate::split::{Cut, HeadCut};
 use crate::step::{Reach, Step};
-use crate::weights::{Part, RowView, Weights};
+use crate::weights::{Part, Weights};
 
 /// The mixer of a layer.
 #[derive(Debug)]
@@ -162,12 +162,24 @@ fn qkv_weights<'a>(root: &Weights<'a>, spec: &AttentionSpec) -> [Weights<'a>; 3]
     let total = queries + 2 * keys;
     match &spec.modules.qkv {
         QkvModules::Apart(modules) => modules.each_ref().map(|module| root.at(module)),
-        QkvModules::Stacked(module) => [(0, queries), (queries, keys), (queries + keys, keys)]
-            .map(|(first, len)| root.at(module).rows(RowView::window(first, len, total))),
+        QkvModules::Stacked(module) => {
+            [(0, queries), (queries, keys), (queries + keys, keys)].map(|(first, len)| {
+                root.rows(HeadRows::window(module.clone(), first..first + len, total))
+            })
+        }
         QkvModules::Grouped(module) => {
             let (run, stride) = (queries / kv_heads, total / kv_heads);
             let views = [(0, run), (run, head_dim), (run + head_dim, head_dim)];
-            views.map(|(offset, run)| root.at(module).rows(RowView { run, stride, offset, total }))
+            views.map(|(start, run)| {
+                root.rows(HeadRows {
+                    module: module.clone(),
+                    num_rows: total,
+                    start,
+                    rows_per_head: run,
+                    heads_per_group: 1,
+                    group_stride: stride,
+                })
+            })
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use jackalope_mlx::Dtype;
 use jackalope_spec::{
-    BlockNorms, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec, NormKind,
+    BlockNorms, HeadRows, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec, NormKind,
 };
 
 use crate::error::LoadError;
@@ -10,7 +10,7 @@ use crate::layers::{
     BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes, Ropes,
 };
 use crate::parallel::Parallel;
-use crate::weights::{Part, RowView, Weights};
+use crate::weights::{Part, Weights};
 
 /// What a layer is made from.
 #[derive(Clone, Copy)]
@@ -79,7 +79,9 @@ pub(super) fn mlp_weights<'a>(
         InwardModules::Apart([gate, up]) => (Some(root.at(gate)), root.at(up)),
         InwardModules::Ungated(up) => (None, root.at(up)),
         InwardModules::Stacked(both) => {
-            let rows = |first| root.at(both).rows(RowView::window(first, inner, 2 * inner));
+            let rows = |first: usize| {
+                root.rows(HeadRows::window(both.clone(), first..first + inner, 2 * inner))
+            };
             (Some(rows(0)), rows(inner))
         }
     };
