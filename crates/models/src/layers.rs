@@ -3,8 +3,10 @@
 //! model files know none of this.
 
 mod activation;
+mod altup;
 mod attention;
 mod convolution;
+mod cutoff;
 mod embedding;
 mod experts;
 mod frame;
@@ -26,7 +28,8 @@ mod short_conv;
 mod stack;
 mod stock_attention;
 
-pub(crate) use attention::{Attention, AttentionParts, KeyValues};
+pub(crate) use altup::{AltUp, AltUpParts, StreamEnds};
+pub(crate) use attention::{Attention, AttentionParts, KeyValues, OwnKeyValues};
 pub(crate) use embedding::{Embedding, Head, TableSize, vocabulary};
 pub(crate) use experts::{
     DenseBeside, ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp,

@@ -1,6 +1,7 @@
 //! The families of models: for each `model_type`, what its fields in `config.json` say of its
 //! layers. One file per family; the table below is the only list of what is supported.
 
+mod altup;
 mod apertus;
 mod bailing_moe;
 mod biased;
@@ -16,6 +17,7 @@ mod exaone4;
 mod gated_delta;
 mod gemma;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod glm;
 mod glm4_moe;
@@ -140,6 +142,7 @@ const FAMILIES: &[Family] = &[
     family("gemma2", gemma::read2),
     family("gemma3_text", gemma3::read_text),
     family("gemma3", gemma3::read),
+    family("gemma3n", gemma3n::read),
     family("gemma4_text", gemma4::read_text),
     family("gemma4", gemma4::read),
     family("gemma4_unified", gemma4::read),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
+use crate::altup::AltUpSpec;
 use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
 use crate::quantization::QuantizationFormat;
 use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
@@ -176,6 +177,9 @@ impl ModelLayout {
             for tensor in inputs.tensors() {
                 add_parts(&mut outside, find(tensor), |_| rows);
             }
+        }
+        for tensor in spec.altup.iter().flat_map(AltUpSpec::tensors) {
+            add_parts(&mut outside, find(tensor), |_| Division::Whole);
         }
         let formats =
             stored.iter().filter_map(|it| Some((it.spec.module().to_owned(), it.format?)));

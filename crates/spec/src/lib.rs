@@ -12,6 +12,7 @@
 //!                                             (what rank r of a split holds and caches) ┘
 //! ```
 
+mod altup;
 mod check;
 mod config;
 mod error;
@@ -21,6 +22,7 @@ mod layout;
 mod model;
 mod modules;
 mod names;
+mod normal;
 mod per_layer;
 mod quantization;
 mod recurrent;
@@ -29,6 +31,7 @@ mod rope;
 mod shard;
 mod tensor;
 
+pub use altup::{AltUpLayer, AltUpSpec};
 pub use error::SpecError;
 pub use families::computed_types;
 pub use latent::LatentSpec;

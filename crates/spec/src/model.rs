@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::altup::{AltUpLayer, AltUpSpec};
 use crate::latent::LatentSpec;
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
@@ -32,6 +33,8 @@ pub struct ModelSpec {
     pub embedding_scale: Option<f32>,
     /// What each layer reads of the tokens beside the stream; `None` if nothing.
     pub per_layer_inputs: Option<PerLayerInputsSpec>,
+    /// The streams, if there are several.
+    pub altup: Option<AltUpSpec>,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
     /// Norm after the last layer. It is never quantised; the whole model is computed in its type.
@@ -63,6 +66,7 @@ impl ModelSpec {
         let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
         let head = (!is_tied).then_some(&self.head).into_iter().chain(&self.head_bias);
         let inputs = self.per_layer_inputs.iter().flat_map(PerLayerInputsSpec::tensors);
+        let inputs = inputs.chain(self.altup.iter().flat_map(AltUpSpec::tensors));
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(inputs).chain(layers).chain(head)
     }
@@ -141,6 +145,8 @@ pub struct LayerSpec {
     pub residual_factor: f32,
     /// How it reads its inputs beside the stream, after its blocks; `None` if it has none.
     pub per_layer_input: Option<PerLayerBlock>,
+    /// What it does with the streams if there are several; it reads its inputs then, too.
+    pub altup: Option<AltUpLayer>,
     /// Name of a number by which it multiplies the stream at its end; `None` if it does not.
     pub stream_scale: Option<String>,
     /// What it keeps of a sequence.
@@ -279,7 +285,7 @@ pub enum FeedForward {
 }
 
 /// `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))` without a gate.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MlpSpec {
     /// Inner dimension.
     pub inner: usize,
@@ -287,6 +293,9 @@ pub struct MlpSpec {
     pub has_bias: bool,
     /// Its activation.
     pub activation: Activation,
+    /// Set if the activation of the gate's results is that of what they exceed a cutoff by, or of zero:
+    /// the cutoff lies this number of standard deviations above the mean of a token's results.
+    pub cutoff: Option<f32>,
     /// Where its tensors are.
     pub modules: MlpModules,
 }
@@ -295,7 +304,7 @@ impl MlpSpec {
     /// Creates a block without biases whose activation is `silu` (SwiGLU).
     pub(crate) fn plain(inner: usize) -> MlpSpec {
         let modules = MlpModules::default();
-        MlpSpec { inner, has_bias: false, activation: Activation::Silu, modules }
+        MlpSpec { inner, has_bias: false, activation: Activation::Silu, cutoff: None, modules }
     }
 }
 

@@ -111,7 +111,7 @@ pub enum TensorRole {
     Head,
     /// Second embedding: from tokens to the vectors that each layer reads beside the stream.
     PerLayerTable,
-    /// Projections that compute those vectors from the first embedding.
+    /// Projections of the first embedding that the rank with the first layer computes.
     PerLayerInput,
     /// The mixer of positions: attention or a recurrence.
     Mixer,

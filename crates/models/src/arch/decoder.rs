@@ -10,8 +10,8 @@ use crate::cache::LayerCacheShape;
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::layers::{
-    Embedding, HasBias, Head, Heads, Norm, NormSettings, PerLayerInputs, Ropes, Stack, StackSizes,
-    Stream, TableSize, vocabulary,
+    Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Ropes, Stack,
+    StackSizes, Stream, StreamEnds, TableSize, vocabulary,
 };
 use crate::parallel::Parallel;
 use crate::step::Step;
@@ -23,6 +23,8 @@ pub(super) struct Decoder {
     embed_tokens: Embedding,
     /// What the layers read beside the stream, on ranks that compute it.
     per_layer_inputs: Option<PerLayerInputs>,
+    /// Set if there are several streams.
+    streams: Option<StreamEnds>,
     layers: Stack<DecoderLayer>,
     norm: Norm,
     lm_head: Head,
@@ -65,15 +67,18 @@ impl Decoder {
         };
         let inputs = spec.per_layer_inputs.as_ref();
         let input_width = inputs.map_or(0, |inputs| inputs.width);
-        let sizes = StackSizes { num_layers, hidden, input_width };
+        let num_streams = spec.altup.as_ref().map_or(1, |altup| altup.num_streams);
+        let sizes = StackSizes { num_layers, hidden: num_streams * hidden, input_width };
         let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
+        let streams = spec.altup.as_ref().map(|altup| StreamEnds::load(w, altup, hidden, parallel));
         let inputs =
             inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
         let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;
         Ok(Decoder {
             embed_tokens,
             per_layer_inputs: inputs.transpose()?.flatten(),
+            streams: streams.transpose()?,
             heads: reported_heads(&layers).clone(),
             layers,
             norm,
@@ -99,7 +104,17 @@ impl Network for Decoder {
             }
             None => Stream { residual: self.embed_tokens.forward(tokens), inputs: None },
         };
-        self.layers.forward(tokens.len(), embed, |h, layer, input| layer.forward(h, input, step))
+        let add =
+            |h, layer: &DecoderLayer, input: Option<LayerInput<'_>>| layer.forward(h, input, step);
+        let Some(streams) = &self.streams else {
+            return self.layers.forward(tokens.len(), embed, add);
+        };
+        let embed = || {
+            let Stream { residual, inputs } = embed();
+            Stream { residual: residual.replaced(|h| streams.begin(&h)), inputs }
+        };
+        let end = self.layers.forward(tokens.len(), embed, add);
+        if self.layers.has_last() { streams.end(&end) } else { end }
     }
 
     fn norm(&self, h: &Array) -> Array {

@@ -60,6 +60,7 @@ fn dense(spec: &MlpSpec, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
         unit: parts.layout.inner_units[&Dimension::Inner],
         has_bias: spec.has_bias,
         activation: activation(spec, parts.root)?,
+        cutoff: spec.cutoff,
     };
     let weights = mlp_weights(parts.root, &spec.modules, spec.inner);
     Mlp::load(&weights, parts.model.hidden_size, block, parts.parallel)
@@ -119,6 +120,7 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
                 unit: unit(Dimension::SharedInner),
                 has_bias: false,
                 activation: kernels::ActivationFunction::Silu,
+                cutoff: None,
             };
             let at = |name: &str| root.at(module).at(name);
             let (gate_proj, up_proj) = (Some(at("gate_proj")), at("up_proj"));

@@ -1,12 +1,16 @@
 //! The decoder layer: a mixer, and a dense block or a mixture of experts, one after the other or beside
 //! each other, with norms around them.
 
+use std::f32::consts::FRAC_1_SQRT_2;
+
+use jackalope_mlx::Array;
+
 use super::feed_forward::FeedForwardBlock;
 use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
-use crate::layers::{BlockFrame, Heads, LayerInput, PerLayerReader, Residual};
+use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, PerLayerReader, Residual};
 use crate::split::Cut;
 use crate::step::Step;
 
@@ -21,6 +25,8 @@ pub(super) struct DecoderLayer {
     is_parallel: bool,
     /// Reads the layer's input beside the stream, if it has one.
     reader: Option<PerLayerReader>,
+    /// Set if there are several streams.
+    altup: Option<AltUp>,
 }
 
 impl DecoderLayer {
@@ -34,6 +40,11 @@ impl DecoderLayer {
         // The last block scales the stream.
         let scale = if reader.is_some() { 1.0 } else { scale };
         let is_parallel = parts.spec.is_parallel;
+        let (reader, altup) = match (&parts.spec.altup, reader) {
+            (Some(layer), Some(reader)) => (None, Some(parts.altup(layer, reader)?)),
+            (None, reader) => (reader, None),
+            (Some(_), None) => panic!("layers with several streams read inputs"),
+        };
         assert!(!is_parallel || scale == 1.0, "no family scales the stream after parallel blocks");
         Ok(DecoderLayer {
             mixer_frame: parts.frame(&parts.spec.norms.mixer, 1.0)?,
@@ -42,6 +53,7 @@ impl DecoderLayer {
             feed_forward: FeedForwardBlock::load(parts)?,
             is_parallel,
             reader,
+            altup,
         })
     }
 
@@ -52,12 +64,34 @@ impl DecoderLayer {
         input: Option<LayerInput<'_>>,
         step: &mut Step<'_, '_>,
     ) -> Residual {
+        if let Some(altup) = &self.altup {
+            let input = input.expect("a layer with several streams gets inputs");
+            return x.replaced(|streams| self.update(altup, &streams, input, step));
+        }
         let h = self.blocks(x, step);
         match (&self.reader, input) {
             (Some(reader), Some(input)) => reader.add_to(h, input),
             (None, _) => h,
             (Some(_), None) => panic!("a layer that reads inputs gets them"),
         }
+    }
+
+    /// Returns the streams after the layer, `[tokens, streams * hidden]`.
+    fn update(
+        &self,
+        altup: &AltUp,
+        streams: &Array,
+        input: LayerInput<'_>,
+        step: &mut Step<'_, '_>,
+    ) -> Array {
+        let norm = self.mixer_frame.input.as_ref().expect("the mixer reads a norm");
+        let predicted = altup.predict(streams, norm);
+        let h = altup.stream(predicted.active.clone());
+        let h = self.mixer.add_to(h, &self.mixer_frame, step);
+        // Both residuals have the same weight.
+        let h = h.replaced(|h| &h.add(&predicted.laurel) * FRAC_1_SQRT_2);
+        let h = self.feed_forward.add_to(h, &self.feed_forward_frame).finish();
+        altup.correct(&predicted.streams, &h, input)
     }
 
     fn blocks(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {

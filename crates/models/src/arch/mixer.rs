@@ -11,7 +11,8 @@ use crate::error::LoadError;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
     HeadMatrix, HeadNorms, Heads, KeyValues, LatentAttention, LatentParts, LatentQueries,
-    LatentSizes, Linear, Norm, NormSettings, OwnRows, Residual, ShortConv, ShortConvParts,
+    LatentSizes, Linear, Norm, NormSettings, OwnKeyValues, OwnRows, Residual, ShortConv,
+    ShortConvParts,
 };
 use crate::split::{Cut, HeadCut};
 use crate::step::{Reach, Step};
@@ -125,7 +126,7 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
                 .then(|| Norm::unweighted(spec.head_dim, eps, dtype, parallel));
             let has_values = spec.values != ValueKind::NormalizedKeys;
             let v_proj = has_values.then(|| load(&v)).transpose()?;
-            KeyValues::Own { k_proj: load(&k)?, v_proj, v_norm }
+            KeyValues::Own(Box::new(OwnKeyValues { k_proj: load(&k)?, v_proj, v_norm }))
         }
     };
     let (q_proj, gate) = if spec.has_output_gate {

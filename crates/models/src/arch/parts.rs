@@ -2,12 +2,14 @@
 
 use jackalope_mlx::Dtype;
 use jackalope_spec::{
-    BlockNorms, HeadRows, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec, NormKind,
+    AltUpLayer, BlockNorms, HeadRows, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec,
+    NormKind,
 };
 
 use crate::error::LoadError;
 use crate::layers::{
-    BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes, Ropes,
+    AltUp, AltUpParts, BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes,
+    Ropes,
 };
 use crate::parallel::Parallel;
 use crate::weights::{Part, Weights};
@@ -66,6 +68,18 @@ impl LayerParts<'_, '_> {
         let sizes = ReaderSizes { hidden, width: inputs.width, scale };
         let settings = NormSettings { kind, eps };
         PerLayerReader::load(self.root, block, sizes, settings, self.parallel).map(Some)
+    }
+
+    /// Loads what the layer does with several streams.
+    pub(super) fn altup(
+        &self,
+        layer: &AltUpLayer,
+        reader: PerLayerReader,
+    ) -> Result<AltUp, LoadError> {
+        let ModelSpec { hidden_size: hidden, norm_kind: kind, norm_eps: eps, .. } = *self.model;
+        let spec = self.model.altup.as_ref().expect("the streams of the layer's model");
+        let settings = NormSettings { kind, eps };
+        AltUp::load(self.root, AltUpParts { spec, layer, reader, hidden, settings }, self.parallel)
     }
 }
 

@@ -55,24 +55,28 @@ pub(crate) struct AttentionParts {
 #[derive(Debug)]
 pub(crate) enum KeyValues {
     /// They are computed and kept.
-    Own {
-        /// Projection `[hidden] -> [kv_heads, head_dim]`.
-        k_proj: Linear,
-        /// Projection `[hidden] -> [kv_heads, head_dim]`; `None` if what is projected to keys is also
-        /// the values.
-        v_proj: Option<Linear>,
-        /// Norm of each head's values.
-        v_norm: Option<Norm>,
-    },
+    Own(Box<OwnKeyValues>),
     /// The layer of this number keeps them.
     OfLayer(usize),
+}
+
+/// Computes keys and values.
+#[derive(Debug)]
+pub(crate) struct OwnKeyValues {
+    /// Projection `[hidden] -> [kv_heads, head_dim]`.
+    pub(crate) k_proj: Linear,
+    /// Projection `[hidden] -> [kv_heads, head_dim]`; `None` if what is projected to keys is also the
+    /// values.
+    pub(crate) v_proj: Option<Linear>,
+    /// Norm of each head's values.
+    pub(crate) v_norm: Option<Norm>,
 }
 
 impl KeyValues {
     /// Returns the projections.
     fn projections(&self) -> Vec<&Linear> {
         match self {
-            KeyValues::Own { k_proj, v_proj, .. } => [k_proj].into_iter().chain(v_proj).collect(),
+            KeyValues::Own(own) => [&own.k_proj].into_iter().chain(&own.v_proj).collect(),
             KeyValues::OfLayer(_) => Vec::new(),
         }
     }
@@ -80,9 +84,9 @@ impl KeyValues {
     fn kernel(&self, layer_idx: usize, step: &Step<'_, '_>) -> KeyValuesKernel {
         let pages = |layer_idx| step.caches.iter().map(|cache| cache.pages(layer_idx)).collect();
         match self {
-            KeyValues::Own { v_proj, v_norm, .. } => KeyValuesKernel::Own {
-                has_values: v_proj.is_some(),
-                v_norm: v_norm.as_ref().map(Norm::kernel),
+            KeyValues::Own(own) => KeyValuesKernel::Own {
+                has_values: own.v_proj.is_some(),
+                v_norm: own.v_norm.as_ref().map(Norm::kernel),
                 pages: pages(layer_idx),
             },
             KeyValues::OfLayer(source) => KeyValuesKernel::Held(pages(*source)),
@@ -260,7 +264,8 @@ impl Attention {
     /// Computes keys and values `[tokens, kv_heads, head_dim]` with MLX, keys before their norm.
     fn stock_key_values(&self, x: &Array) -> StockKv {
         match &self.parts.key_values {
-            KeyValues::Own { k_proj, v_proj, v_norm } => {
+            KeyValues::Own(own) => {
+                let OwnKeyValues { k_proj, v_proj, v_norm } = &**own;
                 let k = self.split(&k_proj.stock(x));
                 let v = v_proj.as_ref().map_or(k.clone(), |v_proj| self.split(&v_proj.stock(x)));
                 let v = v_norm.as_ref().map_or(v.clone(), |norm| norm.stock(&v));

@@ -4,11 +4,12 @@ use jackalope_kernels::{self as kernels, ActivationFunction, Elements, Floats, T
 use jackalope_mlx::{Array, Dtype};
 
 use super::activation;
+use super::cutoff::Cutoff;
 use super::frame::BlockFrame;
 use super::kernel::{DivisibleKernel, float};
 use super::linear::{HasBias, Linear, LinearKernel, RowInput};
 use super::output::BlockOutput;
-use super::residual::Residual;
+use super::residual::{Middle, Residual, TwoParts};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
@@ -24,6 +25,8 @@ pub(crate) struct MlpBlock {
     /// Whether its products have biases.
     pub(crate) has_bias: bool,
     pub(crate) activation: ActivationFunction,
+    /// See [`jackalope_spec::MlpSpec::cutoff`].
+    pub(crate) cutoff: Option<f32>,
 }
 
 /// The tensors of a feed-forward block.
@@ -41,6 +44,7 @@ pub(crate) struct Mlp {
     up_proj: Linear,
     down_proj: Linear,
     activation: ActivationFunction,
+    cutoff: Option<f32>,
     dtype: Dtype,
     parallel: Parallel,
     /// This rank's part of the inner dimension.
@@ -54,7 +58,7 @@ impl Mlp {
         block: MlpBlock,
         parallel: &Parallel,
     ) -> Result<Mlp, LoadError> {
-        let MlpBlock { inner, unit, has_bias, activation } = block;
+        let MlpBlock { inner, unit, has_bias, activation, cutoff } = block;
         let bias = HasBias::when(has_bias);
         let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
         let input = RowInput { cut: &inner, unit };
@@ -67,6 +71,7 @@ impl Mlp {
             up_proj: Linear::column(&w.up_proj, hidden, &inner, bias)?,
             down_proj: Linear::row(&w.down_proj, input, hidden, bias)?,
             activation,
+            cutoff,
             dtype: w.down_proj.dtype(),
             parallel: parallel.clone(),
             inner,
@@ -75,6 +80,9 @@ impl Mlp {
 
     /// Adds the block to the stream.
     pub(crate) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
+        if let Some(cutoff) = self.cutoff {
+            return self.add_sparse(cutoff, residual, frame);
+        }
         let output = self.block_output();
         match self.parallel.compute() {
             Compute::Kernels(threads) => {
@@ -84,6 +92,41 @@ impl Mlp {
             }
             Compute::Stock => residual.stock_block(frame, output, |x| self.stock(x)),
         }
+    }
+
+    /// Adds a block of which few elements are active. The cutoff depends on the results of all ranks.
+    fn add_sparse(&self, cutoff: f32, residual: Residual, frame: &BlockFrame) -> Residual {
+        let output = self.block_output();
+        let cutoff = Cutoff { deviations: cutoff, width: self.inner.full };
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            let output = BlockOutput { num_sums: Cutoff::STOCK_SUMS, ..output };
+            return residual.stock_block(frame, output, |x| {
+                let gate = self.gate_proj.as_ref().expect("a gate").stock(x);
+                let gate = cutoff.stock(&gate, &self.parallel);
+                let gate = activation::stock(self.activation, &gate);
+                self.down_proj.stock(&gate.mul(&self.up_proj.stock(x)))
+            });
+        };
+        let output = BlockOutput { num_sums: Cutoff::SUMS, ..output };
+        let MlpKernel { inward, down, activation, dtype } = self.kernel();
+        let InwardKernel::Gated(linears) = inward else { panic!("a gate has a cutoff") };
+        let width = self.inner.len();
+        let parts = TwoParts {
+            widths: vec![width, width],
+            first: move |x: Elements<'_>, threads: &Threads| {
+                let values = LinearKernel::products(&linears, x, threads);
+                let sums = Cutoff::sums(&values[0], width, threads);
+                Middle { values: values.into(), sums }
+            },
+            second: move |middle: Middle, threads: &Threads| {
+                let Middle { mut values, sums } = middle;
+                cutoff.apply(&mut values[0], &sums);
+                let mut inner = Floats::zeros(float(dtype), values[0].len());
+                kernels::gated(activation, &values[0], &values[1], inner.elements_mut(), threads);
+                down.multiply(inner.elements(), threads)
+            },
+        };
+        residual.kernel_block_of_two(frame, output, threads, parts)
     }
 
     /// Returns what the block adds to the stream.

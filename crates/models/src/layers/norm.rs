@@ -168,6 +168,11 @@ impl NormKernel {
         kernels::normalize(x, self.view(), elements(&self.weight).len(), out, threads);
     }
 
+    /// Returns the number of elements of a row.
+    pub(super) fn width(&self) -> usize {
+        elements(&self.weight).len()
+    }
+
     /// Returns the norm in the form that the kernels take.
     pub(super) fn view(&self) -> kernels::Norm<'_> {
         kernels::Norm {

@@ -221,34 +221,53 @@ impl PerLayerReader {
                 })
             }
             Compute::Stock => {
-                let (first, width) = (dim(input.first), dim(self.width));
-                let rows = input.rows.slice_axis(1, first, first + width);
-                let gate = activation::stock(ActivationFunction::GeluTanh, &self.gate.stock(&h));
-                let sum = h.add(&self.norm.stock(&self.projection.stock(&gate.mul(&rows))));
+                let sum = h.add(&self.stock_addition(&h, input));
                 if self.scale == 1.0 { sum } else { &sum * self.scale }
             }
         };
         Residual::new(h, &self.parallel)
     }
 
-    fn kernel(&self, input: LayerInput<'_>) -> ReaderKernel {
+    /// Computes what is added to the stream of which `h` is read, with MLX.
+    pub(super) fn stock_addition(&self, h: &Array, input: LayerInput<'_>) -> Array {
+        let (first, width) = (dim(input.first), dim(self.width));
+        let rows = input.rows.slice_axis(1, first, first + width);
+        let gate = activation::stock(ActivationFunction::GeluTanh, &self.gate.stock(h));
+        self.norm.stock(&self.projection.stock(&gate.mul(&rows)))
+    }
+
+    /// Returns the block for use inside a primitive.
+    pub(super) fn kernel(&self, input: LayerInput<'_>) -> ReaderKernel {
         ReaderKernel {
             gate: self.gate.kernel(),
             projection: self.projection.kernel(),
             norm: self.norm.kernel(),
-            columns: [input.rows.dim(-1) as usize, input.first, self.width],
+            columns: InputColumns {
+                all: input.rows.dim(-1) as usize,
+                first: input.first,
+                width: self.width,
+            },
             scale: self.scale,
         }
     }
 }
 
+/// Where a layer's inputs are in those of all layers.
+#[derive(Clone, Copy, Debug)]
+struct InputColumns {
+    /// Width of the inputs of all layers.
+    all: usize,
+    /// First element of this layer's.
+    first: usize,
+    width: usize,
+}
+
 /// The block for the kernels.
-struct ReaderKernel {
+pub(super) struct ReaderKernel {
     gate: LinearKernel,
     projection: LinearKernel,
     norm: NormKernel,
-    /// Width of the inputs of all layers, first element of this one's, and their number.
-    columns: [usize; 3],
+    columns: InputColumns,
     scale: f32,
 }
 
@@ -256,7 +275,35 @@ impl ReaderKernel {
     /// Computes the stream after the block, from the stream `[tokens, hidden]` and the inputs of all
     /// layers.
     fn add(&self, h: Elements<'_>, rows: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
-        let [all, first, width] = self.columns;
+        let product = self.product(h, rows, threads);
+        let product: Vec<f64> = product.into_iter().map(f64::from).collect();
+        let terms = Terms {
+            residual: h,
+            bias: None,
+            norm: Some(self.norm.view()),
+            factor: 1.0,
+            scale: self.scale,
+            width: self.norm.width(),
+        };
+        kernels::add_terms(&product, terms, out, threads);
+    }
+
+    /// Computes what is added to the stream of which `h` is read, f32 `[tokens, hidden]`.
+    pub(super) fn addition(
+        &self,
+        h: Elements<'_>,
+        rows: Elements<'_>,
+        threads: &Threads,
+    ) -> Vec<f32> {
+        let product = self.product(h, rows, threads);
+        let mut normed = vec![0.0; product.len()];
+        self.norm.norm(Elements::F32(&product), ElementsMut::F32(&mut normed), threads);
+        normed
+    }
+
+    /// Computes the product before its norm.
+    fn product(&self, h: Elements<'_>, rows: Elements<'_>, threads: &Threads) -> Vec<f32> {
+        let InputColumns { all, first, width } = self.columns;
         let [gate] = LinearKernel::products(std::array::from_ref(&self.gate), h, threads);
         let mut inputs = vec![0.0; gate.len()];
         for (row, own) in inputs.chunks_exact_mut(width).enumerate() {
@@ -267,15 +314,6 @@ impl ReaderKernel {
         kernels::gated(function, &gate, &inputs, inner.elements_mut(), threads);
         let projection = std::array::from_ref(&self.projection);
         let [product] = LinearKernel::products(projection, inner.elements(), threads);
-        let product: Vec<f64> = product.into_iter().map(f64::from).collect();
-        let terms = Terms {
-            residual: h,
-            bias: None,
-            norm: Some(self.norm.view()),
-            factor: 1.0,
-            scale: self.scale,
-            width: h.len() / (gate.len() / width),
-        };
-        kernels::add_terms(&product, terms, out, threads);
+        product
     }
 }

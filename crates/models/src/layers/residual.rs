@@ -136,6 +136,12 @@ impl Residual {
         Residual { h, pending: None, blocks: Vec::new(), parallel: parallel.clone() }
     }
 
+    /// Returns another stream in the place of this one.
+    pub(crate) fn replaced(self, work: impl FnOnce(Array) -> Array) -> Residual {
+        let parallel = self.parallel.clone();
+        Residual::new(work(self.finish()), &parallel)
+    }
+
     /// Returns the stream as an array.
     pub(crate) fn finish(self) -> Array {
         match self.parallel.compute().clone() {

@@ -106,6 +106,11 @@ impl<L> Stack<L> {
         &self.layers[0]
     }
 
+    /// Whether the model's last layer is here.
+    pub(crate) fn has_last(&self) -> bool {
+        self.parallel.has_last_layer()
+    }
+
     /// Returns the layers of this rank, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &L> {
         self.layers.iter()

@@ -41,9 +41,9 @@ MODEL_REMAPPING["lfm2_vl"] = "lfm2-vl"
 # Dimensions of an embedding that are written down.
 POOLED = 32
 # Families whose large factor of embeddings would otherwise outweigh the layers.
-SCALED = ("gemma", "gemma2", "gemma4_text", "gemma4", "gemma4_unified")
+SCALED = ("gemma", "gemma2", "gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # Families that do not scale the products of queries and keys: their norms do.
-UNSCALED_SCORES = ("gemma4_text", "gemma4", "gemma4_unified")
+UNSCALED_SCORES = ("gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # The shape of a tensor without dimensions.
 SCALAR = "scalar"
 # Families whose norms multiply by one more than the weight.
@@ -157,7 +157,7 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
         elif kind == "sinks":
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
-        elif kind in ("layer_scalar", "per_expert_scale") or name.endswith("router.scale"):
+        elif kind in ("layer_scalar", "per_expert_scale", "correct_output_scale") or name.endswith("router.scale"):
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
         elif kind == "A_log":
             tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
@@ -304,13 +304,31 @@ def significant(values):
     return [float(f"{value:.7g}") for value in np.array(values, dtype=np.float64).tolist()]
 
 
+def with_cache(model, prompt):
+    """Without caches, mlx-lm's layers that share the keys of others compute their own."""
+    decoder = model.model.language_model
+    norm, states = decoder.norm, []
+
+    def remember(x):
+        states.append(norm(x))
+        return states[-1]
+
+    decoder.norm = remember
+    logits = np.array(model(mx.array(prompt)[None], cache=model.make_cache())[0])
+    decoder.norm = norm
+    return logits, np.array(states[0][0], dtype=np.float64)
+
+
 def reference(path, prompt):
     model, _ = load_model(path)
     widened(model)
-    logits = np.array(model(mx.array(prompt)[None])[0])
-    text = getattr(model, "language_model", model)
-    decoder = text.model if hasattr(text, "model") else text.transformer
-    states = np.array(decoder(mx.array(prompt)[None], None)[0], dtype=np.float64)
+    if model.model_type == "gemma3n":
+        logits, states = with_cache(model, prompt)
+    else:
+        logits = np.array(model(mx.array(prompt)[None])[0])
+        text = getattr(model, "language_model", model)
+        decoder = text.model if hasattr(text, "model") else text.transformer
+        states = np.array(decoder(mx.array(prompt)[None], None)[0], dtype=np.float64)
     tokens, margins = [], []
     for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS):
         best = np.sort(np.array(logprobs))[-2:]

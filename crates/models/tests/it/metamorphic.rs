@@ -59,6 +59,7 @@ const CASES: &[&str] = &[
     "lfm2-f32",
     "lfm2-biases-f32",
     "lfm2_moe-q4-bf16",
+    "gemma3n-f32",
     "gemma4_text-shared-f32",
     "gemma4_text-q4-f32",
     "gemma4_text-experts-q4-f32",

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::blocks::{Block, MixerBlock, matrix, vector};
+use crate::altup::AltUpSpec;
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
 use crate::model::{
@@ -52,6 +53,7 @@ pub(super) struct Description {
     pub(super) has_head_bias: bool,
     pub(super) embedding_scale: Option<f32>,
     pub(super) per_layer_inputs: Option<PerLayerInputsSpec>,
+    pub(super) altup: Option<AltUpSpec>,
     pub(super) logits: LogitsSpec,
     pub(super) modules: DecoderNames,
     pub(super) layers: Vec<LayerSpec>,
@@ -121,6 +123,7 @@ impl DecoderConfig {
             has_head_bias: false,
             embedding_scale: None,
             per_layer_inputs: None,
+            altup: None,
             logits: LogitsSpec::PLAIN,
             modules: DecoderNames::LLAMA,
             layers,
@@ -199,6 +202,7 @@ impl Description {
             embedding: table(self.modules.embedding, TensorRole::Embedding),
             embedding_scale: self.embedding_scale,
             per_layer_inputs: self.per_layer_inputs,
+            altup: self.altup,
             layers: self.layers,
             norm: norms.next().expect("a norm has a weight"),
             norm_bias: norms.next(),
@@ -271,6 +275,7 @@ impl LayerBuilder {
             is_parallel,
             residual_factor,
             per_layer_input: None,
+            altup: None,
             stream_scale: None,
             cache,
             tensors,
