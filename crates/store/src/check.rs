@@ -105,7 +105,8 @@ pub enum Problem {
 }
 
 /// The files of which one holds the vocabulary.
-const TOKENIZERS: [&str; 3] = ["tokenizer.json", "tiktoken.model", "tekken.json"];
+const TOKENIZERS: [&str; 4] =
+    ["tokenizer.json", "tiktoken.model", "tekken.json", "tokenizer.model"];
 
 impl Check {
     /// Checks names, sizes and headers. Reads no weights.

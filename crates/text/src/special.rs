@@ -1,5 +1,6 @@
 //! The named special tokens of a checkpoint, and the tokens that end an answer.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -106,6 +107,20 @@ impl TokenizerConfig {
             }
             None => {}
         }
+    }
+
+    /// Returns the texts of all special tokens: named ones, and those of
+    /// `additional_special_tokens`.
+    pub(crate) fn all_special_tokens(&self, dir: &Path) -> Result<BTreeSet<String>, TextLoadError> {
+        let older: Option<Map<String, Value>> =
+            files::read_json(&dir.join("special_tokens_map.json"), CONFIG_BYTES_MAX)?;
+        let older = older.unwrap_or_default();
+        let key = "additional_special_tokens";
+        let listed = [self.0.get(key), older.get(key)].into_iter().flatten();
+        let listed = listed.filter_map(Value::as_array).flatten().filter_map(token_text);
+        let mut texts: BTreeSet<String> = listed.map(str::to_owned).collect();
+        texts.extend(self.special_tokens(dir)?.iter().map(|(_, text)| text.to_owned()));
+        Ok(texts)
     }
 
     /// Returns the named special tokens; those that this file lacks come from

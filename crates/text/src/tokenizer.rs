@@ -2,6 +2,7 @@
 
 mod byte_pairs;
 mod detokenize;
+mod sentence_pieces;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -47,8 +48,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of the checkpoint in `dir`, or else its `tiktoken.model` or
-    /// `tekken.json`, the special tokens from
+    /// Reads `tokenizer.json` of the checkpoint in `dir`, or else its `tiktoken.model`, `tekken.json`
+    /// or `tokenizer.model`, the special tokens from
     /// `tokenizer_config.json` (or the older `special_tokens_map.json`), and the tokens that end
     /// an answer from `generation_config.json` and `config.json`.
     ///
@@ -273,10 +274,19 @@ fn tokenizer_json(
     if let Some(bytes) = bytes {
         return Ok((missing, bytes));
     }
-    let (path, converted) = match (read("tiktoken.model")?, read("tekken.json")?) {
-        ((path, Some(bytes)), _) => (path, byte_pairs::from_tiktoken(&bytes, config.fields())),
-        (_, (path, Some(bytes))) => (path, byte_pairs::from_tekken(&bytes)),
-        _ => return Err(TextLoadError::Missing { path: missing, hint: missing_hint(dir) }),
+    let [tiktoken, tekken, pieces] = ["tiktoken.model", "tekken.json", "tokenizer.model"];
+    let (path, converted) = if let (path, Some(bytes)) = read(tiktoken)? {
+        (path, byte_pairs::from_tiktoken(&bytes, config.fields()))
+    } else if let (path, Some(bytes)) = read(tekken)? {
+        (path, byte_pairs::from_tekken(&bytes))
+    } else if let (path, Some(bytes)) = read(pieces)? {
+        let older = files::read_json(&dir.join("added_tokens.json"), files::CONFIG_BYTES_MAX)?;
+        let special = config.all_special_tokens(dir)?;
+        let older = older.unwrap_or_default();
+        let added = sentence_pieces::added_pieces(config.fields(), &older, &special);
+        (path, sentence_pieces::from_model(&bytes, added))
+    } else {
+        return Err(TextLoadError::Missing { path: missing, hint: missing_hint(dir) });
     };
     match converted {
         Ok(json) => Ok((path, json.to_string().into_bytes())),
@@ -303,10 +313,7 @@ impl fmt::Debug for Tokenizer {
 
 /// Returns what to do without a `tokenizer.json`.
 fn missing_hint(dir: &Path) -> &'static str {
-    if dir.join("tokenizer.model").exists() {
-        "this checkpoint has a tokenizer in another format; convert it with transformers: \
-         AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-    } else if dir.is_dir() {
+    if dir.is_dir() {
         "this folder is no complete checkpoint; download all of its files again"
     } else {
         "there is no such folder; check the path of the model"

@@ -11,6 +11,10 @@ pub(crate) const FAMILIES: [&str; 5] = ["gpt2", "llama3", "qwen", "llama2", "gem
 /// The tokenizers there whose vocabularies are not stored as `tokenizer.json`.
 pub(crate) const BYTE_PAIRS: [&str; 2] = ["kimi", "tekken"];
 
+/// The tokenizers there that are stored as `tokenizer.model`.
+pub(crate) const SENTENCE_PIECES: [&str; 5] =
+    ["sp_llama", "sp_gemma", "sp_internlm", "sp_unigram", "sp_unigram_bytes"];
+
 /// A file of `tests/data`.
 pub(crate) fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)

@@ -142,8 +142,8 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
         (Checkpoint::empty(), "tokenizer.json does not exist", "hint: this folder is no complete"),
         (
             Checkpoint::empty().with("tokenizer.model", ""),
-            "tokenizer.json does not exist",
-            "hint: this checkpoint has a tokenizer in another format",
+            "tokenizer.model: 0 pieces, expected 1 to",
+            "hint:",
         ),
         (
             Checkpoint::empty().with("tiktoken.model", "YQ== 0\n"),

@@ -1,5 +1,5 @@
 //! Compares tokens with those of the Python packages (`tests/data/make_tokenizers.py`,
-//! `make_byte_pairs.py`).
+//! `make_byte_pairs.py`, `make_sentence_pieces.py`).
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,9 @@ use jackalope_text::{TextError, TokenId, Tokenizer};
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::checkpoint::{BYTE_PAIRS, Checkpoint, FAMILIES, data_json, tokenizer};
+use crate::checkpoint::{
+    BYTE_PAIRS, Checkpoint, FAMILIES, SENTENCE_PIECES, data, data_json, tokenizer,
+};
 
 fn ids(value: &Value) -> Vec<TokenId> {
     serde_json::from_value(value.clone()).unwrap()
@@ -29,6 +31,55 @@ fn every_family_encodes_and_decodes_like_the_python_package() {
             assert_eq!(tokenizer.decode(&tokens, true), *without, "{family}: {text:?}");
         }
     }
+}
+
+/// Texts with and without user-defined pieces, spaces at both ends, unknown and invalid characters.
+#[test]
+fn pieces_of_sentence_piece_are_those_of_the_python_package() {
+    for family in SENTENCE_PIECES {
+        let tokenizer = tokenizer(family);
+        let cases = data_json(&format!("tokenizers/{family}/cases.json"));
+        let cases = cases.as_array().unwrap();
+        assert!(200 < cases.len(), "{family}");
+        for case in cases {
+            let text = case["text"].as_str().unwrap();
+            let tokens = tokenizer.encode(text, false).unwrap();
+            let (mut found, mut expected) = (tokens.clone(), ids(&case["ids"]));
+            if family.starts_with("sp_unigram") {
+                // Of sequences that are equally likely, rounding decides.
+                found.sort_unstable();
+                expected.sort_unstable();
+            }
+            assert_eq!(found, expected, "{family}: {text:?}");
+            if let Some(decoded) = case["decoded"].as_str() {
+                assert_eq!(tokenizer.decode(&tokens, false), decoded, "{family}: {text:?}");
+            }
+            let bos = std::iter::once(1).chain(tokens);
+            let bos: Vec<TokenId> = if text.is_empty() { vec![1] } else { bos.collect() };
+            assert_eq!(tokenizer.encode(text, true).unwrap(), bos, "{family}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_that_a_checkpoint_adds_to_its_pieces_keep_their_ids() {
+    let model = std::fs::read(data("tokenizers/sp_llama/tokenizer.model")).unwrap();
+    let len = tokenizer("sp_llama").vocab_size();
+    let added = serde_json::json!({"<|im_start|>": len + 3, "<tool>": len});
+    let special = r#"{"additional_special_tokens": ["<|im_start|>"], "bos_token": "<s>"}"#;
+    let config = r#"{"add_bos_token": false, "added_tokens_decoder": {}}"#;
+    let checkpoint = Checkpoint::empty()
+        .with("added_tokens.json", &added.to_string())
+        .with("special_tokens_map.json", special)
+        .with("tokenizer_config.json", config);
+    std::fs::write(checkpoint.dir().join("tokenizer.model"), model).unwrap();
+    let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+    let [start, tool] = ["<|im_start|>", "<tool>"].map(|text| tokenizer.token_id(text).unwrap());
+    assert_eq!((start as usize, tool as usize), (len + 3, len));
+    assert_eq!((tokenizer.is_special(start), tokenizer.is_special(tool)), (true, false));
+    let tokens = tokenizer.encode("<|im_start|>a<tool>", true).unwrap();
+    assert_eq!((tokens[0], *tokens.last().unwrap()), (start, tool));
+    assert_eq!(tokenizer.bos_token_id(), Some(1));
 }
 
 #[test]
