@@ -130,7 +130,7 @@ fn identity(dir: &Path, environment: &Environment) -> Option<String> {
 
 async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()> {
     let Located { dir, name, .. } = find(&args.model, &environment.stores())?;
-    let Check { summary, mut problems, unsupported, .. } = Check::of_dir(&dir);
+    let Check { summary, mut problems, unsupported, unused, .. } = Check::of_dir(&dir);
     let mut unknown = None;
     if args.hash {
         let files = expectations(&dir)?;
@@ -158,7 +158,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
     }
     ensure!(
         problems.is_empty(),
-        "{name} in {} is incomplete:\n  {}\nhint: pull or copy it again",
+        "{name} in {} is incomplete:\n  {}\nhint: pull or copy it again, or run mlx_lm.convert",
         dir.display(),
         texts(&problems).join("\n  ")
     );
@@ -176,8 +176,8 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         let size = HumanBytes(summary.bytes);
         let short: Option<String> = identity.map(|it| it.chars().take(IDENTITY_CHARS).collect());
         let identity = short.map(|it| format!(", identity {it}")).unwrap_or_default();
-        let num_files = counted(summary.num_files, "file");
-        output::line(format_args!("{name} is complete: {num_files}, {size}{read}{identity}"))?;
+        let files = counted(summary.num_files, "file");
+        output::line(format_args!("{name} is complete: {files}, {size}{read}{identity}{unused}"))?;
     }
     Ok(())
 }

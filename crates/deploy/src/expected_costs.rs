@@ -5,7 +5,7 @@ use std::path::Path;
 use jackalope_placement::PlacementModel;
 use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::Split;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Memory that caches take on the ranks of any split, computed from the description of a
 /// checkpoint.
@@ -19,7 +19,11 @@ impl ExpectedCosts {
     /// Reads the description of the checkpoint in `dir`.
     pub(crate) fn read(dir: &Path) -> ExpectedCosts {
         let warn = |reason| warn!(%reason, "the memory that ranks need for caches is not compared");
-        ExpectedCosts { model: PlacementModel::read(dir).map_err(warn).ok() }
+        let model = PlacementModel::read(dir).map_err(warn).ok();
+        for unused in model.iter().flat_map(|model| &model.layout.unused) {
+            info!("{}", unused.describe(jackalope_placement::size));
+        }
+        ExpectedCosts { model }
     }
 
     /// Returns what caches take on each rank of a split, by rank; empty if that is unknown.

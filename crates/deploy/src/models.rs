@@ -15,8 +15,8 @@ pub(crate) use sources::{ModelMachines, ModelPlace, places};
 use crate::context::LocalContext;
 
 /// Hint for a model that this version cannot load.
-pub const UNSUPPORTED_HINT: &str =
-    "choose a model of one of these kinds, or a version of jackalope that loads this one";
+pub const UNSUPPORTED_HINT: &str = "choose a model of one of these kinds, convert this one with mlx_lm.convert, or take a version of \
+     jackalope that loads it";
 
 /// A model's directory and name.
 #[derive(Clone, Debug)]

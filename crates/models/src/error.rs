@@ -57,7 +57,8 @@ pub enum LoadError {
     /// The weight files do not hold the tensors that the model needs.
     #[error(
         "{dir}: {report}\n\
-         hint: a weight file may be missing, or config.json belongs to another checkpoint",
+         hint: a weight file may be missing, or config.json belongs to another checkpoint; one in \
+         another layout can be converted with mlx_lm.convert",
         dir = dir.display()
     )]
     Tensors {

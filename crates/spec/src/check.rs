@@ -63,6 +63,7 @@ impl ModelSpec {
     /// # Errors
     /// Fails with every tensor that is missing, unexpected or of another shape or type.
     pub fn layout(&self, headers: &TensorHeaders) -> Result<ModelLayout, CheckReport> {
+        let unused = self.unused_tensors(headers);
         let headers = &self.names.headers_of_model(headers);
         let mut check = Check { headers, used: BTreeSet::new(), problems: Vec::new() };
         let is_tied = match self.head_table {
@@ -92,7 +93,9 @@ impl ModelSpec {
             Some(norm) if check.problems.is_empty() => {
                 let layout = ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored);
                 let shifted = self.shifted_norms.as_ref().map(|it| it.names(headers));
-                Ok(layout.with_shifted(shifted.unwrap_or_default()))
+                let mut layout = layout.with_shifted(shifted.unwrap_or_default());
+                layout.unused = unused;
+                Ok(layout)
             }
             _ => Err(CheckReport { problems: check.problems }),
         }

@@ -7,6 +7,7 @@ use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 use crate::altup::AltUpSpec;
 use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
 use crate::quantization::QuantizationFormat;
+use crate::report::UnusedTensors;
 use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
 
 /// A tensor of the model, as the checkpoint has it.
@@ -28,6 +29,8 @@ pub struct ModelLayout {
     pub outside: Vec<WeightPart>,
     /// The decoder layers, in order.
     pub layers: Vec<LayerLayout>,
+    /// Tensors of the checkpoint that the model does not use.
+    pub unused: Vec<UnusedTensors>,
     /// The parts of all layers and outside of them, and what all layers cache.
     pub(crate) sums: LayoutSums,
     formats: BTreeMap<String, QuantizationFormat>,
@@ -197,13 +200,19 @@ impl ModelLayout {
         let mut sums = LayoutSums::default();
         outside.iter().for_each(|part| sums.add_part(*part, 1.0));
         layers.iter().for_each(|layer| sums.add_layer(layer, &element_type));
-        let (formats, shifted) = (BTreeMap::new(), BTreeSet::new());
-        ModelLayout { element_type, is_tied, outside, layers, sums, formats, shifted }
+        let (formats, shifted, unused) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+        ModelLayout { element_type, is_tied, outside, layers, unused, sums, formats, shifted }
     }
 
     /// Returns the weights of the whole model, by purpose and division.
     pub fn parts(&self) -> impl Iterator<Item = &WeightPart> {
         self.sums.parts.iter().map(|(part, _)| part)
+    }
+
+    /// Describes the tensors that are not used, each kind in a line that begins with a line break;
+    /// `size` formats a number of bytes.
+    pub fn describe_unused(&self, size: impl Fn(u64) -> String) -> String {
+        UnusedTensors::describe_all(&self.unused, size)
     }
 
     /// Returns the layout in which these vectors are stored less one.

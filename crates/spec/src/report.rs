@@ -74,6 +74,12 @@ pub struct UnusedTensors {
 }
 
 impl UnusedTensors {
+    /// Describes each of a list in a line of its own, which begins with a line break; `size` formats a
+    /// number of bytes.
+    pub fn describe_all(all: &[UnusedTensors], size: impl Fn(u64) -> String) -> String {
+        all.iter().map(|it| format!("\n{}", it.describe(&size))).collect()
+    }
+
     /// Describes them, for people; `size` formats a number of bytes.
     pub fn describe(&self, size: impl Fn(u64) -> String) -> String {
         let verb = if self.count == 1 { "is" } else { "are" };

@@ -10,11 +10,12 @@ use std::io;
 use std::path::Path;
 
 use jackalope_protocol::counted;
-use jackalope_spec::{ModelSpec, SpecError, TensorProblem};
+use jackalope_spec::{ModelSpec, SpecError, TensorProblem, UnusedTensors};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::files;
+use crate::progress::human_bytes;
 
 /// Maximum size of `config.json`; a larger file is rejected.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -55,6 +56,9 @@ pub struct Check {
     pub unsupported: Option<SpecError>,
     /// Description of the model, if this version knows its architecture.
     pub spec: Option<ModelSpec>,
+    /// Description of the tensors that the model does not use, each kind in a line that begins with a
+    /// line break; empty if it uses all of them.
+    pub unused: String,
 }
 
 /// A problem in a model's directory.
@@ -123,8 +127,9 @@ impl Check {
         if !TOKENIZERS.iter().any(|name| dir.join(name).is_file()) {
             check.problems.push(Problem::Missing { name: "tokenizer.json".to_owned() });
         }
-        let problems = weights::problems(dir, check.spec.as_ref());
-        check.problems.extend(problems);
+        let weights = weights::check(dir, check.spec.as_ref());
+        check.problems.extend(weights.problems);
+        check.unused = UnusedTensors::describe_all(&weights.unused, |it| human_bytes(it, 2));
         check
     }
 

@@ -248,8 +248,9 @@ impl Pull {
         let Ok(config) = serde_json::from_slice(&content) else { return Ok(()) };
         match ModelSpec::from_config(&config) {
             Err(unsupported) if !self.config.takes_unsupported => bail!(
-                "{}: {unsupported}; no weights were fetched\nhint: choose another model, or pass \
-                 `--unsupported` to fetch it for a later version",
+                "{}: {unsupported}; no weights were fetched\nhint: choose another model, such as a \
+                 conversion of mlx-community, or pass `--unsupported` to fetch it for \
+                 mlx_lm.convert or a later version",
                 self.repo
             ),
             _ => Ok(()),

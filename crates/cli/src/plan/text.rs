@@ -16,7 +16,7 @@ pub(crate) fn placement(
     offers: &[NodeOffer],
     placement: &Placement,
 ) -> String {
-    let mut text = format!("{}\n", describe(model));
+    let mut text = format!("{}{}\n", describe(model), model.layout.describe_unused(bytes));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
     let context = counted(context_tokens, "token");
     text += &format!("context {context}, up to {context_tokens_max} would fit\n\n");

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 
 use jackalope_protocol::{FilePath, counted};
-use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders};
+use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders, UnusedTensors};
 use serde_json::{Map, Value};
 
 use super::{Problem, read_json};
@@ -20,8 +20,16 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Maximum size of an index; a larger file is rejected.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
-/// Returns the problems of the weights in `dir`.
-pub(super) fn problems(dir: &Path, spec: Option<&ModelSpec>) -> Vec<Problem> {
+/// What the weight files show.
+#[derive(Debug, Default)]
+pub(super) struct Weights {
+    pub(super) problems: Vec<Problem>,
+    /// Tensors that the model does not use.
+    pub(super) unused: Vec<UnusedTensors>,
+}
+
+/// Checks the weights in `dir`.
+pub(super) fn check(dir: &Path, spec: Option<&ModelSpec>) -> Weights {
     let mut problems = Vec::new();
     let mut headers = TensorHeaders::new();
     let mut promised = promised(dir, &mut problems);
@@ -29,7 +37,7 @@ pub(super) fn problems(dir: &Path, spec: Option<&ModelSpec>) -> Vec<Problem> {
         promised.entry(name).or_default();
     }
     if promised.is_empty() && problems.is_empty() {
-        return vec![Problem::NoWeights];
+        return Weights { problems: vec![Problem::NoWeights], ..Weights::default() };
     }
     for (name, tensors) in promised {
         if !dir.join(&name).is_file() {
@@ -50,7 +58,8 @@ pub(super) fn problems(dir: &Path, spec: Option<&ModelSpec>) -> Vec<Problem> {
     if let (Some(spec), true) = (spec, problems.is_empty()) {
         problems.extend(spec.check(&headers).problems.into_iter().map(Problem::Tensor));
     }
-    problems
+    let unused = spec.map(|spec| spec.unused_tensors(&headers)).unwrap_or_default();
+    Weights { problems, unused }
 }
 
 /// Reads a tensor's entry in a header.
