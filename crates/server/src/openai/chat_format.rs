@@ -235,7 +235,7 @@ fn content(delta: &Delta) -> Option<&str> {
     (delta.calls.is_empty() || !delta.text.is_empty()).then_some(delta.text.as_str())
 }
 
-/// A whole answer and a chunk of a stream have the same form. A whole answer has all fields.
+// A whole answer and a chunk of a stream have the same form. A whole answer has all fields.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ChatCompletion<'a> {
     id: &'a str,
@@ -245,7 +245,7 @@ pub(super) struct ChatCompletion<'a> {
     system_fingerprint: &'static str,
     service_tier: &'static str,
     choices: Vec<Choice<'a>>,
-    /// `null` in all chunks but the last; absent from a stream unless requested.
+    // `null` in all chunks but the last; absent from a stream unless requested.
     #[schema(value_type = Usage, required = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
