@@ -150,6 +150,8 @@ const FAMILIES: &[Family] = &[
     family("qwen2_5_vl", text_part::read_qwen2),
     family("qwen3_vl", text_part::read_qwen3),
     family("qwen3_vl_moe", text_part::read_qwen3_moe),
+    family("glm4v", text_part::read_glm4v),
+    family("glm4v_moe", text_part::read_glm4v_moe),
     family("llava", mistral3::read),
     family("pixtral", text_part::read_pixtral),
 ];

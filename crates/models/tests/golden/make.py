@@ -44,6 +44,9 @@ POOLED = 32
 SCALED = ("gemma", "gemma2", "gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # Families that do not scale the products of queries and keys: their norms do.
 UNSCALED_SCORES = ("gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
+# Families that mlx-lm lacks: the family that their text part is, with what differs in its configuration.
+# On text, mlx-vlm 0.7.10 computes the same.
+TEXT_PARTS = dict(glm4v=dict(model_type="glm4", rope_traditional=True), glm4v_moe=dict(model_type="glm4_moe"))
 # The shape of a tensor without dimensions.
 SCALAR = "scalar"
 # Families whose norms multiply by one more than the weight.
@@ -274,6 +277,25 @@ def quantization_config(config, quantization_of):
 # --------------------------------------------------------------------------------------------------
 
 
+def config_of_text(config):
+    text = config["text_config"]
+    head_dim = text["hidden_size"] // text["num_attention_heads"]
+    return dict(head_dim=head_dim) | text | TEXT_PARTS[config["model_type"]]
+
+
+def text_part(config, path):
+    """The path of what mlx-lm loads for a family that it lacks: the checkpoint's tensors without their
+    prefix."""
+    quantization = {key: config[key] for key in ("quantization", "quantization_config") if key in config}
+    text = config_of_text(config) | quantization
+    (path / "text").mkdir()
+    weights = mx.load(str(path / "model.safetensors"))
+    weights = {name.removeprefix("language_model."): value for name, value in weights.items()}
+    mx.save_safetensors(str(path / "text" / "model.safetensors"), weights)
+    (path / "text" / "config.json").write_text(json.dumps(text, indent=1))
+    return path / "text"
+
+
 def write_checkpoint(path, case, config, tensors):
     """A safetensors file, and the digest of its data."""
     header, data = {}, b""
@@ -346,7 +368,13 @@ def reference(path, prompt):
 
 def compute(name, config, dtype, quantization_of, prompt):
     """One case: the checkpoint's recipes and what mlx-lm computes for it."""
-    tensors = recipes(config, dtype, quantization_of)
+    is_text_part = config["model_type"] in TEXT_PARTS
+    own = config
+    if is_text_part:
+        own = config_of_text(config)
+    tensors = recipes(own, dtype, quantization_of)
+    if is_text_part:
+        tensors = {f"language_model.{name}": recipe for name, recipe in tensors.items()}
     if "-per-expert-" in name:
         tensors = per_expert(tensors)
     if "-kv-b-" in name:
@@ -355,7 +383,7 @@ def compute(name, config, dtype, quantization_of, prompt):
         tensors = original_names(tensors)
     elif "-original-" in name:
         tensors = original(tensors, config["model_type"])
-    quantization = quantization_config(config, quantization_of)
+    quantization = quantization_config(own, quantization_of)
     if "-openai-blocks-" in name:
         tensors = openai_blocks(tensors)
         config = config | dict(quantization_config=dict(quant_method="mxfp4"))
@@ -366,7 +394,7 @@ def compute(name, config, dtype, quantization_of, prompt):
         digest = write_checkpoint(path, name, config, tensors)
         if "-kv-b-" in name:
             widen_joint(path)
-        result = reference(path, prompt)
+        result = reference(text_part(config, path) if is_text_part else path, prompt)
     margin, tokens = min(result["margins"]), len(set(result["greedy"]))
     print(f"{name}: least margin {margin:.1e}, {tokens} tokens", flush=True)
     return dict(name=name, dtype=dtype, config=config, tensors=tensors, sha256=digest) | result

@@ -42,6 +42,21 @@ pub(super) fn read_glm4(config: &Value) -> Result<Description, SpecError> {
     describe(&config, GLM4, rope)
 }
 
+/// Rotated part of the elements in checkpoints of `glm4v` that do not state it.
+const VISION_ROTATED_PART: f64 = 0.5;
+
+/// Reads the text part of `glm4v`, in whose rotations neighbouring elements are a pair. Sections of a
+/// rotation have positions of their own on images only; of text, all of them are the token's (mlx-vlm
+/// 0.7.10, models/glm4v/language.py, `get_rope_index`), so that the rotation is a plain one.
+pub(super) fn read_glm4v(config: &Value) -> Result<Description, SpecError> {
+    let config: DenseConfig = parse(&completed(config, &[], &json!({"attention_bias": true})))?;
+    let head_dim = config.head_dim(config.decoder.sizes()?)?;
+    let rope = &config.decoder.rope;
+    rope.require(&["default", "mrope"])?;
+    let rope = rope.unscaled(rope.rotated_dims(head_dim, Some(VISION_ROTATED_PART))?)?;
+    describe(&config, GLM4, RopeSpec { is_traditional: true, ..rope })
+}
+
 fn describe(
     config: &DenseConfig,
     modules: LayerModules,

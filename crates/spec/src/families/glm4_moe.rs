@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
 use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{bad_value, count, dimension, parse};
+use crate::config::{bad_value, count, dimension, parse, unsupported};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterGroups, RouterScores, RouterSpec};
 use crate::rope::RopeSpec;
@@ -54,6 +54,18 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     // A layer that predicts a second token.
     let extra = format!("model.layers.{}.", config.decoder.sizes()?.num_layers);
     Ok(describe(&config, &NAMES, &attention)?.without([extra]))
+}
+
+/// Reads the text part of `glm4v_moe`, whose rotation is a plain one on text, as that of `glm4v`. Norms of
+/// queries and keys are refused, because the reference has none (mlx-vlm 0.7.10,
+/// models/glm4v_moe/language.py).
+pub(super) fn read_vision(config: &Value) -> Result<Description, SpecError> {
+    let stated: Config = parse(config)?;
+    if stated.use_qk_norm {
+        return Err(unsupported("use_qk_norm", &true, &["false"]));
+    }
+    stated.decoder.rope.require(&["default", "mrope"])?;
+    read(config)
 }
 
 /// Reads dots.llm1.

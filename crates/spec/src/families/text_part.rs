@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::blocks::{ExpertNames, FusedNames};
 use super::decoder::Description;
-use super::{llama, qwen2, qwen3, qwen3_moe};
+use super::{glm, glm4_moe, llama, qwen2, qwen3, qwen3_moe};
 use crate::error::SpecError;
 use crate::names::TensorNames;
 
@@ -34,6 +34,16 @@ pub(super) fn read_qwen3(config: &Value) -> Result<Description, SpecError> {
 pub(super) fn read_qwen3_moe(config: &Value) -> Result<Description, SpecError> {
     const NAMES: ExpertNames = ExpertNames { fused: &[FusedNames::COLUMNS], ..ExpertNames::QWEN };
     wrapped(qwen3_moe::read_with(text_config(config), &NAMES))
+}
+
+/// Reads `glm4v`.
+pub(super) fn read_glm4v(config: &Value) -> Result<Description, SpecError> {
+    wrapped(glm::read_glm4v(text_config(config)))
+}
+
+/// Reads `glm4v_moe`.
+pub(super) fn read_glm4v_moe(config: &Value) -> Result<Description, SpecError> {
+    wrapped(glm4_moe::read_vision(text_config(config)))
 }
 
 /// Reads `pixtral`, whose text part is that of Mistral.

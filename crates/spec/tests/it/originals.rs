@@ -58,6 +58,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("qwen3_vl_moe", Stored::Columns(FUSED)),
     ("phimoe", NUMBERED),
     ("lfm2_moe", NUMBERED),
+    ("glm4v_moe", EACH),
     ("gemma4_text", Stored::Rows(FUSED)),
     ("gemma4_unified", Stored::Rows(FUSED)),
 ];
