@@ -1,19 +1,30 @@
 //! The streams of Gemma 3n.
 
+use serde::Deserialize;
+
 use super::blocks::{Linear, matrix, vector};
 use super::decoder::{Sizes, norm};
-use super::gemma3n::Config;
 use crate::altup::{AltUpLayer, AltUpSpec};
 use crate::config::{bad_value, count, dimension, factor};
 use crate::error::SpecError;
 use crate::model::LayerSpec;
 use crate::tensor::{TensorCut, TensorRole, TensorSpec};
 
+/// The fields that concern the streams.
+#[derive(Debug, Deserialize)]
+pub(super) struct StreamsConfig {
+    altup_num_inputs: u32,
+    altup_active_idx: usize,
+    altup_coef_clip: Option<f32>,
+    altup_correct_scale: bool,
+    laurel_rank: u32,
+}
+
 /// Returns the streams.
 ///
 /// # Errors
 /// Fails if a number is out of bounds.
-pub(super) fn altup(config: &Config, sizes: Sizes) -> Result<AltUpSpec, SpecError> {
+pub(super) fn altup(config: &StreamsConfig, sizes: Sizes) -> Result<AltUpSpec, SpecError> {
     let num_streams = count("altup_num_inputs", config.altup_num_inputs)?;
     let active = config.altup_active_idx;
     if num_streams <= active {
@@ -44,7 +55,7 @@ pub(super) fn altup(config: &Config, sizes: Sizes) -> Result<AltUpSpec, SpecErro
 /// Fails if a number is out of bounds.
 pub(super) fn with_altup(
     mut layer: LayerSpec,
-    config: &Config,
+    config: &StreamsConfig,
     sizes: Sizes,
 ) -> Result<LayerSpec, SpecError> {
     let at = |name: &str| format!("{}.{name}", layer.prefix);

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::altup::{altup, with_altup};
+use super::altup::{StreamsConfig, altup, with_altup};
 use super::decoder::{DecoderConfig, Description, Sizes};
 use super::dense::DenseLayer;
 use super::gemma::SANDWICH;
@@ -24,7 +24,7 @@ use crate::rope::RopeSpec;
 const ACTIVATIONS: &[&str] = &["gelu_pytorch_tanh"];
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Config {
+struct Config {
     intermediate_size: OneOrEach,
     num_key_value_heads: u32,
     head_dim: u32,
@@ -36,13 +36,10 @@ pub(super) struct Config {
     final_logit_softcapping: Option<f32>,
     layer_types: Vec<String>,
     activation_sparsity_pattern: Option<Vec<f64>>,
-    pub(super) altup_num_inputs: u32,
-    pub(super) altup_active_idx: usize,
-    pub(super) altup_coef_clip: Option<f32>,
-    pub(super) altup_correct_scale: bool,
-    pub(super) laurel_rank: u32,
     #[serde(default)]
     attention_bias: bool,
+    #[serde(flatten)]
+    streams: StreamsConfig,
     #[serde(flatten)]
     decoder: DecoderConfig,
 }
@@ -67,7 +64,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let sizes = config.decoder.sizes_with(ACTIVATIONS)?;
     let (width, vocab) = (config.hidden_size_per_layer_input, config.vocab_size_per_layer_input);
     let inputs = per_layer_inputs(sizes, width, vocab)?;
-    let streams = altup(&config, sizes)?;
+    let streams = altup(&config.streams, sizes)?;
     let windows = windows(&config.layer_types, Some(config.sliding_window), sizes.num_layers)?;
     let sources = sources(&config.layer_types, config.num_kv_shared_layers)?;
     let first_shared = sizes.num_layers - config.num_kv_shared_layers;
@@ -77,7 +74,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let mlp = mlp(&config, sizes, layer_idx)?;
         let layer = DenseLayer::new(SANDWICH, attention, mlp).at(layer_idx, sizes.hidden);
         let layer: LayerSpec = with_per_layer_input(layer, sizes.hidden, inputs.width);
-        layers.push(with_altup(layer, &config, sizes)?);
+        layers.push(with_altup(layer, &config.streams, sizes)?);
     }
     let cap = config.final_logit_softcapping;
     let cap = cap.map(|cap| factor("final_logit_softcapping", cap)).transpose()?;

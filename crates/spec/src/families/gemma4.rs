@@ -3,64 +3,22 @@
 //! layers that read the caches of earlier ones; inputs of each layer beside the stream; experts beside
 //! the dense block.
 
+mod config;
 mod layers;
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
+use self::config::{Config, refuse};
 use self::layers::layers;
-use super::decoder::{DecoderConfig, Description};
+use super::decoder::Description;
 use super::per_layer::per_layer_inputs;
-use crate::config::{bad_value, completed, factor, parse, unsupported};
+use crate::config::{bad_value, completed, factor, parse};
 use crate::error::SpecError;
 use crate::model::LogitsSpec;
 use crate::names::TensorNames;
 
 /// Names of the activation.
 const ACTIVATIONS: &[&str] = &["gelu_pytorch_tanh"];
-
-#[derive(Debug, Deserialize)]
-struct Config {
-    intermediate_size: u32,
-    num_key_value_heads: u32,
-    num_global_key_value_heads: Option<u32>,
-    head_dim: u32,
-    #[serde(default = "global_head_dim")]
-    global_head_dim: Option<u32>,
-    sliding_window: u32,
-    sliding_window_pattern: usize,
-    layer_types: Option<Vec<String>>,
-    rope_parameters: Value,
-    num_kv_shared_layers: usize,
-    #[serde(default = "per_layer_width")]
-    hidden_size_per_layer_input: Option<u32>,
-    vocab_size_per_layer_input: u32,
-    attention_k_eq_v: bool,
-    attention_bias: bool,
-    use_bidirectional_attention: Option<Value>,
-    use_double_wide_mlp: bool,
-    #[serde(default = "soft_cap")]
-    final_logit_softcapping: Option<f32>,
-    enable_moe_block: bool,
-    num_experts: Option<u32>,
-    top_k_experts: Option<u32>,
-    moe_intermediate_size: Option<u32>,
-    #[serde(flatten)]
-    decoder: DecoderConfig,
-}
-
-// Of fields that may also be null, which is not their default.
-fn global_head_dim() -> Option<u32> {
-    Some(512)
-}
-
-fn per_layer_width() -> Option<u32> {
-    Some(256)
-}
-
-fn soft_cap() -> Option<f32> {
-    Some(30.0)
-}
 
 /// Reads `gemma4_text`.
 pub(super) fn read_text(config: &Value) -> Result<Description, SpecError> {
@@ -112,20 +70,4 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         text["vocab_size"] = vocab_size.clone();
     }
     Ok(read_text(&text)?.with_names(TensorNames::WRAPPED))
-}
-
-/// Refuses what mlx-lm does not compute either.
-fn refuse(config: &Config) -> Result<(), SpecError> {
-    if config.attention_bias {
-        return Err(unsupported("attention_bias", &true, &["false"]));
-    }
-    match &config.use_bidirectional_attention {
-        None | Some(Value::Null | Value::Bool(false)) => Ok(()),
-        // Only images see what follows them.
-        Some(Value::String(kind)) if kind == "vision" => Ok(()),
-        Some(found) => {
-            let supported = &["false", "\"vision\""];
-            Err(unsupported("use_bidirectional_attention", found, supported))
-        }
-    }
 }

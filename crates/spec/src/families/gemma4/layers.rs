@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Config;
+use super::config::Config;
 use crate::config::{dimension, parse, unsupported};
 use crate::error::SpecError;
 use crate::families::blocks::{
