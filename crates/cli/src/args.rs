@@ -220,6 +220,10 @@ pub(crate) struct RankArgs {
     /// Verify a checksum of every payload of the native (tcp) group.
     #[arg(long)]
     pub(crate) checksums: bool,
+    /// Let each rank round its part of a sum: CPU kernels read prompts up to a few percent faster, but
+    /// answers may change with the number of ranks and their shares.
+    #[arg(long)]
+    pub(crate) no_exact_sums: bool,
     /// Which connections between ranks to encrypt. `auto`: all except loopback and cables that connect
     /// exactly two machines.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = EncryptArg::Auto)]

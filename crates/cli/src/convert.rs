@@ -148,6 +148,7 @@ impl RankArgs {
             queue_max: self.queue_max,
             keep_prefixes: !self.no_prefix_cache,
             checksums: self.checksums,
+            exact_sums: !self.no_exact_sums,
             encryption: self.encrypt_data.into(),
             stall_timeout: Duration::from_secs(self.stall_timeout),
         })

@@ -588,6 +588,7 @@ fn setup(wanted: &Wanted<'_>, backend: Backend) -> anyhow::Result<Setup> {
         num_threads: 0,
         sockets_per_peer: 1,
         checksums: ranks.checksums,
+        exact_sums: ranks.exact_sums,
         collective_timeout_ms: millis(COLLECTIVE_TIMEOUT),
         join_timeout_ms: millis(JOIN_TIMEOUT),
         silence_timeout_ms: 0,

@@ -44,6 +44,8 @@ pub struct RankConfig {
     pub keep_prefixes: bool,
     /// Whether every payload of the native group is checked.
     pub checksums: bool,
+    /// Whether sums over ranks have the same bits for any split, on CPUs.
+    pub exact_sums: bool,
     /// Which connections between ranks are encrypted.
     pub encryption: Encryption,
     /// Time without progress after which a rank counts as frozen.
@@ -68,6 +70,7 @@ impl Default for RankConfig {
             queue_max: 256,
             keep_prefixes: true,
             checksums: false,
+            exact_sums: true,
             encryption: Encryption::Auto,
             stall_timeout: Duration::from_secs(10),
         }

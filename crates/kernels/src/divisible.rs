@@ -14,8 +14,10 @@
 //! Rounding changes each term by at most half of [`crate::GRID`], 2^-31, whereas the elements of residual
 //! streams are about one and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
 
-use crate::elements::Elements;
-use crate::matmul::{Inputs, RowProducts, Task, TermColumns, multiply_in_f32, multiply_prepared};
+use crate::elements::{Elements, ElementsMut};
+use crate::matmul::{
+    Inputs, RowProducts, Task, TermColumns, multiply, multiply_in_f32, multiply_prepared,
+};
 use crate::matrix::Matrix;
 use crate::panel::{Activations, Columns};
 use crate::threads::Threads;
@@ -24,9 +26,10 @@ use crate::threads::Threads;
 /// product. The sum of the parts' results in f64, in any order, has the same bits as the result for
 /// all columns (see the module).
 ///
-/// Every part begins at a multiple of `chunk` columns. `chunk` is the same for all parts, and a
-/// multiple of the group size if the weights are packed. It is the number of columns of a term if the
-/// product is computed in f32; otherwise, terms divide it.
+/// Every part begins at a multiple of the columns of `terms`. They are the same for all parts, and a
+/// multiple of the group size if the weights are packed. They are the columns of a term if the product
+/// is computed in f32; otherwise, terms divide them. With [`TermColumns::Whole`], each part is rounded
+/// to f32 instead, so the last bits of the sum depend on the division.
 ///
 /// Activations are rounded as by [`crate::matmul_each`], except that a value that cannot be rounded
 /// affects only its group.
@@ -37,7 +40,7 @@ use crate::threads::Threads;
 pub fn divisible_matmul(
     x: Elements<'_>,
     matrix: &Matrix<'_>,
-    chunk: usize,
+    terms: TermColumns,
     out: &mut [f64],
     threads: &Threads,
 ) {
@@ -46,7 +49,9 @@ pub fn divisible_matmul(
     let _span = threads.span(name, matrix.bytes());
     matrix.assert_valid();
     let group_size = matrix.format().map_or(1, |format| format.group_size as usize);
-    assert!(0 < chunk && chunk.is_multiple_of(group_size), "terms of whole groups");
+    if let TermColumns::Divided(columns) = terms {
+        assert!(0 < columns && columns.is_multiple_of(group_size), "terms of whole groups");
+    }
     let (num_rows, input) = (matrix.num_rows(), matrix.input());
     if input == 0 || num_rows == 0 {
         return out.fill(0.0);
@@ -59,16 +64,19 @@ pub fn divisible_matmul(
     }
     let products =
         vec![RowProducts { matrix: *matrix, out: out.chunks_exact_mut(num_rows).collect() }];
-    multiply_divided(vec![Task { x, products }], chunk, threads);
+    multiply_divided(vec![Task { x, products }], terms, threads);
 }
 
-/// Computes the products of all tasks, in terms of `chunk` columns, in one job.
+/// Computes the products of all tasks in one job.
 pub(crate) fn multiply_divided(
     mut tasks: Vec<Task<'_, &mut [f64]>>,
-    chunk: usize,
+    terms: TermColumns,
     threads: &Threads,
 ) {
-    let inputs = Inputs::of_tasks(&tasks, TermColumns::Divided(chunk), threads);
+    if let TermColumns::Whole = terms {
+        return multiply_whole(&mut tasks, threads);
+    }
+    let inputs = Inputs::of_tasks(&tasks, terms, threads);
     let all = tasks.iter_mut().map(|task| task.products.iter_mut().map(reborrow).collect());
     multiply_prepared(&inputs, all.collect(), threads);
     for (task, inputs) in tasks.iter_mut().zip(&inputs) {
@@ -77,6 +85,29 @@ pub(crate) fn multiply_divided(
             for (token, group) in inputs.unrounded_groups() {
                 add_group(x, product, token, group, threads);
             }
+        }
+    }
+}
+
+/// Computes the products of all tasks, rounded to f32, in one job.
+fn multiply_whole(tasks: &mut [Task<'_, &mut [f64]>], threads: &Threads) {
+    let products = tasks.iter().flat_map(|task| &task.products);
+    let mut rounded: Vec<Vec<f32>> =
+        products.map(|it| vec![0.0; it.out.len() * it.matrix.num_rows()]).collect();
+    let mut buffers = rounded.iter_mut();
+    let whole = tasks.iter().map(|task| {
+        let products = task.products.iter().zip(&mut buffers).map(|(product, buffer)| {
+            let out = ElementsMut::F32(buffer).chunks(product.matrix.num_rows());
+            RowProducts { matrix: product.matrix, out }
+        });
+        Task { x: task.x, products: products.collect() }
+    });
+    multiply(whole.collect(), threads);
+    let products = tasks.iter_mut().flat_map(|task| &mut task.products);
+    for (product, values) in products.zip(&rounded) {
+        let rows = values.chunks_exact(product.matrix.num_rows());
+        for (out, values) in product.out.iter_mut().zip(rows) {
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = f64::from(*value));
         }
     }
 }

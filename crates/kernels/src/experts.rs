@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::divisible::multiply_divided;
 use crate::elements::{Elements, ElementsMut};
 use crate::floats::Floats;
-use crate::matmul::{RowProducts, Task, multiply};
+use crate::matmul::{RowProducts, Task, TermColumns, multiply};
 use crate::matrix::Matrix;
 use crate::terms::{Fold, GridSum};
 use crate::threads::Threads;
@@ -185,7 +185,7 @@ pub fn divisible_expert_matmul(
     x: Elements<'_>,
     rows: &ExpertRows,
     matrix: &Matrix<'_>,
-    chunk: usize,
+    terms: TermColumns,
     threads: &Threads,
 ) -> Vec<f64> {
     let _span = threads.span("experts", rows.bytes(matrix));
@@ -211,8 +211,8 @@ pub fn divisible_expert_matmul(
             products: vec![RowProducts { matrix, out: own.chunks_exact_mut(features).collect() }],
         }
     });
-    multiply_divided(tasks.collect(), chunk, threads);
-    // These sums are exact, so their order does not matter.
+    multiply_divided(tasks.collect(), terms, threads);
+    // By ascending expert; sums of terms on the grid are exact in any order.
     for ((_, token, _), result) in rows.iter().zip(results.chunks_exact(features)) {
         let sums = &mut out[token * features..(token + 1) * features];
         sums.iter_mut().zip(result).for_each(|(sum, result)| *sum += result);

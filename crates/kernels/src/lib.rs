@@ -60,7 +60,7 @@ pub use experts::{
 pub use floats::Floats;
 pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed, heads_apart};
 pub use machine::{Limits, limits};
-pub use matmul::{Product, matmul, matmul_each, quantized_matmul};
+pub use matmul::{Product, TermColumns, matmul, matmul_each, quantized_matmul};
 pub use matrix::{DenseMatrix, Matrix};
 pub use memory::{advise_huge_pages, move_into_huge_pages};
 pub use norm::{Norm, normalize, rms_norm};

@@ -204,10 +204,10 @@ impl Inputs {
 
 /// The division of a product's columns into terms.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum TermColumns {
-    /// A single term.
+pub enum TermColumns {
+    /// All columns are one term.
     Whole,
-    /// Terms of at most this number of columns.
+    /// Terms have at most this number of columns.
     Divided(usize),
 }
 

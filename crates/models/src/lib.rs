@@ -29,6 +29,6 @@ pub use cache::SequenceCache;
 pub use embed::Pool;
 pub use error::LoadError;
 pub use model::{Batch, Model, ModelFacts};
-pub use parallel::{Compute, GroupCell, Parallel};
+pub use parallel::{Compute, GroupCell, Parallel, Sums};
 pub use step::Span;
 pub use weights::LoadProgress;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::{InstructionSet, InstructionSetError, Threads};
+use jackalope_kernels::{InstructionSet, InstructionSetError, TermColumns, Threads};
 use jackalope_mlx as mlx;
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::{ModelLayout, RankShard};
@@ -105,6 +105,18 @@ pub struct Parallel {
     stage: Option<Stage>,
     group: GroupCell,
     compute: Compute,
+    sums: Sums,
+}
+
+/// How CPU kernels add the ranks' parts of a product. MLX's own operations round each part to the
+/// model's type.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Sums {
+    /// Each part is exact, so the sum has the same bits for any number of ranks and any shares.
+    #[default]
+    Exact,
+    /// Each rank rounds its part to f32: faster, but the last bits of the sum depend on the split.
+    Rounded,
 }
 
 /// A rank's position in a pipeline. Activations go from the last rank, which has the first layers,
@@ -132,12 +144,13 @@ impl Parallel {
             return Err(LoadError::Split { num_parts, num_ranks: rank + 1 });
         }
         let numbers = split.numbers().to_vec();
+        let sums = Sums::default();
         let even = Shares::new(numbers).ok_or(LoadError::EmptyPart)?;
         Ok(match split {
-            Split::Tensor(_) => Parallel { rank, shares: even, stage: None, group, compute },
+            Split::Tensor(_) => Parallel { rank, shares: even, stage: None, group, compute, sums },
             Split::Pipeline(layers) => {
                 let stage = Some(Stage { rank, layers: layers.clone() });
-                Parallel { rank: 0, shares: Shares::even(1), stage, group, compute }
+                Parallel { rank: 0, shares: Shares::even(1), stage, group, compute, sums }
             }
         })
     }
@@ -145,7 +158,14 @@ impl Parallel {
     /// Creates the position of the only rank of a group.
     pub fn single(compute: Compute) -> Parallel {
         let group = GroupCell::new(mlx::Group::single());
-        Parallel { rank: 0, shares: Shares::even(1), stage: None, group, compute }
+        let (shares, sums) = (Shares::even(1), Sums::default());
+        Parallel { rank: 0, shares, stage: None, group, compute, sums }
+    }
+
+    /// Returns the position with sums of another kind.
+    #[must_use]
+    pub fn with_sums(self, sums: Sums) -> Parallel {
+        Parallel { sums, ..self }
     }
 
     /// Returns the group of the current epoch.
@@ -171,6 +191,14 @@ impl Parallel {
     /// Returns the share of each of these ranks.
     pub(crate) fn shares(&self) -> &Shares {
         &self.shares
+    }
+
+    /// Returns the terms of sums over products whose columns are divided in units of `unit`.
+    pub(crate) fn terms(&self, unit: usize) -> TermColumns {
+        match self.sums {
+            Sums::Exact => TermColumns::Divided(unit),
+            Sums::Rounded => TermColumns::Whole,
+        }
     }
 
     /// Returns the sum of `x` over all ranks that hold parts of the same layers.

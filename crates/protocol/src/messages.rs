@@ -101,6 +101,8 @@ pub struct Setup {
     pub sockets_per_peer: u32,
     /// Whether the native group adds checksums to its payloads.
     pub checksums: bool,
+    /// Whether sums over ranks have the same bits for any split, on CPUs.
+    pub exact_sums: bool,
     /// Maximum duration of one collective, in milliseconds.
     pub collective_timeout_ms: u64,
     /// Maximum time to form a group, in milliseconds.

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use jackalope_mlx::{Device, Group};
 use jackalope_models::checkpoint::{self, Checkpoint, Files};
-use jackalope_models::{Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Parallel};
+use jackalope_models::{
+    Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Parallel, Sums,
+};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, CheckpointId, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Setup,
@@ -209,7 +211,8 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
         compute.start_profile();
     }
     let group = GroupCell::new(Group::single());
-    Ok(Parallel::new(identity.rank as usize, &setup.split, group, compute)?)
+    let sums = if setup.exact_sums { Sums::Exact } else { Sums::Rounded };
+    Ok(Parallel::new(identity.rank as usize, &setup.split, group, compute)?.with_sums(sums))
 }
 
 fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {

@@ -65,6 +65,7 @@ impl Ranks {
             num_threads: 1,
             sockets_per_peer: 1,
             checksums: false,
+            exact_sums: true,
             collective_timeout_ms: 60_000,
             join_timeout_ms: 60_000,
             silence_timeout_ms: 0,

@@ -84,6 +84,7 @@ fn setup(backend: Backend) -> Setup {
         num_threads: 1,
         sockets_per_peer: 1,
         checksums: false,
+        exact_sums: true,
         collective_timeout_ms: 1000,
         join_timeout_ms: 1000,
         silence_timeout_ms: 10_000,

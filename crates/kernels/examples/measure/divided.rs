@@ -3,7 +3,7 @@
 use half::bf16;
 use jackalope_kernels::{
     DenseMatrix, Elements, ElementsMut, Matrix, Product, QuantFormat, QuantMatrix, QuantMode,
-    Scales, Threads, divisible_matmul, matmul_each,
+    Scales, TermColumns, Threads, divisible_matmul, matmul_each,
 };
 
 use super::cases::{filled, num_copies};
@@ -129,7 +129,13 @@ fn measure_both<'a>(
             name: "divided",
             run: |threads: &Threads| {
                 for copy in 0..copies {
-                    divisible_matmul(x, &matrix(copy), chunk, &mut sums, threads);
+                    divisible_matmul(
+                        x,
+                        &matrix(copy),
+                        TermColumns::Divided(chunk),
+                        &mut sums,
+                        threads,
+                    );
                 }
             },
         },

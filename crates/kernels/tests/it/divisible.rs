@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use jackalope_kernels::{
-    Float, GRID, InstructionSet, Matrix, QuantFormat, QuantMode, Threads, divisible_matmul,
-    matmul_each,
+    Float, GRID, InstructionSet, Matrix, QuantFormat, QuantMode, TermColumns, Threads,
+    divisible_matmul, matmul_each,
 };
 use proptest::prelude::*;
 
@@ -108,7 +108,7 @@ impl Case {
             None => Matrix::Dense(dense(&plain, (self.out, columns.len()))),
         };
         let mut out = vec![f64::NAN; tokens.len() * self.out];
-        divisible_matmul(x.view(), &matrix, self.chunk, &mut out, threads);
+        divisible_matmul(x.view(), &matrix, TermColumns::Divided(self.chunk), &mut out, threads);
         out
     }
 
@@ -346,7 +346,7 @@ fn a_term_between_two_multiples_is_rounded_away_from_zero_whatever_it_is_added_t
                 let x = (1..tokens).fold(x.clone(), |all, _| all.joined(x.clone()));
                 let mut out = vec![f64::NAN; tokens];
                 let matrix = Matrix::Dense(dense(&ones, (1, 8)));
-                divisible_matmul(x.view(), &matrix, 2, &mut out, &threads);
+                divisible_matmul(x.view(), &matrix, TermColumns::Divided(2), &mut out, &threads);
                 assert_eq!(out, vec![rounded; tokens], "{terms:?}");
             }
         }
@@ -360,7 +360,7 @@ fn empty_products_are_zero() {
         let x = Floats::F32(vec![1.0; tokens * input]);
         let mut sums = vec![f64::NAN; tokens * out];
         let matrix = Matrix::Dense(dense(&weights, (out, input)));
-        divisible_matmul(x.view(), &matrix, 8, &mut sums, &Threads::new(1));
+        divisible_matmul(x.view(), &matrix, TermColumns::Divided(8), &mut sums, &Threads::new(1));
         assert!(sums.iter().all(|sum| *sum == 0.0));
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use jackalope_kernels::{
     Elements, ElementsMut, ExpertRows, Float, Matrix, Product, QuantFormat, QuantMode,
-    RouterConfig, Scores, Threads, add_expert_bias, add_weighted_biases, clamp_gates,
+    RouterConfig, Scores, TermColumns, Threads, add_expert_bias, add_weighted_biases, clamp_gates,
     divisible_expert_matmul, divisible_matmul, expert_matmul, matmul_each, route, scale_rows,
     swiglu,
 };
@@ -137,7 +137,7 @@ proptest! {
             let sums = |range: Range<usize>| {
                 let (x, values) = (columns(&x, range.clone()), columns(values, range.clone()));
                 let matrix = Matrix::Dense(dense(&values, (shape.0, range.len())));
-                divisible_expert_matmul(x.view(), &rows, &matrix, chunk, &threads)
+                divisible_expert_matmul(x.view(), &rows, &matrix, TermColumns::Divided(chunk), &threads)
             };
             let end = (cut * chunk).min(case.input);
             let whole = sums(0..case.input);
@@ -157,14 +157,21 @@ proptest! {
         let rows = case.rows(&mut random);
         let x = random.floats(case.float, rows.len() * case.input, 1.0);
         let chunk = case.format.map_or(1, |format| format.group_size as usize) * 4;
-        for threads in pools(2) {
+        let both = [TermColumns::Divided(chunk), TermColumns::Whole];
+        for (threads, terms) in pools(2).iter().flat_map(|pool| both.map(|terms| (pool, terms))) {
             let found =
-                divisible_expert_matmul(x.view(), &rows, &matrix.view(), chunk, &threads);
+                divisible_expert_matmul(x.view(), &rows, &matrix.view(), terms, threads);
             let mut expected = vec![0.0; found.len()];
             for (idx, (expert, token, _)) in rows.iter().enumerate() {
                 let x = x.part(idx * case.input, (idx + 1) * case.input);
                 let mut all = vec![0.0; case.num_experts * case.features];
-                divisible_matmul(x.view(), &matrix.view(), chunk, &mut all, &threads);
+                divisible_matmul(x.view(), &matrix.view(), terms, &mut all, threads);
+                if let TermColumns::Whole = terms {
+                    let mut rounded = vec![0.0; all.len()];
+                    let out = ElementsMut::F32(&mut rounded);
+                    matmul_each(x.view(), vec![Product { matrix: matrix.view(), out }], threads);
+                    prop_assert!(all.iter().zip(&rounded).all(|(a, b)| *a == f64::from(*b)));
+                }
                 let own = &all[expert * case.features..][..case.features];
                 let sums = &mut expected[token * case.features..][..case.features];
                 sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
@@ -200,7 +207,13 @@ fn values_that_are_not_finite_stay_with_their_token() {
         for ((_, token, _), found) in rows.iter().zip(found.chunks(case.features)) {
             assert_eq!(found.iter().all(|it| it.is_finite()), token != 2);
         }
-        let sums = divisible_expert_matmul(inner.view(), &rows, &matrix.view(), 32, &threads);
+        let sums = divisible_expert_matmul(
+            inner.view(),
+            &rows,
+            &matrix.view(),
+            TermColumns::Divided(32),
+            &threads,
+        );
         for (token, sums) in sums.chunks(case.features).enumerate() {
             assert_eq!(sums.iter().all(|it| it.is_finite()), token != strange_token);
         }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
+use jackalope_kernels::{self as kernels, Elements, Floats, TermColumns, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, quant};
 use jackalope_spec::ExpertActivation;
 
@@ -65,6 +65,8 @@ pub(crate) struct Experts {
     sizes: ExpertSizes,
     /// This rank's part of the inner dimension.
     inner: Cut,
+    /// Terms of the sums over the ranks.
+    terms: TermColumns,
     dtype: Dtype,
 }
 
@@ -112,6 +114,7 @@ impl Experts {
             down_proj: Matrix::load_experts(&w.down_proj, num_experts, columns)?,
             sizes,
             inner,
+            terms: parallel.terms(unit),
             dtype: w.down_proj.dtype(),
         })
     }
@@ -157,7 +160,7 @@ impl Experts {
     fn kernel(&self) -> ExpertsKernel {
         ExpertsKernel {
             gate_up: [self.gate_proj.kernel(), self.up_proj.kernel()],
-            down: DivisibleKernel { matrix: self.down_proj.kernel(), unit: self.sizes.unit },
+            down: DivisibleKernel { matrix: self.down_proj.kernel(), terms: self.terms },
             biases: self.biases.as_ref().map(|biases| BiasesKernel {
                 gate_up: biases.gate_up.each_ref().map(pinned),
                 down: biases.adds_down.then(|| pinned(&biases.down)),
@@ -230,9 +233,9 @@ impl ExpertsKernel {
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         kernels::gated(function, &gate, &up, inner.elements_mut(), threads);
-        let DivisibleKernel { matrix, unit } = &self.down;
+        let DivisibleKernel { matrix, terms } = &self.down;
         let (down, x) = (&matrix.view(), inner.elements());
-        let mut sums = kernels::divisible_expert_matmul(x, rows, down, *unit, threads);
+        let mut sums = kernels::divisible_expert_matmul(x, rows, down, *terms, threads);
         if let Some(bias) = self.biases.as_ref().and_then(|biases| biases.down.as_ref()) {
             kernels::add_weighted_biases(&mut sums, rows, elements(bias));
         }

@@ -1,5 +1,7 @@
 //! The division of attention heads among the ranks.
 
+use jackalope_kernels::TermColumns;
+
 use super::linear::{HasBias, Linear, RowInput};
 use crate::error::LoadError;
 use crate::parallel::Parallel;
@@ -13,8 +15,8 @@ pub(crate) struct Heads {
     pub(crate) cut: HeadCut,
     /// Whether no earlier rank holds this rank's key and value heads.
     pub(super) counts_keys: bool,
-    /// Number of query heads in an indivisible unit.
-    unit: usize,
+    /// Terms of the sums over the ranks of products with the heads' results.
+    terms: TermColumns,
 }
 
 impl Heads {
@@ -24,7 +26,8 @@ impl Heads {
         let cut = cuts.swap_remove(parallel.rank());
         cuts.truncate(parallel.rank());
         let counts_keys = cuts.iter().all(|it| it.kv_heads.own != cut.kv_heads.own);
-        Heads { head_dim, cut, counts_keys, unit: counts.heads_unit }
+        let terms = parallel.terms(counts.heads_unit * head_dim);
+        Heads { head_dim, cut, counts_keys, terms }
     }
 
     /// Loads `o_proj`, whose input are the heads' results.
@@ -34,7 +37,7 @@ impl Heads {
         hidden: usize,
         bias: HasBias,
     ) -> Result<Linear, LoadError> {
-        let input = RowInput { cut: &self.queries(), unit: self.unit * self.head_dim };
+        let input = RowInput { cut: &self.queries(), terms: self.terms };
         Linear::row(w, input, hidden, bias)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use jackalope_kernels as kernels;
 use jackalope_kernels::{
-    Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Scales, Threads,
+    Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Scales, TermColumns, Threads,
 };
 use jackalope_mlx::{
     self as mlx, Array, ArrayType, Buffer, BufferMut, Dtype, Pinned, custom, quant,
@@ -446,17 +446,16 @@ impl MatrixKernel {
 #[derive(Debug)]
 pub(super) struct DivisibleKernel {
     pub(super) matrix: Arc<MatrixKernel>,
-    /// Number of input features in an indivisible unit.
-    pub(super) unit: usize,
+    pub(super) terms: TermColumns,
 }
 
 impl DivisibleKernel {
-    /// Computes `x · matrixᵀ`. The sum over the ranks has the same bits as the result of a single
-    /// rank.
+    /// Computes `x · matrixᵀ`. With exact sums, the sum over the ranks has the same bits as the result
+    /// of a single rank.
     pub(super) fn multiply(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let MatrixKernel { input, output, .. } = *self.matrix;
         let mut sums = vec![0.0; x.len() / input * output];
-        kernels::divisible_matmul(x, &self.matrix.view(), self.unit, &mut sums, threads);
+        kernels::divisible_matmul(x, &self.matrix.view(), self.terms, &mut sums, threads);
         sums
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, Threads};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, TermColumns, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
 use super::kernel::{
@@ -31,9 +31,7 @@ impl HasBias {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowInput<'a> {
     pub(crate) cut: &'a Cut,
-    /// Number of elements in a unit that is indivisible for any shares. The contribution of a unit
-    /// to a sum is rounded as a whole.
-    pub(crate) unit: usize,
+    pub(crate) terms: TermColumns,
 }
 
 /// A layer `x · weightᵀ + bias`, plain or quantised.
@@ -42,8 +40,8 @@ pub(crate) struct Linear {
     matrix: Matrix,
     bias: Option<Bias>,
     dtype: Dtype,
-    /// Set if the products are summed over the ranks; see [`RowInput::unit`].
-    summed_unit: Option<usize>,
+    /// Terms of the sums over the ranks; `None` if the products are not summed.
+    terms: Option<TermColumns>,
 }
 
 impl Linear {
@@ -59,7 +57,7 @@ impl Linear {
             HasBias::Yes => Some(w.floats("bias", &[output.full], Part::rows(output))?),
             HasBias::No => None,
         };
-        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit: None })
+        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms: None })
     }
 
     /// Loads a layer whose output are some rows of the matrix at `w`.
@@ -74,7 +72,7 @@ impl Linear {
             HasBias::Yes => Some(w.floats("bias", &[rows.full], rows.part())?),
             HasBias::No => None,
         };
-        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit: None })
+        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms: None })
     }
 
     /// Loads a layer of which each rank has a part of the input; the products are summed over the
@@ -90,8 +88,8 @@ impl Linear {
             HasBias::Yes => Some(w.floats("bias", &[output], Part::Whole)?),
             HasBias::No => None,
         };
-        let summed_unit = Some(input.unit);
-        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), summed_unit })
+        let terms = Some(input.terms);
+        Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms })
     }
 
     /// Computes `[tokens, output]` for `x` `[tokens, input]` with MLX. If the products are summed
@@ -103,7 +101,7 @@ impl Linear {
             self.matrix.stock_product(x)
         };
         match &self.bias {
-            Some(bias) if self.summed_unit.is_none() => out.add(bias.array()),
+            Some(bias) if self.terms.is_none() => out.add(bias.array()),
             _ => out,
         }
     }
@@ -125,8 +123,8 @@ impl Linear {
     /// # Panics
     /// Panics if the products are not summed over the ranks.
     pub(super) fn divisible_kernel(&self) -> DivisibleKernel {
-        let unit = self.summed_unit.expect("only row-parallel layers are summed");
-        DivisibleKernel { matrix: self.matrix.kernel(), unit }
+        let terms = self.terms.expect("only row-parallel layers are summed");
+        DivisibleKernel { matrix: self.matrix.kernel(), terms }
     }
 
     /// Returns the layer for use inside a primitive.
@@ -134,7 +132,7 @@ impl Linear {
     /// # Panics
     /// Panics if the products are summed over the ranks, because the bias must be added to the sum.
     pub(super) fn kernel(&self) -> LinearKernel {
-        assert!(self.summed_unit.is_none(), "the bias belongs to the whole sum");
+        assert!(self.terms.is_none(), "the bias belongs to the whole sum");
         LinearKernel { matrix: self.matrix.kernel(), bias: self.bias.as_ref().map(Bias::pinned) }
     }
 }

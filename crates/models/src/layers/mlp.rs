@@ -61,7 +61,7 @@ impl Mlp {
         let MlpBlock { inner, unit, has_bias, activation, cutoff } = block;
         let bias = HasBias::when(has_bias);
         let inner = cut_dimension(inner, unit, parallel.shares()).swap_remove(parallel.rank());
-        let input = RowInput { cut: &inner, unit };
+        let input = RowInput { cut: &inner, terms: parallel.terms(unit) };
         let gate_proj = match &w.gate_proj {
             Some(gate) => Some(Linear::column(gate, hidden, &inner, bias)?),
             None => None,

@@ -17,8 +17,8 @@ const MARGIN: f32 = 1e-3;
 pub(crate) fn tolerance(case: &Case, way: Way) -> f32 {
     match (case.dtype.as_str(), way) {
         ("F32", _) => 1e-4,
-        ("F16", Way::Kernels) => 4e-3,
-        ("BF16", Way::Kernels) => 3e-2,
+        ("F16", Way::Kernels | Way::RoundedKernels) => 4e-3,
+        ("BF16", Way::Kernels | Way::RoundedKernels) => 3e-2,
         // On the CPU, MLX adds the products of half-precision numbers up in half precision.
         ("F16", Way::Stock) => 2e-2,
         _ => 2e-1,

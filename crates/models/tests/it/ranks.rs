@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use jackalope_kernels::Threads;
 use jackalope_mlx::Group;
-use jackalope_models::{Compute, GroupCell, Model, ModelFacts, Parallel, Split};
+use jackalope_models::{Compute, GroupCell, Model, ModelFacts, Parallel, Split, Sums};
 use jackalope_transport::{self as transport, GroupConfig, Listener};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,8 @@ const OP_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) enum Way {
     Kernels,
+    /// Kernels with sums of which each rank rounds its part.
+    RoundedKernels,
     Stock,
 }
 
@@ -38,20 +40,31 @@ impl Way {
 
     pub(crate) fn compute(self) -> Compute {
         match self {
-            Way::Kernels => Compute::Kernels(Arc::new(Threads::new(1))),
+            Way::Kernels | Way::RoundedKernels => Compute::Kernels(Arc::new(Threads::new(1))),
             Way::Stock => Compute::Stock,
         }
     }
 
     /// Returns the parallelism of a single rank.
     pub(crate) fn single(self) -> Parallel {
-        Parallel::single(self.compute())
+        Parallel::single(self.compute()).with_sums(self.sums())
     }
 
     /// Returns the parallelism of one of several ranks without a group, which is enough for loading.
     pub(crate) fn alone(self, rank: usize, split: &Split) -> Parallel {
         let cell = GroupCell::new(Group::single());
-        Parallel::new(rank, split, cell, self.compute()).unwrap()
+        self.part(rank, split, cell)
+    }
+
+    fn part(self, rank: usize, split: &Split, group: GroupCell) -> Parallel {
+        Parallel::new(rank, split, group, self.compute()).unwrap().with_sums(self.sums())
+    }
+
+    fn sums(self) -> Sums {
+        match self {
+            Way::RoundedKernels => Sums::Rounded,
+            Way::Kernels | Way::Stock => Sums::Exact,
+        }
     }
 }
 
@@ -195,8 +208,7 @@ fn rank_process() {
     let mut generated = Vec::new();
     for case in order.job.cases.iter().map(|name| golden.case(name)) {
         for way in &order.job.ways {
-            let parallel =
-                Parallel::new(order.rank, &order.split, cell.clone(), way.compute()).unwrap();
+            let parallel = way.part(order.rank, &order.split, cell.clone());
             let model = match order.job.num_layers {
                 Some(num_layers) => load_edited(&case.deepened(num_layers), &parallel),
                 None => load(case, &parallel),
