@@ -67,14 +67,14 @@ pub use norm::{Norm, normalize, rms_norm};
 pub use profile::{KernelTime, Span};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use recurrence::{
-    ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
+    ConvBiases, ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
     RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights, gated_norm, recurrence,
-    short_convolution, sigmoid_gate,
+    short_convolution, sigmoid_gate, silu_gate,
 };
 pub use rotation::{Rotation, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};
 pub use rowwise::{Terms, add_bias, add_terms};
 pub use simd::{InstructionSet, InstructionSetError};
-pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums};
+pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums, square_total};
 pub use terms::GRID;
 pub use threads::Threads;

@@ -24,8 +24,8 @@ use self::block::{Block, ValueJob, value_block};
 use self::keys::{KeyJob, key_rows};
 
 pub use self::convolution::{ShortConvInputs, ShortConvWeights, short_convolution};
-pub use self::gate::{gated_norm, sigmoid_gate};
-pub use self::weights::{ConvKernels, DecayWeights, RecurrenceRule, RecurrenceWeights};
+pub use self::gate::{gated_norm, sigmoid_gate, silu_gate};
+pub use self::weights::{ConvBiases, ConvKernels, DecayWeights, RecurrenceRule, RecurrenceWeights};
 
 /// Number of lanes of a block. With a key of 128 elements its state is 16 KiB, which a core's nearest
 /// cache holds.

@@ -1,38 +1,44 @@
 //! The root-mean-square norm of rows of which each machine holds only some elements.
 //!
 //! The sum of a row's squares must have the same bits for every division of the row. A square of an
-//! f32 is exact in f64; it is cut at 2^-10 into two terms, of which the second is rounded to a
-//! multiple of 2^-46. Sums of such terms are exact in any order.
+//! f32 is exact in f64; it is cut into three terms, multiples of powers of two of which the last one is
+//! rounded. Sums of such terms are exact in any order. Each is scaled to multiples of
+//! [`crate::GRID`] below 2^17, which also travel between machines exactly.
 //!
 //! ```text
-//!   coarse terms: multiples of 2^-10, exact up to sums of 2^43
-//!   fine terms:   multiples of 2^-46, at most 2^-11 each, exact for up to 2^16 elements
+//!   multiples of 2^6:    exact up to sums of 2^53
+//!   multiples of 2^-20:  at most 2^5 each,   exact for up to 2^16 elements
+//!   multiples of 2^-46:  at most 2^-21 each, exact for up to 2^16 elements
 //! ```
 
 use crate::elements::Elements;
+use crate::terms::GRID;
 use crate::threads::Threads;
 
 /// Number of f64 in which the sum of a row's squares is held; the sums of several machines are added
 /// one by one.
-pub const SQUARE_SUMS: usize = 2;
+pub const SQUARE_SUMS: usize = 3;
 
 /// Number of elements below which the calling thread computes alone.
 const PIECE_ELEMENTS: usize = 1 << 13;
 
-/// Adding and subtracting this rounds to a multiple of 2^-10.
-const COARSE: f64 = 1.5 * (1_u64 << 42) as f64;
+/// What the terms are multiples of.
+const SPACINGS: [f64; SQUARE_SUMS] = [64.0, 1.0 / (1_u64 << 20) as f64, 1.0 / (1_u64 << 46) as f64];
 
-/// Adding and subtracting this rounds to a multiple of 2^-46.
-const FINE: f64 = 1.5 * (1_u64 << 6) as f64;
+/// Adding and subtracting this multiple of a spacing rounds to a multiple of it.
+const ROUND: f64 = 1.5 * (1_u64 << 52) as f64;
+
+/// What a term is multiplied by to become a multiple of [`GRID`].
+const SCALES: [f64; SQUARE_SUMS] = [GRID / SPACINGS[0], GRID / SPACINGS[1], GRID / SPACINGS[2]];
 
 /// The norm of rows that are divided among machines.
 #[derive(Clone, Copy, Debug)]
 pub struct DividedNorm<'a> {
-    /// Weights of this machine's elements.
+    /// Weights of this machine's elements: of one row, or of several ones in turn.
     pub weight: Elements<'a>,
     /// Added to the mean of the squares.
     pub eps: f32,
-    /// Number of elements of a whole row.
+    /// Number of elements of a whole row, those of other machines included.
     pub width: usize,
 }
 
@@ -58,13 +64,20 @@ pub fn square_sums(x: &[f32], width: usize, threads: &Threads) -> Vec<[f64; SQUA
 fn sum_of(row: &[f32]) -> [f64; SQUARE_SUMS] {
     let mut sums = [0.0; SQUARE_SUMS];
     for value in row {
-        let square = f64::from(*value) * f64::from(*value);
-        let coarse = (square + COARSE) - COARSE;
-        let fine = ((square - coarse) + FINE) - FINE;
-        sums[0] += coarse;
-        sums[1] += fine;
+        let mut rest = f64::from(*value) * f64::from(*value);
+        for (sum, (spacing, scale)) in sums.iter_mut().zip(SPACINGS.iter().zip(SCALES)) {
+            let term = (rest + ROUND * spacing) - ROUND * spacing;
+            rest -= term;
+            *sum += term * scale;
+        }
     }
     sums
+}
+
+/// Returns the sum of squares that [`square_sums`] holds in these numbers, or their sums over machines.
+pub fn square_total(sums: &[f64; SQUARE_SUMS]) -> f64 {
+    let terms = sums.iter().zip(SCALES).map(|(sum, scale)| sum / scale);
+    terms.rev().sum()
 }
 
 /// Normalises each row of `x` in place: `x / sqrt(mean(x²) + eps) * weight`, where `sums` are the
@@ -82,17 +95,22 @@ pub fn norm_divided(
     let _span = threads.span("rms_norm", 0);
     let DividedNorm { weight, eps, width } = norm;
     let weight = weight.to_f32();
-    assert_eq!(x.len(), sums.len() * weight.len(), "a sum and whole weights for each row");
     if x.is_empty() {
         return;
     }
-    let rows = PIECE_ELEMENTS.div_ceil(weight.len());
-    let pieces = x.chunks_mut(rows * weight.len()).zip(sums.chunks(rows)).collect();
+    let own = x.len() / sums.len().max(1);
+    assert_eq!(x.len(), sums.len() * own, "a sum for each row");
+    assert!(0 < own && weight.len().is_multiple_of(own), "whole weights for each row");
+    let weights: Vec<&[f32]> = weight.chunks_exact(own).collect();
+    // A piece begins with the first weights.
+    let rows = PIECE_ELEMENTS.div_ceil(weight.len()) * weights.len();
+    let pieces = x.chunks_mut(rows * own).zip(sums.chunks(rows)).collect();
     threads.for_each(pieces, |(x, sums): (&mut [f32], &[[f64; SQUARE_SUMS]])| {
-        for (row, [coarse, fine]) in x.chunks_exact_mut(weight.len()).zip(sums) {
-            let mean = ((coarse + fine) / width as f64) as f32;
+        let rows = x.chunks_exact_mut(own).zip(sums).zip(weights.iter().cycle());
+        for ((row, sums), weight) in rows {
+            let mean = (square_total(sums) / width as f64) as f32;
             let scale = 1.0 / (mean + eps).sqrt();
-            for (value, weight) in row.iter_mut().zip(&weight) {
+            for (value, weight) in row.iter_mut().zip(*weight) {
                 *value = *value * scale * weight;
             }
         }
@@ -113,18 +131,43 @@ mod tests {
         let whole = sum_of(&row);
         for cut in [1, 7, 100, 2999, 5999] {
             let (left, right) = row.split_at(cut);
-            let parts = [sum_of(right), sum_of(left)];
-            assert_eq!([parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]], whole, "{cut}");
+            let (right, left) = (sum_of(right), sum_of(left));
+            let parts: Vec<f64> = right.iter().zip(left).map(|(a, b)| a + b).collect();
+            assert_eq!(parts, whole, "{cut}");
         }
         let plain: f64 = row.iter().map(|value| f64::from(*value).powi(2)).sum();
-        assert!((whole[0] + whole[1] - plain).abs() <= plain * 1e-12, "{whole:?}, {plain}");
+        assert!((square_total(&whole) - plain).abs() <= plain * 1e-12, "{whole:?}, {plain}");
     }
 
     #[test]
     fn the_squares_of_small_numbers_count() {
         let row = [1e-4_f32; 4096];
-        let [coarse, fine] = sum_of(&row);
-        assert!((coarse + fine - 4096.0 * 1e-8).abs() < 1e-10);
+        assert!((square_total(&sum_of(&row)) - 4096.0 * 1e-8).abs() < 1e-10);
+    }
+
+    #[test]
+    fn sums_are_on_the_grid_that_machines_add_exactly() {
+        for magnitude in [1e-5_f32, 1e-2, 1.0, 300.0, 5e4] {
+            let row: Vec<f32> = (0..1 << 14).map(|idx| magnitude / (1 + idx % 97) as f32).collect();
+            for sum in sum_of(&row) {
+                assert!(sum.abs() < 131_072.0 && (sum / GRID).fract() == 0.0, "{magnitude}: {sum}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_in_turn_have_weights_of_their_own() {
+        let mut x = [3.0, 4.0, 5.0, 12.0, 6.0, 8.0, 10.0, 24.0];
+        let threads = Threads::new(1);
+        let sums = square_sums(&x, 2, &threads);
+        let weight = [1.0, 2.0, 10.0, 20.0];
+        let norm = DividedNorm { weight: Elements::F32(&weight), eps: 0.0, width: 2 };
+        norm_divided(&mut x, &sums, norm, &threads);
+        let root = 2.0_f32.sqrt();
+        let expected = [0.6, 1.6, 50.0 / 13.0, 240.0 / 13.0].map(|value| value * root);
+        for (found, expected) in x.iter().zip(expected.iter().cycle()) {
+            assert!((found - expected).abs() < 1e-5, "{found}, not {expected}");
+        }
     }
 
     #[test]

@@ -54,25 +54,44 @@ pub(crate) enum LayerCacheShape {
         /// Number of elements on this rank.
         elements: usize,
     },
-    /// Nothing: the layer reads what another one keeps.
+    /// Both.
+    PositionsAndState {
+        /// Keys and values of every position.
+        positions: KvShape,
+        /// Number of elements of the state on this rank.
+        elements: usize,
+    },
+    /// Nothing: there is nothing to keep, or the layer reads what another one keeps.
     None,
 }
 
 impl LayerCacheShape {
+    /// Returns the keys and values of a position; `None` if the layer keeps no positions.
+    pub(crate) fn positions(&self) -> Option<KvShape> {
+        match *self {
+            LayerCacheShape::Positions(positions)
+            | LayerCacheShape::PositionsAndState { positions, .. } => Some(positions),
+            LayerCacheShape::State { .. } | LayerCacheShape::None => None,
+        }
+    }
+
+    /// Returns the number of elements of the state on this rank; `None` if the layer keeps none.
+    fn state(&self) -> Option<usize> {
+        match *self {
+            LayerCacheShape::State { elements }
+            | LayerCacheShape::PositionsAndState { elements, .. } => Some(elements),
+            LayerCacheShape::Positions(_) | LayerCacheShape::None => None,
+        }
+    }
+
     /// Returns the number of elements for one position.
     fn elements_per_token(&self) -> usize {
-        match self {
-            LayerCacheShape::Positions(shape) => shape.elements(),
-            LayerCacheShape::State { .. } | LayerCacheShape::None => 0,
-        }
+        self.positions().map_or(0, KvShape::elements)
     }
 
     /// Returns the size of the state in bytes.
     fn state_bytes(&self) -> usize {
-        match self {
-            LayerCacheShape::Positions(_) | LayerCacheShape::None => 0,
-            LayerCacheShape::State { elements } => elements * Dtype::F32.size_bytes(),
-        }
+        self.state().unwrap_or(0) * Dtype::F32.size_bytes()
     }
 }
 
@@ -100,7 +119,7 @@ impl CacheShape {
 
     /// Whether there are layers with states, even if this rank has no part of them.
     fn has_states(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer, LayerCacheShape::State { .. }))
+        self.layers.iter().any(|layer| layer.state().is_some())
     }
 
     /// Returns the size of the states of one length in bytes.
@@ -131,13 +150,10 @@ pub struct SequenceCache {
 impl SequenceCache {
     /// Creates an empty cache.
     pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
-        let layer = |layer: &LayerCacheShape| match (layer, &shape.compute) {
-            (LayerCacheShape::State { .. }, _) => LayerCache::States(LayerStates::default()),
-            (LayerCacheShape::None, _) => LayerCache::Nothing,
-            (LayerCacheShape::Positions(_), Compute::Kernels(_)) => {
-                LayerCache::Pages(PageList::default())
-            }
-            (LayerCacheShape::Positions(_), Compute::Stock) => LayerCache::Placed,
+        let has_pages = matches!(shape.compute, Compute::Kernels(_));
+        let layer = |layer: &LayerCacheShape| LayerCache {
+            pages: layer.positions().filter(|_| has_pages).map(|_| PageList::default()),
+            states: layer.state().map(|_| LayerStates::default()),
         };
         let layers = shape.layers.iter().map(layer).collect();
         let place = Rc::new(RefCell::new(Place::Own(vec![None; shape.layers.len()])));
@@ -264,19 +280,12 @@ impl SequenceCache {
     }
 
     fn states(&mut self) -> impl Iterator<Item = &mut LayerStates> {
-        self.layers.iter_mut().filter_map(|layer| match layer {
-            LayerCache::States(states) => Some(states),
-            LayerCache::Pages(_) | LayerCache::Placed | LayerCache::Nothing => None,
-        })
+        self.layers.iter_mut().filter_map(|layer| layer.states.as_mut())
     }
 
     fn state(&mut self, layer_idx: usize) -> &mut LayerStates {
-        match &mut self.layers[layer_idx - self.shape.first_layer] {
-            LayerCache::States(states) => states,
-            LayerCache::Pages(_) | LayerCache::Placed | LayerCache::Nothing => {
-                panic!("this layer keeps no state")
-            }
-        }
+        let layer = &mut self.layers[layer_idx - self.shape.first_layer];
+        layer.states.as_mut().expect("this layer keeps a state")
     }
 
     /// Returns one layer's state for the next rows of the sequence, for the kernels.
@@ -306,10 +315,7 @@ impl SequenceCache {
     /// Returns the arrays that must be evaluated so that this cache holds the positions that it
     /// counts.
     pub fn arrays(&self) -> Vec<Array> {
-        let states = self.layers.iter().filter_map(|layer| match layer {
-            LayerCache::States(states) => states.arrays(),
-            LayerCache::Pages(_) | LayerCache::Placed | LayerCache::Nothing => None,
-        });
+        let states = self.layers.iter().filter_map(|layer| layer.states.as_ref()?.arrays());
         let states = states.flat_map(|held| [&held.inputs].into_iter().chain(&held.state).cloned());
         let copies = self.shape.slots.borrow_mut().take_copies();
         let last_step = self.shape.last_step.borrow().clone();
@@ -328,12 +334,8 @@ impl SequenceCache {
     /// Panics if the model computes with MLX's operations.
     pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
         let idx = layer_idx - self.shape.first_layer;
-        let LayerCache::Pages(pages) = &self.layers[idx] else {
-            panic!("this layer keeps no pages")
-        };
-        let LayerCacheShape::Positions(shape) = self.shape.layers[idx] else {
-            panic!("this layer keeps a state")
-        };
+        let pages = self.layers[idx].pages.as_ref().expect("this cache is the kernels'");
+        let shape = self.shape.layers[idx].positions().expect("this layer keeps positions");
         let num_pages = self.capacity / BLOCK_TOKENS;
         LayerPages { pages: pages.clone(), num_pages, shape, dtype: self.shape.dtype }
     }
@@ -393,24 +395,18 @@ enum ForkAt {
 
 /// What is kept of one layer.
 #[derive(Debug)]
-enum LayerCache {
-    /// Keys and values for our kernels.
-    Pages(PageList),
-    /// Keys and values for MLX's operations: they are at the sequence's [`Place`].
-    Placed,
+struct LayerCache {
+    /// Keys and values for our kernels. For MLX's operations they are at the sequence's [`Place`].
+    pages: Option<PageList>,
     /// A state, for both.
-    States(LayerStates),
-    /// Nothing, for both.
-    Nothing,
+    states: Option<LayerStates>,
 }
 
 impl LayerCache {
     fn fork(&self, capacity: usize, at: ForkAt) -> LayerCache {
-        match self {
-            LayerCache::Pages(pages) => LayerCache::Pages(pages.fork(capacity)),
-            LayerCache::Placed => LayerCache::Placed,
-            LayerCache::Nothing => LayerCache::Nothing,
-            LayerCache::States(states) => LayerCache::States(states.fork(at)),
+        LayerCache {
+            pages: self.pages.as_ref().map(|pages| pages.fork(capacity)),
+            states: self.states.as_ref().map(|states| states.fork(at)),
         }
     }
 }

@@ -11,6 +11,7 @@ mod embedding;
 mod experts;
 mod frame;
 mod gated_delta;
+mod group_norm;
 mod head_matrix;
 mod head_norms;
 mod heads;
@@ -20,19 +21,22 @@ mod linear;
 mod mlp;
 mod norm;
 mod output;
+mod parallel_mixers;
 mod per_layer;
+mod recurrent;
 mod residual;
 mod rope;
 mod router;
 mod short_conv;
 mod stack;
+mod state_space;
 mod stock_attention;
 
 pub(crate) use altup::{AltUp, AltUpParts, StreamEnds};
 pub(crate) use attention::{Attention, AttentionParts, KeyValues, OwnKeyValues};
 pub(crate) use embedding::{Embedding, Head, TableSize, vocabulary};
 pub(crate) use experts::{
-    DenseBeside, ExpertSizes, ExpertWeights, Experts, SharedExpert, SparseMlp,
+    DenseBeside, ExpertSizes, ExpertWeights, Experts, Latent, SharedExpert, SparseMlp,
 };
 pub(crate) use frame::BlockFrame;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaParts};
@@ -41,12 +45,14 @@ pub(crate) use head_norms::{AllHeadsNorm, HeadNorms};
 pub(crate) use heads::Heads;
 pub(crate) use kernel::{OwnRows, dim, float};
 pub(crate) use latent::{LatentAttention, LatentParts, LatentQueries, LatentSizes};
-pub(crate) use linear::{HasBias, Linear};
+pub(crate) use linear::{HasBias, Linear, RowInput};
 pub(crate) use mlp::{Mlp, MlpBlock, MlpWeights};
 pub(crate) use norm::{Norm, NormSettings, VectorNorm};
+pub(crate) use parallel_mixers::ParallelMixers;
 pub(crate) use per_layer::{LayerInput, PerLayerInputs, PerLayerReader, ReaderSizes};
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, Ropes, RotationTable};
 pub(crate) use router::{Router, RouterSettings, RouterVectors};
 pub(crate) use short_conv::{ShortConv, ShortConvParts};
 pub(crate) use stack::{Stack, StackSizes, Stream};
+pub(crate) use state_space::{StateSpace, StateSpaceParts};

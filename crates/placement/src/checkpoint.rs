@@ -6,7 +6,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use jackalope_protocol::counted;
-use jackalope_spec::{CheckReport, ElementType, ModelSpec, SpecError, TensorHeader, TensorHeaders};
+use jackalope_spec::{
+    CheckReport, ElementType, ModelSpec, SpecError, TensorHeader, TensorHeaders, parse_config,
+};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use thiserror::Error;
@@ -103,7 +105,7 @@ fn read_config(path: &Path) -> Result<Value, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(path).map_err(failed)?;
     file.take(CONFIG_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
-    serde_json::from_slice(&text).map_err(|err| CheckpointError::Config {
+    parse_config(&text).map_err(|err| CheckpointError::Config {
         path: path.to_owned(),
         reason: format!("not valid JSON: {err}"),
     })

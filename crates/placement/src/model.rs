@@ -35,10 +35,11 @@ impl PlacementModel {
         let inner = spec.layers.iter().map(|layer| match &layer.feed_forward {
             FeedForward::Mlp(mlp) => mlp.inner,
             FeedForward::Experts(experts) => {
-                let dense = experts.beside.as_ref().map(|beside| beside.mlp.inner);
-                let shared = experts.shared_inner.or(dense).unwrap_or(0);
+                let dense = experts.beside.as_ref().map(|beside| &beside.mlp);
+                let shared = experts.shared.as_ref().or(dense).map_or(0, |mlp| mlp.inner);
                 experts.experts_per_token * experts.inner + shared
             }
+            FeedForward::None => 0,
         });
         PlacementModel {
             architecture: spec.model_type.clone(),

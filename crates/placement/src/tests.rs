@@ -41,6 +41,7 @@ fn dense(
             part(TensorRole::Norm, Division::Whole, 4 * hidden as u64),
         ],
         cache: CacheKind::Positions { elements_per_kv_head: 2 * head_dim },
+        state_heads: None,
         active_experts: 1.0,
         heads: counts,
         inner_units: BTreeMap::new(),

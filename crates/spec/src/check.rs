@@ -65,7 +65,12 @@ impl ModelSpec {
     pub fn layout(&self, headers: &TensorHeaders) -> Result<ModelLayout, CheckReport> {
         let unused = self.unused_tensors(headers);
         let headers = &self.names.headers_of_model(headers);
-        let mut check = Check { headers, used: BTreeSet::new(), problems: Vec::new() };
+        let mut check = Check {
+            headers,
+            is_exact: self.needs_conversion,
+            used: BTreeSet::new(),
+            problems: Vec::new(),
+        };
         let is_tied = match self.head_table {
             HeadTable::Tied => true,
             HeadTable::Own => false,
@@ -130,6 +135,8 @@ fn is_same_shape(found: &[usize], expected: &[usize]) -> bool {
 /// A comparison in progress.
 struct Check<'a> {
     headers: &'a TensorHeaders,
+    /// Whether dimensions of one count too.
+    is_exact: bool,
     used: BTreeSet<String>,
     problems: Vec<TensorProblem>,
 }
@@ -313,7 +320,10 @@ impl<'a> Check<'a> {
         let is_first = self.used.insert(name.clone());
         let problem = match self.headers.get(&name) {
             None => TensorProblem::Missing { name, shape },
-            Some(header) if !is_same_shape(&header.shape, &shape) => {
+            Some(header)
+                if header.shape != shape
+                    && (self.is_exact || !is_same_shape(&header.shape, &shape)) =>
+            {
                 TensorProblem::Shape { name, found: header.shape.clone(), expected: shape }
             }
             Some(header) if !is_type(&header.element_type) => {

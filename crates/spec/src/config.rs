@@ -14,6 +14,47 @@ const MAX_DIMENSION: u32 = 1 << 24;
 /// Maximum number of layers, and of experts in a layer: their tensors are listed by name.
 const MAX_COUNT: u32 = 1 << 12;
 
+/// Numbers that Python's `json` writes and JSON does not have, with transformers' notation for them.
+/// The longer name comes first.
+const PYTHON_NUMBERS: [(&str, &str); 3] = [
+    ("-Infinity", r#"{"__float__": "-Infinity"}"#),
+    ("Infinity", r#"{"__float__": "Infinity"}"#),
+    ("NaN", r#"{"__float__": "NaN"}"#),
+];
+
+/// Parses the text of a `config.json`, in which Python may have written numbers that JSON does not
+/// have.
+///
+/// # Errors
+/// Fails if it is not JSON even without them.
+pub fn parse_config(text: &[u8]) -> Result<Value, serde_json::Error> {
+    serde_json::from_slice(text).or_else(|err| {
+        let plain = std::str::from_utf8(text).map(without_python_numbers);
+        plain.ok().and_then(|plain| serde_json::from_str(&plain).ok()).ok_or(err)
+    })
+}
+
+/// Replaces [`PYTHON_NUMBERS`] outside of strings.
+fn without_python_numbers(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let (mut rest, mut is_string) = (text, false);
+    while let Some(next) = rest.chars().next() {
+        let number = PYTHON_NUMBERS.iter().find(|(name, _)| !is_string && rest.starts_with(name));
+        if let Some((name, notation)) = number {
+            plain.push_str(notation);
+            rest = &rest[name.len()..];
+            continue;
+        }
+        // In a string a backslash keeps the next character from ending it.
+        let is_escape = is_string && next == '\\';
+        let taken: String = rest.chars().take(1 + usize::from(is_escape)).collect();
+        is_string ^= next == '"';
+        plain.push_str(&taken);
+        rest = &rest[taken.len()..];
+    }
+    plain
+}
+
 /// Returns the fields that `C` declares.
 pub(crate) fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
     C::deserialize(config).map_err(|err| SpecError::Malformed { reason: err.to_string() })
@@ -125,6 +166,17 @@ enum Float {
     Tagged { __float__: Tag },
 }
 
+impl Float {
+    fn value(self) -> f64 {
+        match self {
+            Float::Number(number) => number,
+            Float::Tagged { __float__: Tag::Infinity } => f64::INFINITY,
+            Float::Tagged { __float__: Tag::NegativeInfinity } => f64::NEG_INFINITY,
+            Float::Tagged { __float__: Tag::NaN } => f64::NAN,
+        }
+    }
+}
+
 #[derive(Deserialize)]
 enum Tag {
     Infinity,
@@ -135,12 +187,14 @@ enum Tag {
 
 /// Deserializes an `Option<f64>`, for `#[serde(deserialize_with = "float")]`.
 pub(crate) fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    Ok(Option::<Float>::deserialize(deserializer)?.map(|float| match float {
-        Float::Number(number) => number,
-        Float::Tagged { __float__: Tag::Infinity } => f64::INFINITY,
-        Float::Tagged { __float__: Tag::NegativeInfinity } => f64::NEG_INFINITY,
-        Float::Tagged { __float__: Tag::NaN } => f64::NAN,
-    }))
+    Ok(Option::<Float>::deserialize(deserializer)?.map(Float::value))
+}
+
+/// Deserializes an `Option<[f64; 2]>`, for `#[serde(deserialize_with = "float_pair")]`.
+pub(crate) fn float_pair<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<[f64; 2]>, D::Error> {
+    Ok(Option::<[Float; 2]>::deserialize(deserializer)?.map(|pair| pair.map(Float::value)))
 }
 
 #[cfg(test)]
@@ -151,6 +205,18 @@ mod tests {
     struct Sample {
         #[serde(default, deserialize_with = "float")]
         theta: Option<f64>,
+    }
+
+    #[test]
+    fn numbers_that_only_python_writes_are_read() {
+        let text = br#"{"a": [0.0, Infinity], "b": -Infinity, "c": NaN, "d": "NaN \" Infinity"}"#;
+        let config = parse_config(text).unwrap();
+        let float = |name: &str| serde_json::json!({"__float__": name});
+        assert_eq!(config["a"], serde_json::json!([0.0, float("Infinity")]));
+        assert_eq!((&config["b"], &config["c"]), (&float("-Infinity"), &float("NaN")));
+        assert_eq!(config["d"], "NaN \" Infinity");
+        assert!(parse_config(b"{\"a\": Infinit}").is_err());
+        assert!(parse_config(b"{\"a\": \xff}").is_err());
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod dense;
 mod ernie4_5_moe;
 mod exaone;
 mod exaone4;
+mod falcon_h1;
 mod gated_delta;
 mod gemma;
 mod gemma3;
@@ -24,6 +25,7 @@ mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod granitemoe;
+mod granitemoehybrid;
 mod hunyuan;
 mod hunyuan_dense;
 mod internlm;
@@ -32,6 +34,7 @@ mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod llama4;
+mod mamba2;
 mod minicpm;
 mod minicpm3;
 mod minimax;
@@ -39,6 +42,7 @@ mod ministral3;
 mod mistral3;
 mod mixtral;
 mod nemotron;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -56,6 +60,7 @@ mod short_conv;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod state_space;
 mod text_part;
 mod windows;
 
@@ -109,6 +114,10 @@ const FAMILIES: &[Family] = &[
     family("lfm2_vl", lfm2::read_vision),
     family("qwen3_5", qwen3_5::read),
     family("qwen3_5_moe", qwen3_5::read),
+    family("mamba2", mamba2::read),
+    family("granitemoehybrid", granitemoehybrid::read),
+    family("nemotron_h", nemotron_h::read),
+    family("falcon_h1", falcon_h1::read),
     family("deepseek_v2", deepseek::read_v2),
     family("deepseek_v3", deepseek::read_v3),
     family("kimi_k2", deepseek::read_v3),

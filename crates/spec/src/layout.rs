@@ -49,6 +49,8 @@ pub struct LayerLayout {
     pub active_experts: f64,
     /// Its attention heads, and the unit in which they are divided.
     pub heads: HeadCounts,
+    /// The heads of a state space beside attention, if there is one.
+    pub state_heads: Option<HeadCounts>,
     /// For each inner dimension, the number of elements that are not separated.
     pub inner_units: BTreeMap<Dimension, usize>,
     /// Number of the layer whose keys and values it reads, if it has none of its own. Both must be on
@@ -91,14 +93,15 @@ impl LayoutSums {
         for part in &layer.parts {
             self.add_part(*part, layer.active_experts);
         }
-        let (counts, cache) = (layer.heads, layer.head_cache(element_type));
-        match self.caches.iter_mut().find(|(known, _)| *known == counts) {
-            Some((_, known)) => {
-                known.per_position += cache.per_position;
-                known.state += cache.state;
-                known.kv_state += cache.kv_state;
+        for (counts, cache) in layer.head_caches(element_type) {
+            match self.caches.iter_mut().find(|(known, _)| *known == counts) {
+                Some((_, known)) => {
+                    known.per_position += cache.per_position;
+                    known.state += cache.state;
+                    known.kv_state += cache.kv_state;
+                }
+                None => self.caches.push((counts, cache)),
             }
-            None => self.caches.push((counts, cache)),
         }
     }
 }
@@ -152,20 +155,29 @@ impl ModelLayout {
                 add_parts(&mut parts, find(tensor), |it| divisions[&it]);
             }
             let heads = units.counts(layer.mixer.heads());
+            let state_heads = layer.mixer.state_heads().map(|shape| units.counts(shape));
             let inner_units = divisions.iter().filter_map(|(dimension, division)| match division {
                 Division::Units { unit, .. } => Some((*dimension, *unit)),
                 _ => None,
             });
             let inner_units = inner_units.collect();
             let active_experts = match &layer.feed_forward {
-                FeedForward::Mlp(_) => 1.0,
+                FeedForward::Mlp(_) | FeedForward::None => 1.0,
                 FeedForward::Experts(experts) => {
                     experts.experts_per_token as f64 / experts.num_experts as f64
                 }
             };
             let source_layer = layer.mixer.source_layer();
             let cache = layer.cache;
-            LayerLayout { parts, cache, active_experts, heads, inner_units, source_layer }
+            LayerLayout {
+                parts,
+                cache,
+                active_experts,
+                heads,
+                state_heads,
+                inner_units,
+                source_layer,
+            }
         });
         let layers: Vec<LayerLayout> = layers.collect();
         let mut outside = Vec::new();
@@ -244,11 +256,32 @@ impl ModelLayout {
 }
 
 impl LayerLayout {
+    /// Returns what its heads cache, and those of a state space beside attention.
+    pub(crate) fn head_caches(&self, element_type: &ElementType) -> Vec<(HeadCounts, HeadCache)> {
+        let mut caches = vec![(self.heads, self.head_cache(element_type))];
+        let &CacheKind::PositionsAndState {
+            elements_per_state_head, elements_per_state_group, ..
+        } = &self.cache
+        else {
+            return caches;
+        };
+        let counts = self.state_heads.expect("a layer with both has a state space");
+        let bytes = |elements: usize| elements as u64 * ElementType::F32.size_bytes();
+        let state = HeadCache {
+            per_position: 0,
+            state: bytes(elements_per_state_head),
+            kv_state: bytes(elements_per_state_group),
+        };
+        caches.push((counts, state));
+        caches
+    }
+
     /// Returns what its heads cache. Ranks keep all positions of windows for now.
-    pub(crate) fn head_cache(&self, element_type: &ElementType) -> HeadCache {
+    fn head_cache(&self, element_type: &ElementType) -> HeadCache {
         let bytes = |elements: usize| elements as u64 * ElementType::F32.size_bytes();
         match self.cache {
             CacheKind::Positions { elements_per_kv_head }
+            | CacheKind::PositionsAndState { elements_per_kv_head, .. }
             | CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
                 per_position: elements_per_kv_head as u64 * element_type.size_bytes(),
                 ..HeadCache::default()
@@ -271,11 +304,15 @@ impl HeadUnits {
     fn of(spec: &ModelSpec, group_size: impl Fn(&TensorSpec) -> Option<usize>) -> HeadUnits {
         let mut units: Vec<(HeadShape, usize)> = Vec::new();
         for layer in &spec.layers {
-            let shape = layer.mixer.heads();
-            let group = row_group(&layer.tensors, Dimension::Heads, &group_size).unwrap_or(1);
-            match units.iter_mut().find(|(known, _)| *known == shape) {
-                Some((_, common)) => *common = lcm(*common, group),
-                None => units.push((shape, group)),
+            let state = layer.mixer.state_heads().map(|shape| (shape, Dimension::StateHeads));
+            for (shape, dimension) in
+                [(layer.mixer.heads(), Dimension::Heads)].into_iter().chain(state)
+            {
+                let group = row_group(&layer.tensors, dimension, &group_size).unwrap_or(1);
+                match units.iter_mut().find(|(known, _)| *known == shape) {
+                    Some((_, common)) => *common = lcm(*common, group),
+                    None => units.push((shape, group)),
+                }
             }
         }
         HeadUnits(units)
@@ -311,14 +348,20 @@ fn divisions(
         (Dimension::Heads, Division::Heads(counts)),
         (Dimension::KvHeads, Division::KvHeads(counts)),
     ]);
+    if let Some(shape) = layer.mixer.state_heads() {
+        let counts = units.counts(shape);
+        divisions.insert(Dimension::StateHeads, Division::Heads(counts));
+        divisions.insert(Dimension::StateGroups, Division::KvHeads(counts));
+    }
     let inner = match &layer.feed_forward {
         FeedForward::Mlp(mlp) => vec![(Dimension::Inner, mlp.inner)],
         FeedForward::Experts(experts) => {
-            let shared = experts.shared_inner.map(|inner| (Dimension::SharedInner, inner));
+            let shared = experts.shared.as_ref().map(|it| (Dimension::SharedInner, it.inner));
             let dense = experts.beside.as_ref().map(|beside| (Dimension::Inner, beside.mlp.inner));
             let routed = [(Dimension::ExpertInner, experts.inner)];
             routed.into_iter().chain(shared).chain(dense).collect()
         }
+        FeedForward::None => Vec::new(),
     };
     for (dimension, full) in inner {
         let unit = inner_unit(full, row_group(&layer.tensors, dimension, &group_size));

@@ -32,15 +32,16 @@ mod shard;
 mod tensor;
 
 pub use altup::{AltUpLayer, AltUpSpec};
+pub use config::parse_config;
 pub use error::SpecError;
 pub use families::computed_types;
 pub use latent::LatentSpec;
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertModules,
-    ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec,
-    ModelSpec, NormKind, QkNorm, RouterGroups, RouterScores, RouterSpec, ShiftedNorms,
-    StackedModule, ValueKind,
+    Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertLatent,
+    ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer,
+    MlpSpec, ModelSpec, NormKind, ParallelMixers, QkNorm, RouterGroups, RouterScores, RouterSpec,
+    ShiftedNorms, StackedModule, ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
@@ -48,7 +49,10 @@ pub use modules::{
 pub use names::{TensorNames, UnusedPart};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
-pub use recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, ShortConvSpec};
+pub use recurrent::{
+    GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, ShortConvSpec, StateSpaceSizes,
+    StateSpaceSpec,
+};
 pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;

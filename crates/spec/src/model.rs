@@ -8,7 +8,7 @@ use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
 use crate::quantization::QuantizationMap;
-use crate::recurrent::{GatedDeltaSpec, ShortConvSpec};
+use crate::recurrent::{GatedDeltaSpec, ShortConvSpec, StateSpaceSpec};
 use crate::rope::{QueryGrowth, RopeSpec};
 use crate::tensor::{FusedSource, TensorHeaders, TensorSpec};
 
@@ -58,6 +58,9 @@ pub struct ModelSpec {
     pub names: TensorNames,
     /// Norms that original checkpoints store in another way; `None` if there are none.
     pub shifted_norms: Option<ShiftedNorms>,
+    /// Whether only conversions can be loaded, which have other weights than originals: tensors must
+    /// have their very shapes, by which originals show.
+    pub needs_conversion: bool,
 }
 
 impl ModelSpec {
@@ -166,6 +169,12 @@ pub enum Mixer {
     ShortConv(Box<ShortConvSpec>),
     /// Multi-head latent attention.
     Latent(Box<LatentSpec>),
+    /// The state space of Mamba-2.
+    StateSpace(Box<StateSpaceSpec>),
+    /// Attention and a state space beside each other.
+    Parallel(Box<ParallelMixers>),
+    /// It does not.
+    None,
 }
 
 impl Mixer {
@@ -173,6 +182,7 @@ impl Mixer {
     pub fn heads(&self) -> HeadShape {
         match self {
             Mixer::Attention(attention) => attention.shape(),
+            Mixer::Parallel(mixers) => mixers.attention.shape(),
             Mixer::GatedDelta(delta) => HeadShape {
                 heads: delta.sizes.value_heads,
                 kv_heads: delta.sizes.key_heads,
@@ -182,6 +192,9 @@ impl Mixer {
                 HeadShape { heads: conv.units, kv_heads: conv.units, head_dim: conv.unit_channels }
             }
             Mixer::Latent(latent) => latent.shape(),
+            Mixer::StateSpace(space) => space.shape(),
+            // There is nothing to divide; one head of one element stands for it.
+            Mixer::None => HeadShape { heads: 1, kv_heads: 1, head_dim: 1 },
         }
     }
 
@@ -190,6 +203,26 @@ impl Mixer {
         let Mixer::Attention(attention) = self else { return None };
         attention.source_layer
     }
+}
+
+impl Mixer {
+    /// Returns the heads of the state space beside attention, if there is one; ranks divide it on its
+    /// own.
+    pub fn state_heads(&self) -> Option<HeadShape> {
+        match self {
+            Mixer::Parallel(mixers) => Some(mixers.space.shape()),
+            _ => None,
+        }
+    }
+}
+
+/// Attention and a state space that read the same norm; their sum is added to the stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParallelMixers {
+    /// Attention.
+    pub attention: AttentionSpec,
+    /// State space.
+    pub space: StateSpaceSpec,
 }
 
 /// The heads by which ranks divide a mixer.
@@ -282,6 +315,8 @@ pub enum FeedForward {
     Mlp(MlpSpec),
     /// Experts, of which a router chooses some for each token.
     Experts(Box<ExpertsSpec>),
+    /// Nothing.
+    None,
 }
 
 /// `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))` without a gate.
@@ -333,12 +368,14 @@ pub struct ExpertsSpec {
     pub experts_per_token: usize,
     /// Inner dimension of an expert.
     pub inner: usize,
-    /// Inner dimension of the expert that every token passes; `None` if there is none.
-    pub shared_inner: Option<usize>,
+    /// The expert that every token passes; `None` if there is none.
+    pub shared: Option<MlpSpec>,
     /// How an expert's gate and its other projection are combined.
     pub activation: ExpertActivation,
     /// Whether an expert's products have biases.
     pub has_bias: bool,
+    /// What routed experts read and write, if it is not the stream.
+    pub latent: Option<ExpertLatent>,
     /// How experts are chosen and weighted.
     pub router: RouterSpec,
     /// Where the tensors are.
@@ -359,6 +396,18 @@ pub struct DenseBeside {
     pub outputs: [String; 2],
 }
 
+/// The vectors that routed experts read and write, if it is not the stream: a projection of the stream
+/// is their input, and a projection of their weighted sum their result.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ExpertLatent {
+    /// Width of these vectors.
+    pub width: usize,
+    /// Projection of the stream, `[width, hidden]`.
+    pub down: String,
+    /// Projection to the stream, `[hidden, width]`.
+    pub up: String,
+}
+
 /// How an expert's gate and its other projection are combined.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertActivation {
@@ -373,6 +422,15 @@ pub enum ExpertActivation {
         /// Bound of both projections.
         limit: f32,
     },
+    /// There is no gate: the square of `max(up, 0)`.
+    ReluSquared,
+}
+
+impl ExpertActivation {
+    /// Whether experts have gates.
+    pub fn has_gate(self) -> bool {
+        self != ExpertActivation::ReluSquared
+    }
 }
 
 /// How experts are chosen and weighted.
@@ -448,10 +506,8 @@ pub struct ExpertModules {
     pub router_norm: Option<String>,
     /// Factors of the experts' weights, `[experts]`.
     pub expert_scales: Option<String>,
-    /// Gate, up and down projections of all experts.
+    /// Gate, up and down projections of all experts. There is no gate with some activations.
     pub experts: [StackedModule; 3],
-    /// The expert that every token passes.
-    pub shared: Option<String>,
     /// Matrix `[1, hidden]` whose product's logistic function weighs that expert.
     pub shared_gate: Option<String>,
 }
@@ -489,6 +545,16 @@ pub enum CacheKind {
         elements_per_head: usize,
         /// Number of elements for each of the heads that several heads share.
         elements_per_kv_head: usize,
+    },
+    /// Something for every position, and a state in single precision: of attention and a state space
+    /// beside each other.
+    PositionsAndState {
+        /// Number of elements for each position and key-value head: its key and its value.
+        elements_per_kv_head: usize,
+        /// Number of elements of the state for each head of the state space.
+        elements_per_state_head: usize,
+        /// Number of elements of the state for each group of these heads.
+        elements_per_state_group: usize,
     },
     /// Nothing.
     None,

@@ -60,13 +60,15 @@ impl Default for InwardModules {
 }
 
 /// The norms around the blocks of a layer.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerNorms {
     /// Around the mixer.
     pub mixer: BlockNorms,
     /// Around the feed-forward block. In a layer whose blocks are parallel, both read what the
     /// mixer's norm returns.
     pub feed_forward: BlockNorms,
+    /// What these norms add to the mean square, where it is not what the model's last norm adds.
+    pub eps: Option<f32>,
 }
 
 /// The norms around a block.
@@ -81,7 +83,7 @@ pub struct BlockNorms {
 impl LayerNorms {
     /// Returns the modules of all norms.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
-        let LayerNorms { mixer, feed_forward } = self;
+        let LayerNorms { mixer, feed_forward, .. } = self;
         let all = [&mixer.input, &mixer.output, &feed_forward.input, &feed_forward.output];
         all.into_iter().flatten().map(String::as_str)
     }

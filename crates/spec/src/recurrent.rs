@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::model::HeadShape;
+
 /// A gated delta net (Yang et al. 2024, "Gated Delta Networks"): a causal convolution over queries,
 /// keys and values, then for each value head a state `[value_dim, key_dim]`, which a token decays and
 /// corrects towards its value.
@@ -70,6 +72,82 @@ pub struct ShortConvSpec {
     pub convolution: HeadRows,
     /// Output projection.
     pub output: String,
+}
+
+/// The state space of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): a causal convolution over
+/// values, keys and queries, then for each head a state `[head_dim, state_dim]`, which a token decays
+/// and adds to. Heads are in groups that share keys (`B` in the paper) and queries (`C`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateSpaceSpec {
+    /// Sizes of heads and convolution.
+    pub sizes: StateSpaceSizes,
+    /// Projection to queries, `[groups, state_dim]`.
+    pub queries: HeadRows,
+    /// Projection to keys, `[groups, state_dim]`.
+    pub keys: HeadRows,
+    /// Projection to values, `[heads, head_dim]`.
+    pub values: HeadRows,
+    /// Projection to the gates of the output, `[heads, head_dim]`.
+    pub gates: HeadRows,
+    /// Projection to the time steps, `[heads]`.
+    pub steps: HeadRows,
+    /// Whether these projections have biases.
+    pub has_projection_bias: bool,
+    /// Kernels of the convolutions of queries, keys and values: a row of `conv_width` weights for
+    /// each element.
+    pub convolutions: [HeadRows; 3],
+    /// Whether the convolutions have biases.
+    pub has_conv_bias: bool,
+    /// Logarithm of the decay's factor, `[heads]`.
+    pub a_log: String,
+    /// Added to the time steps, `[heads]`.
+    pub dt_bias: String,
+    /// Factor of the value in the result, `[heads]`.
+    pub skips: String,
+    /// Minimum and maximum of the time steps.
+    pub step_limits: [f32; 2],
+    /// Norm of the heads' results; `None` if there is none.
+    pub norm: Option<GroupNormSpec>,
+    /// Output projection.
+    pub output: String,
+    /// Whether it has a bias.
+    pub has_output_bias: bool,
+}
+
+impl StateSpaceSpec {
+    /// Returns its heads.
+    pub(crate) fn shape(&self) -> HeadShape {
+        let StateSpaceSizes { heads, groups, head_dim, .. } = self.sizes;
+        HeadShape { heads, kv_heads: groups, head_dim }
+    }
+}
+
+/// A norm of the results of all heads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupNormSpec {
+    /// Where its weight is, `[heads * head_dim]`.
+    pub module: String,
+    /// Number of groups of neighbouring elements, each of which is normalised by itself.
+    pub groups: usize,
+    /// Added to the mean of the squares.
+    pub eps: f32,
+    /// Whether the results are normalised before the gates multiply them, not after it.
+    pub precedes_gate: bool,
+}
+
+/// Sizes of a state space.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct StateSpaceSizes {
+    /// Number of heads, each with a state; a multiple of `groups`.
+    pub heads: usize,
+    /// Number of groups of heads that share keys and queries.
+    pub groups: usize,
+    /// Width of a head's value.
+    pub head_dim: usize,
+    /// Width of a key and of a query.
+    pub state_dim: usize,
+    /// Number of positions that the convolution sees, including its own.
+    pub conv_width: usize,
 }
 
 /// The rows of a stored tensor that belong to one projection of a fused one. Heads of the projection

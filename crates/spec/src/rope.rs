@@ -37,6 +37,12 @@ pub struct RopeSpec {
     pub scaling: RopeScaling,
 }
 
+impl RopeSpec {
+    /// No rotation at all.
+    pub(crate) const NONE: RopeSpec =
+        RopeSpec { dims: 0, theta: 1.0, is_traditional: false, scaling: RopeScaling::None };
+}
+
 /// How a checkpoint extends the context that its rotations were made for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -256,9 +262,21 @@ impl RopeConfig {
     /// # Errors
     /// Fails if the base is invalid.
     pub(crate) fn unscaled(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+        self.unscaled_or(dims, None)
+    }
+
+    /// Like [`RopeConfig::unscaled`]; `default_theta` is the base of checkpoints that do not state
+    /// one.
+    ///
+    /// # Errors
+    /// Fails if the base is invalid.
+    pub(crate) fn unscaled_or(
+        &self,
+        dims: usize,
+        default_theta: Option<f64>,
+    ) -> Result<RopeSpec, SpecError> {
         let plain = RopeConfig { rope_scaling: None, rope_parameters: None, ..self.clone() };
-        let stated = self.scaling().rope_theta;
-        plain.spec(dims, stated)
+        plain.spec(dims, self.scaling().rope_theta.or(default_theta))
     }
 
     /// Returns the rotation of the first `dims` elements of a head; `default_theta` is the base of

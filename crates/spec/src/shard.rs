@@ -99,10 +99,11 @@ impl ModelLayout {
                 let cuts = cuts.of(part.division);
                 self.add_part(&mut shards, cuts, part, layer.active_experts);
             }
-            let (heads, kv_heads) = (layer.heads.heads as u64, layer.heads.kv_heads as u64);
-            let cache = layer.head_cache(&self.element_type);
-            shards[0].cache.bytes_per_token += kv_heads * cache.per_position;
-            shards[0].cache.state_bytes += heads * cache.state + kv_heads * cache.kv_state;
+            for (counts, cache) in layer.head_caches(&self.element_type) {
+                let (heads, kv_heads) = (counts.heads as u64, counts.kv_heads as u64);
+                shards[0].cache.bytes_per_token += kv_heads * cache.per_position;
+                shards[0].cache.state_bytes += heads * cache.state + kv_heads * cache.kv_state;
+            }
         }
         let [shard] = shards;
         shard

@@ -157,6 +157,10 @@ pub enum Dimension {
     Heads,
     /// Key and value heads.
     KvHeads,
+    /// Heads of a state space beside attention.
+    StateHeads,
+    /// Groups of these heads.
+    StateGroups,
     /// Inner dimension of the dense feed-forward block.
     Inner,
     /// Inner dimension of each routed expert.

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use jackalope_protocol::counted;
-use jackalope_spec::{ModelSpec, SpecError, TensorProblem, UnusedTensors};
+use jackalope_spec::{ModelSpec, SpecError, TensorProblem, UnusedTensors, parse_config};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -194,7 +194,7 @@ fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
         return Err(format!("it has {found} bytes"));
     }
     let content = fs::read(path).map_err(|err| err.to_string())?;
-    let value: Value = serde_json::from_slice(&content).map_err(|err| err.to_string())?;
+    let value = parse_config(&content).map_err(|err| err.to_string())?;
     value.is_object().then_some(Some(value)).ok_or_else(|| "it is no JSON object".to_owned())
 }
 

@@ -24,7 +24,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use jackalope_spec::ModelSpec;
+use jackalope_spec::{ModelSpec, parse_config};
 
 use choice::choose;
 use destination::Job;
@@ -245,7 +245,7 @@ impl Pull {
     fn check_loadable(&self, config: &Path) -> anyhow::Result<()> {
         let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
         // Invalid JSON is reported once all files have arrived.
-        let Ok(config) = serde_json::from_slice(&content) else { return Ok(()) };
+        let Ok(config) = parse_config(&content) else { return Ok(()) };
         match ModelSpec::from_config(&config) {
             Err(unsupported) if !self.config.takes_unsupported => bail!(
                 "{}: {unsupported}; no weights were fetched\nhint: choose another model, such as a \

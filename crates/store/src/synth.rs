@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use jackalope_spec::{HeadTable, ModelSpec, SpecError, TensorRole};
+use jackalope_spec::{HeadTable, ModelSpec, SpecError, TensorRole, parse_config};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -122,8 +122,8 @@ pub fn read_config(path: &Path) -> Result<Value, SynthError> {
         path: path_buf(),
         source,
     })?;
-    let config: Value = serde_json::from_slice(&text)
-        .map_err(|source| SynthError::NotJson { path: path_buf(), source })?;
+    let config: Value =
+        parse_config(&text).map_err(|source| SynthError::NotJson { path: path_buf(), source })?;
     if config.is_object() { Ok(config) } else { Err(SynthError::NoObject { path: path_buf() }) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::weights::{RecurrenceRule, RecurrenceWeights};
+use super::weights::{Decay, RecurrenceRule, RecurrenceWeights};
 use super::{BLOCK, RecurrenceInputs};
 use crate::attention::exp::exp;
 use crate::simd::{Simd, dispatched};
@@ -39,7 +39,7 @@ struct Token<'a> {
     query: &'a [f32],
     key: &'a [f32],
     value: Row,
-    decay: f32,
+    decay: Decay,
 }
 
 dispatched! {
@@ -86,6 +86,7 @@ fn run<S: Simd>(
     let sizes = weights.sizes();
     let num_lanes = block.lanes.len();
     let kernels = weights.value_kernels(block.head, block.idx);
+    let biases = weights.value_biases(block.head, block.idx);
     let (state, history) = state.split_at_mut(sizes.key_dim);
     let placed = block.placed.chunks_exact(2 * sizes.key_dim);
     for ((row, placed), out) in block.rows.clone().zip(placed).zip(out.chunks_exact_mut(num_lanes))
@@ -96,12 +97,15 @@ fn run<S: Simd>(
         let lanes = start + block.lanes.start..start + block.lanes.end;
         let mut value = [0.0; BLOCK];
         value[..num_lanes].copy_from_slice(&inputs.values[lanes]);
-        let value = convolve::<S>(history, kernels, &value);
+        let value = convolve::<S>(history, kernels, biases, &value);
         let decay = weights.decay(block.head, inputs.decays[head_idx]);
         let token = Token { query, key, value, decay };
         let result = match weights.rule() {
             RecurrenceRule::GatedDelta { rate_max } => {
                 delta_step::<S>(state, &token, rate_max * logistic::<S>(inputs.rates[head_idx]))
+            }
+            RecurrenceRule::StateSpace { .. } => {
+                space_step::<S>(state, &token, weights.skip(block.head))
             }
         };
         out.copy_from_slice(&result[..num_lanes]);
@@ -110,8 +114,8 @@ fn run<S: Simd>(
 
 /// Returns `silu(convolution)` of a token, and puts it at the end of the history.
 #[inline(always)]
-fn convolve<S: Simd>(history: &mut [Row], kernels: &[Row], x: &Row) -> Row {
-    let mut sums = [0.0; BLOCK];
+fn convolve<S: Simd>(history: &mut [Row], kernels: &[Row], biases: &Row, x: &Row) -> Row {
+    let mut sums = *biases;
     for (inputs, weights) in history.iter().chain([x]).zip(kernels) {
         for lane in 0..BLOCK {
             sums[lane] = S::mul_add_scalar(inputs[lane], weights[lane], sums[lane]);
@@ -127,7 +131,7 @@ fn convolve<S: Simd>(history: &mut [Row], kernels: &[Row], x: &Row) -> Row {
 /// Corrects the state, whose rows belong to the elements of the key, and returns the token's result.
 #[inline(always)]
 fn delta_step<S: Simd>(state: &mut [Row], token: &Token<'_>, rate: f32) -> Row {
-    let &Token { query, key, value, decay } = token;
+    let &Token { query, key, value, decay: Decay { factor: decay, .. } } = token;
     let mut found = [0.0; BLOCK];
     for (row, key) in state.iter().zip(key) {
         for lane in 0..BLOCK {
@@ -144,6 +148,25 @@ fn delta_step<S: Simd>(state: &mut [Row], token: &Token<'_>, rate: f32) -> Row {
             row[lane] = S::mul_add_scalar(correction[lane], *key, decay * row[lane]);
             result[lane] = S::mul_add_scalar(row[lane], *query, result[lane]);
         }
+    }
+    result
+}
+
+/// Adds the token to the state, whose rows belong to the elements of the key, and returns the token's
+/// result.
+#[inline(always)]
+fn space_step<S: Simd>(state: &mut [Row], token: &Token<'_>, skip: f32) -> Row {
+    let &Token { query, key, value, decay: Decay { step, factor } } = token;
+    let input = value.map(|value| step * value);
+    let mut result = [0.0; BLOCK];
+    for ((row, key), query) in state.iter_mut().zip(key).zip(query) {
+        for lane in 0..BLOCK {
+            row[lane] = S::mul_add_scalar(input[lane], *key, factor * row[lane]);
+            result[lane] = S::mul_add_scalar(row[lane], *query, result[lane]);
+        }
+    }
+    for lane in 0..BLOCK {
+        result[lane] = S::mul_add_scalar(skip, value[lane], result[lane]);
     }
     result
 }

@@ -65,6 +65,31 @@ fn gate_heads_with<S: Simd>(
     }
 }
 
+/// Multiplies each element of `x` by `gate * sigmoid(gate)`.
+///
+/// # Panics
+/// Panics if the lengths differ.
+#[track_caller]
+pub fn silu_gate(x: &mut [f32], gates: &[f32], threads: &Threads) {
+    let _span = threads.span("silu_gate", 0);
+    assert_eq!(x.len(), gates.len(), "a gate for each element");
+    let pieces = x.chunks_mut(PIECE_ELEMENTS).zip(gates.chunks(PIECE_ELEMENTS)).collect();
+    threads.for_each(pieces, |(x, gates): (&mut [f32], &[f32])| {
+        silu_gate_elements(threads.instructions(), x, gates);
+    });
+}
+
+dispatched! {
+    fn silu_gate_elements(x: &mut [f32], gates: &[f32]) = silu_gate_elements_with
+}
+
+#[inline(always)]
+fn silu_gate_elements_with<S: Simd>(_simd: S, x: &mut [f32], gates: &[f32]) {
+    for (value, gate) in x.iter_mut().zip(gates) {
+        *value *= silu::<S>(*gate);
+    }
+}
+
 /// `out = x * sigmoid(gate)`, element by element.
 ///
 /// # Panics

@@ -39,13 +39,13 @@ fn key_rows_with<S: Simd>(
 ) {
     let sizes = weights.sizes();
     let (key_dim, num_heads) = (sizes.key_dim, sizes.key_heads);
-    let kernels = weights.key_kernels(job.head);
+    let (kernels, biases) = (weights.key_kernels(job.head), weights.key_biases(job.head));
     for (row, placed) in job.rows.zip(job.placed.chunks_exact_mut(2 * key_dim)) {
         let start = (row * num_heads + job.head) * key_dim;
         let (query, key) = placed.split_at_mut(key_dim);
         query.copy_from_slice(&inputs.queries[start..start + key_dim]);
         key.copy_from_slice(&inputs.keys[start..start + key_dim]);
-        convolve::<S>(job.history, kernels, placed);
+        convolve::<S>(job.history, kernels, biases, placed);
         let (query, key) = placed.split_at_mut(key_dim);
         match weights.rule() {
             RecurrenceRule::GatedDelta { .. } => {
@@ -53,15 +53,16 @@ fn key_rows_with<S: Simd>(
                 scale_to(simd, query, scale);
                 scale_to(simd, key, 1.0);
             }
+            RecurrenceRule::StateSpace { .. } => {}
         }
     }
 }
 
 /// Replaces `x` by `silu(convolution)`, and puts it at the end of the history.
 #[inline(always)]
-fn convolve<S: Simd>(history: &mut [f32], kernels: &[f32], x: &mut [f32]) {
+fn convolve<S: Simd>(history: &mut [f32], kernels: &[f32], biases: &[f32], x: &mut [f32]) {
     let width = x.len();
-    let mut sums = vec![0.0; width];
+    let mut sums = biases.to_vec();
     add_taps::<S>(history.chunks_exact(width).chain([&*x]), kernels, &mut sums);
     if !history.is_empty() {
         let last = history.len() - width;

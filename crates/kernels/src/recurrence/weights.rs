@@ -2,8 +2,8 @@
 
 use super::{BLOCK, RecurrenceSizes};
 
-/// How a token changes the state `S` of a value head; `k` is its key, `v` its value and `g` its
-/// decay.
+/// How a token changes the state `S` of a value head; `k` is its key, `q` its query, `v` its value and
+/// `g` its decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RecurrenceRule {
     /// The gated delta rule (Yang et al. 2024, equation 10): `S = g S + r (v - g S k) kᵀ`, the result
@@ -13,6 +13,24 @@ pub enum RecurrenceRule {
         /// Maximum of the rate.
         rate_max: f32,
     },
+    /// The state space of Mamba-2 (Dao and Gu 2024, section 3): `S = g S + t v kᵀ`, the result is
+    /// `S q + d v`. The token's time step `t` is the softplus of its projection to the decay, within
+    /// bounds; `d` is a weight of the head.
+    StateSpace {
+        /// Minimum of the time step.
+        step_min: f32,
+        /// Maximum of the time step.
+        step_max: f32,
+    },
+}
+
+/// How far a token lets a value head's state decay.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decay {
+    /// Time step.
+    pub(super) step: f32,
+    /// Factor of the state.
+    pub(super) factor: f32,
 }
 
 /// The small weights of a recurrence.
@@ -24,10 +42,16 @@ pub struct RecurrenceWeights {
     key_kernels: Vec<f32>,
     /// For each block of each value head `[conv_width]` rows.
     value_kernels: Vec<[f32; BLOCK]>,
+    /// Added to the convolution, for each key head `[2 * key_dim]`.
+    key_biases: Vec<f32>,
+    /// Added to the convolution, for each block of each value head.
+    value_biases: Vec<[f32; BLOCK]>,
     /// Factor of each value head's decay.
     factors: Vec<f64>,
     /// Added to each value head's projection to the decay.
     dt_bias: Vec<f32>,
+    /// Factor of each value head's value in the result.
+    skips: Vec<f32>,
 }
 
 /// The kernels of the convolutions, one for each element of the projections.
@@ -38,6 +62,17 @@ pub struct ConvKernels<'a> {
     /// `[key_heads, key_dim, conv_width]`.
     pub keys: &'a [f32],
     /// `[value_heads, value_dim, conv_width]`.
+    pub values: &'a [f32],
+}
+
+/// What is added to the convolutions, one number for each element of the projections.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvBiases<'a> {
+    /// `[key_heads, key_dim]`.
+    pub queries: &'a [f32],
+    /// `[key_heads, key_dim]`.
+    pub keys: &'a [f32],
+    /// `[value_heads, value_dim]`.
     pub values: &'a [f32],
 }
 
@@ -93,8 +128,51 @@ impl RecurrenceWeights {
             }
         }
         let factors = decay.a_log.iter().map(|a_log| f64::from(*a_log).exp()).collect();
-        let dt_bias = decay.dt_bias.to_vec();
-        RecurrenceWeights { sizes, rule, key_kernels, value_kernels, factors, dt_bias }
+        RecurrenceWeights {
+            sizes,
+            rule,
+            key_kernels,
+            key_biases: vec![0.0; 2 * key_heads * key_dim],
+            value_biases: vec![[0.0; BLOCK]; value_kernels.len() / conv_width],
+            value_kernels,
+            factors,
+            dt_bias: decay.dt_bias.to_vec(),
+            skips: vec![0.0; value_heads],
+        }
+    }
+
+    /// Returns the weights with biases of the convolutions, which are zero before.
+    ///
+    /// # Panics
+    /// Panics if a length does not fit.
+    #[track_caller]
+    pub fn with_biases(self, biases: ConvBiases<'_>) -> RecurrenceWeights {
+        let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
+        let keys_len = key_heads * key_dim;
+        assert_eq!([biases.queries.len(), biases.keys.len()], [keys_len; 2], "biases of keys");
+        assert_eq!(biases.values.len(), value_heads * value_dim, "biases of values");
+        let both = biases.queries.chunks_exact(key_dim).zip(biases.keys.chunks_exact(key_dim));
+        let key_biases = both.flat_map(|(query, key)| query.iter().chain(key)).copied().collect();
+        let mut value_biases = Vec::with_capacity(self.value_biases.len());
+        for head in biases.values.chunks_exact(value_dim) {
+            for lanes in self.sizes.blocks() {
+                let mut row = [0.0; BLOCK];
+                row[..lanes.len()].copy_from_slice(&head[lanes]);
+                value_biases.push(row);
+            }
+        }
+        RecurrenceWeights { key_biases, value_biases, ..self }
+    }
+
+    /// Returns the weights with the factors of the values in the results, `[value_heads]`, which are
+    /// zero before.
+    ///
+    /// # Panics
+    /// Panics if the length does not fit.
+    #[track_caller]
+    pub fn with_skips(self, skips: &[f32]) -> RecurrenceWeights {
+        assert_eq!(skips.len(), self.sizes.value_heads, "a factor for each head");
+        RecurrenceWeights { skips: skips.to_vec(), ..self }
     }
 
     /// Returns the sizes.
@@ -109,6 +187,7 @@ impl RecurrenceWeights {
     pub(super) fn has_rates(&self) -> bool {
         match self.rule {
             RecurrenceRule::GatedDelta { .. } => true,
+            RecurrenceRule::StateSpace { .. } => false,
         }
     }
 
@@ -125,11 +204,30 @@ impl RecurrenceWeights {
         &self.value_kernels[start..start + width]
     }
 
+    /// Returns the biases of a key head, of queries, then of keys.
+    pub(super) fn key_biases(&self, head: usize) -> &[f32] {
+        let len = 2 * self.sizes.key_dim;
+        &self.key_biases[head * len..(head + 1) * len]
+    }
+
+    /// Returns the biases of a block of values.
+    pub(super) fn value_biases(&self, head: usize, block_idx: usize) -> &[f32; BLOCK] {
+        &self.value_biases[head * self.sizes.value_dim.div_ceil(BLOCK) + block_idx]
+    }
+
+    /// Returns the factor of a value head's value in its result.
+    pub(super) fn skip(&self, head: usize) -> f32 {
+        self.skips[head]
+    }
+
     /// Returns the decay of a value head for its projection `x`. It is computed in f64, because
     /// libraries differ in the last bits of these functions, and rounded once.
-    pub(super) fn decay(&self, head: usize, x: f32) -> f32 {
+    pub(super) fn decay(&self, head: usize, x: f32) -> Decay {
         let x = f64::from(x) + f64::from(self.dt_bias[head]);
-        let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-        (-self.factors[head] * softplus).exp() as f32
+        let mut step = x.max(0.0) + (-x.abs()).exp().ln_1p();
+        if let RecurrenceRule::StateSpace { step_min, step_max } = self.rule {
+            step = step.clamp(f64::from(step_min), f64::from(step_max));
+        }
+        Decay { step: step as f32, factor: (-self.factors[head] * step).exp() as f32 }
     }
 }

@@ -2,9 +2,10 @@
 //! of the heads.
 
 use jackalope_kernels::{
-    ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, Norm, RecurrenceInputs,
-    RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState, ShortConvInputs,
-    ShortConvWeights, Threads, gated_norm, recurrence, short_convolution, sigmoid_gate,
+    ConvBiases, ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, Norm,
+    RecurrenceInputs, RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState,
+    ShortConvInputs, ShortConvWeights, Threads, gated_norm, recurrence, short_convolution,
+    sigmoid_gate, silu_gate,
 };
 
 /// Numbers in `-1..1` that a seed determines.
@@ -32,35 +33,49 @@ const SIZES: [RecurrenceSizes; 4] = [
     RecurrenceSizes { key_heads: 2, value_heads: 2, key_dim: 16, value_dim: 32, conv_width: 1 },
 ];
 
-const RULE: RecurrenceRule = RecurrenceRule::GatedDelta { rate_max: 2.0 };
+const DELTA: RecurrenceRule = RecurrenceRule::GatedDelta { rate_max: 2.0 };
+
+/// Bounds of the time step that some tokens reach.
+const SPACE: RecurrenceRule = RecurrenceRule::StateSpace { step_min: 0.3, step_max: 1.5 };
 
 /// Projections and weights of some rows.
 struct Sample {
     sizes: RecurrenceSizes,
+    rule: RecurrenceRule,
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
     decays: Vec<f32>,
     rates: Vec<f32>,
     kernels: [Vec<f32>; 3],
+    /// Zero for the delta rule, as `skips` are.
+    biases: [Vec<f32>; 3],
     a_log: Vec<f32>,
     dt_bias: Vec<f32>,
+    skips: Vec<f32>,
 }
 
 impl Sample {
-    fn new(sizes: RecurrenceSizes, rows: usize) -> Sample {
+    fn new(sizes: RecurrenceSizes, rule: RecurrenceRule, rows: usize) -> Sample {
+        let is_delta = rule == DELTA;
+        let unless_delta = |len: usize, seed: u64| {
+            if is_delta { vec![0.0; len] } else { numbers(len, seed) }
+        };
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = sizes;
         let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
         Sample {
             sizes,
+            rule,
             queries: numbers(rows * keys, 1),
             keys: numbers(rows * keys, 2),
             values: numbers(rows * values, 3),
             decays: numbers(rows * value_heads, 4),
-            rates: numbers(rows * value_heads, 5),
+            rates: if is_delta { numbers(rows * value_heads, 5) } else { Vec::new() },
             kernels: [keys, keys, values].map(|len| numbers(len * conv_width, len as u64)),
             a_log: numbers(value_heads, 6),
+            biases: [keys, keys, values].map(|len| unless_delta(len, 8 + len as u64)),
             dt_bias: numbers(value_heads, 7),
+            skips: unless_delta(value_heads, 8),
         }
     }
 
@@ -68,7 +83,12 @@ impl Sample {
         let [queries, keys, values] = self.kernels.each_ref().map(Vec::as_slice);
         let kernels = ConvKernels { queries, keys, values };
         let decay = DecayWeights { a_log: &self.a_log, dt_bias: &self.dt_bias };
-        RecurrenceWeights::new(self.sizes, RULE, kernels, decay)
+        let weights = RecurrenceWeights::new(self.sizes, self.rule, kernels, decay);
+        if self.rule == DELTA {
+            return weights;
+        }
+        let [queries, keys, values] = self.biases.each_ref().map(Vec::as_slice);
+        weights.with_biases(ConvBiases { queries, keys, values }).with_skips(&self.skips)
     }
 
     /// The same sequence with some of its key heads and their value heads alone.
@@ -81,12 +101,14 @@ impl Sample {
             rows.flat_map(|row| row[own.start * width..own.end * width].to_vec()).collect()
         };
         let [q, k, v] = &self.kernels;
+        let [q_bias, k_bias, v_bias] = &self.biases;
         Sample {
             sizes: RecurrenceSizes {
                 key_heads: heads.len(),
                 value_heads: values.len(),
                 ..self.sizes
             },
+            rule: self.rule,
             queries: take(&self.queries, key_heads, &heads, key_dim),
             keys: take(&self.keys, key_heads, &heads, key_dim),
             values: take(&self.values, value_heads, &values, value_dim),
@@ -97,7 +119,13 @@ impl Sample {
                 take(k, key_heads, &heads, key_dim * conv_width),
                 take(v, value_heads, &values, value_dim * conv_width),
             ],
+            biases: [
+                take(q_bias, key_heads, &heads, key_dim),
+                take(k_bias, key_heads, &heads, key_dim),
+                take(v_bias, value_heads, &values, value_dim),
+            ],
             a_log: take(&self.a_log, value_heads, &values, 1),
+            skips: take(&self.skips, value_heads, &values, 1),
             dt_bias: take(&self.dt_bias, value_heads, &values, 1),
         }
     }
@@ -122,7 +150,10 @@ impl Sample {
             keys: &self.keys[first * keys..last * keys],
             values: &self.values[first * values..last * values],
             decays: &self.decays[first * value_heads..last * value_heads],
-            rates: &self.rates[first * value_heads..last * value_heads],
+            rates: match self.rule {
+                SPACE => &[],
+                _ => &self.rates[first * value_heads..last * value_heads],
+            },
         };
         let sequences = lens.iter().zip(states);
         let sequences =
@@ -137,35 +168,46 @@ impl Sample {
     /// The definition, in f64: one sequence from an empty state.
     fn expected(&self, rows: usize) -> Vec<f64> {
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
-        let [q, k, v] = [
-            (&self.queries, &self.kernels[0], key_heads * key_dim),
-            (&self.keys, &self.kernels[1], key_heads * key_dim),
-            (&self.values, &self.kernels[2], value_heads * value_dim),
-        ]
-        .map(|(x, kernel, width)| convolved(x, kernel, width, self.sizes.conv_width));
+        let convolved = |idx: usize, x: &[f32], width: usize| {
+            convolved(x, &self.kernels[idx], &self.biases[idx], width, self.sizes.conv_width)
+        };
+        let q = convolved(0, &self.queries, key_heads * key_dim);
+        let k = convolved(1, &self.keys, key_heads * key_dim);
+        let v = convolved(2, &self.values, value_heads * value_dim);
         let mut results = vec![0.0; rows * value_heads * value_dim];
         for head in 0..value_heads {
             let key_head = head / (value_heads / key_heads);
             let mut state = vec![vec![0.0_f64; key_dim]; value_dim];
             for row in 0..rows {
-                let unit = |x: &[f64]| -> Vec<f64> {
+                let of_head = |x: &[f64]| {
                     let start = (row * key_heads + key_head) * key_dim;
-                    let x = &x[start..start + key_dim];
-                    let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
-                    x.iter().map(|x| x / length).collect()
+                    x[start..start + key_dim].to_vec()
                 };
-                let (query, key) = (unit(&q), unit(&k));
+                let (mut query, mut key) = (of_head(&q), of_head(&k));
                 let idx = row * value_heads + head;
                 let x = f64::from(self.decays[idx]) + f64::from(self.dt_bias[head]);
-                let decay = (-f64::from(self.a_log[head]).exp() * x.exp().ln_1p()).exp();
-                let rate = 2.0 / (1.0 + (-f64::from(self.rates[idx])).exp());
+                let mut time = x.exp().ln_1p();
+                if let RecurrenceRule::StateSpace { step_min, step_max } = self.rule {
+                    time = time.max(f64::from(step_min)).min(f64::from(step_max));
+                } else {
+                    to_length_one(&mut query);
+                    to_length_one(&mut key);
+                    query.iter_mut().for_each(|it| *it /= (key_dim as f64).sqrt());
+                }
+                let decay = (-f64::from(self.a_log[head]).exp() * time).exp();
                 for (lane, state) in state.iter_mut().enumerate() {
+                    let value = v[idx * value_dim + lane];
                     state.iter_mut().for_each(|s| *s *= decay);
-                    let found: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
-                    let correction = (v[idx * value_dim + lane] - found) * rate;
-                    state.iter_mut().zip(&key).for_each(|(s, k)| *s += correction * k);
+                    let added = if self.rule == DELTA {
+                        let found: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
+                        (value - found) * 2.0 / (1.0 + (-f64::from(self.rates[idx])).exp())
+                    } else {
+                        time * value
+                    };
+                    state.iter_mut().zip(&key).for_each(|(s, k)| *s += added * k);
                     let result: f64 = state.iter().zip(&query).map(|(s, q)| s * q).sum();
-                    results[idx * value_dim + lane] = result / (key_dim as f64).sqrt();
+                    let skipped = f64::from(self.skips[head]) * value;
+                    results[idx * value_dim + lane] = result + skipped;
                 }
             }
         }
@@ -173,7 +215,12 @@ impl Sample {
     }
 }
 
-fn convolved(x: &[f32], kernel: &[f32], width: usize, taps: usize) -> Vec<f64> {
+fn to_length_one(x: &mut [f64]) {
+    let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+    x.iter_mut().for_each(|x| *x /= length);
+}
+
+fn convolved(x: &[f32], kernel: &[f32], bias: &[f32], width: usize, taps: usize) -> Vec<f64> {
     let at = |row: usize, idx: usize| f64::from(x[row * width + idx]);
     let element = |flat: usize| {
         let (row, idx) = (flat / width, flat % width);
@@ -181,22 +228,26 @@ fn convolved(x: &[f32], kernel: &[f32], width: usize, taps: usize) -> Vec<f64> {
         let sum: f64 = terms
             .map(|tap| at(row + 1 + tap - taps, idx) * f64::from(kernel[idx * taps + tap]))
             .sum();
+        let sum = sum + f64::from(bias[idx]);
         sum / (1.0 + (-sum).exp())
     };
     (0..x.len()).map(element).collect()
 }
 
 #[test]
-fn the_gated_delta_rule_is_its_definition() {
+fn both_rules_are_their_definitions() {
     const ROWS: usize = 23;
-    for sizes in SIZES {
-        let sample = Sample::new(sizes, ROWS);
+    for (sizes, rule) in SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]) {
+        let sample = Sample::new(sizes, rule, ROWS);
         let expected = sample.expected(ROWS);
         for threads in pools() {
             let found = sample.run(&[ROWS], &mut [sample.zeros()], &threads);
             for (idx, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let error = (f64::from(*found) - expected).abs();
-                assert!(error < 2e-5, "{sizes:?}, element {idx}: {found}, not {expected}");
+                assert!(
+                    error < 2e-5,
+                    "{rule:?}, {sizes:?}, element {idx}: {found}, not {expected}"
+                );
             }
         }
     }
@@ -205,8 +256,8 @@ fn the_gated_delta_rule_is_its_definition() {
 #[test]
 fn a_sequence_in_chunks_and_among_others_has_the_bits_of_the_whole() {
     const ROWS: usize = 23;
-    for sizes in SIZES {
-        let sample = Sample::new(sizes, ROWS);
+    for (sizes, rule) in SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]) {
+        let sample = Sample::new(sizes, rule, ROWS);
         for threads in pools() {
             let mut whole_state = [sample.zeros()];
             let whole = sample.run(&[ROWS], &mut whole_state, &threads);
@@ -241,8 +292,9 @@ fn a_sequence_in_chunks_and_among_others_has_the_bits_of_the_whole() {
 #[test]
 fn a_part_of_the_heads_has_the_bits_of_all() {
     const ROWS: usize = 9;
-    let sample = Sample::new(SIZES[1], ROWS);
-    for threads in pools() {
+    let samples = [DELTA, SPACE].map(|rule| Sample::new(SIZES[1], rule, ROWS));
+    for (sample, threads) in samples.iter().flat_map(|it| pools().into_iter().map(move |p| (it, p)))
+    {
         let whole = sample.run(&[ROWS], &mut [sample.zeros()], &threads);
         let part = sample.part(1..3);
         let found = part.run(&[ROWS], &mut [part.zeros()], &threads);
@@ -270,6 +322,12 @@ fn gates_are_their_definitions() {
                 let expected = f64::from(*x) * scale * f64::from(*weight) * silu(*gate);
                 assert!((f64::from(*found) - expected).abs() < 1e-5, "{found}, not {expected}");
             }
+        }
+        let mut gated = x.clone();
+        silu_gate(&mut gated, &gates, &threads);
+        for ((x, gate), found) in x.iter().zip(&gates).zip(&gated) {
+            let expected = f64::from(*x) * silu(*gate);
+            assert!((f64::from(*found) - expected).abs() < 1e-6, "{found}, not {expected}");
         }
         sigmoid_gate(Elements::F32(&x), &gates, ElementsMut::F32(&mut found), &threads);
         for ((x, gate), found) in x.iter().zip(&gates).zip(&found) {

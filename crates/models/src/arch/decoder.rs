@@ -14,6 +14,7 @@ use crate::layers::{
     StackSizes, Stream, StreamEnds, TableSize, vocabulary,
 };
 use crate::parallel::Parallel;
+use crate::split::Cut;
 use crate::step::Step;
 use crate::weights::Weights;
 
@@ -79,7 +80,7 @@ impl Decoder {
             embed_tokens,
             per_layer_inputs: inputs.transpose()?.flatten(),
             streams: streams.transpose()?,
-            heads: reported_heads(&layers).clone(),
+            heads: reported_heads(&layers, parallel),
             layers,
             norm,
             lm_head: lm_head.finishing(spec.logits),
@@ -89,10 +90,12 @@ impl Decoder {
     }
 }
 
-/// Returns the heads of the first layer with attention; of the first layer if none has.
-fn reported_heads(layers: &Stack<DecoderLayer>) -> &Heads {
+/// Returns the heads of the first layer with attention; of the first layer with another mixer if none
+/// has, and no heads if no layer has a mixer.
+fn reported_heads(layers: &Stack<DecoderLayer>, parallel: &Parallel) -> Heads {
     let attention = layers.iter().find(|layer| layer.has_attention());
-    attention.unwrap_or_else(|| layers.first()).heads()
+    let heads = attention.into_iter().chain(layers.iter()).find_map(DecoderLayer::heads);
+    heads.cloned().unwrap_or_else(|| Heads::none(parallel))
 }
 
 impl Network for Decoder {
@@ -130,13 +133,14 @@ impl Network for Decoder {
     }
 
     fn dimensions(&self) -> Dimensions {
+        let inner = self.layers.iter().find_map(DecoderLayer::inner);
         Dimensions {
             num_layers: self.layers.num_layers(),
             layers: self.layers.range(),
             hidden_size: self.hidden_size,
             context_tokens: self.context_tokens,
             heads: self.heads.clone(),
-            mlp: self.layers.first().inner().clone(),
+            mlp: inner.cloned().unwrap_or_else(|| Cut::new(0, 0..0)),
             vocab: self.lm_head.rows(&self.embed_tokens),
         }
     }

@@ -2,16 +2,16 @@
 
 use jackalope_kernels as kernels;
 use jackalope_spec::{
-    self as spec, Activation, Dimension, ExpertsSpec, FeedForward, MlpSpec, RouterScores,
-    RouterSpec,
+    self as spec, Activation, Dimension, ExpertLatent, ExpertsSpec, FeedForward, MlpSpec,
+    RouterScores, RouterSpec,
 };
 
 use super::parts::{LayerParts, mlp_weights};
 use crate::error::LoadError;
 use crate::layers::{
-    BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Linear, Mlp, MlpBlock,
-    MlpWeights, Norm, Residual, Router, RouterSettings, RouterVectors, SharedExpert, SparseMlp,
-    VectorNorm,
+    BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent, Linear, Mlp,
+    MlpBlock, Norm, Residual, Router, RouterSettings, RouterVectors, RowInput, SharedExpert,
+    SparseMlp, VectorNorm,
 };
 use crate::split::Cut;
 use crate::weights::Weights;
@@ -24,17 +24,18 @@ pub(super) enum FeedForwardBlock {
 }
 
 impl FeedForwardBlock {
-    /// Loads the block of a layer.
+    /// Loads the block of a layer, if it has one.
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<FeedForwardBlock, LoadError> {
-        match &parts.spec.feed_forward {
-            FeedForward::Mlp(mlp) => Ok(FeedForwardBlock::Dense(Box::new(dense(mlp, parts)?))),
+    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<Option<FeedForwardBlock>, LoadError> {
+        Ok(match &parts.spec.feed_forward {
+            FeedForward::Mlp(mlp) => Some(FeedForwardBlock::Dense(Box::new(dense(mlp, parts)?))),
             FeedForward::Experts(spec) => {
-                Ok(FeedForwardBlock::Sparse(Box::new(mixture(spec, parts)?)))
+                Some(FeedForwardBlock::Sparse(Box::new(mixture(spec, parts)?)))
             }
-        }
+            FeedForward::None => None,
+        })
     }
 
     /// Adds the block to the stream.
@@ -55,9 +56,14 @@ impl FeedForwardBlock {
 }
 
 fn dense(spec: &MlpSpec, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
+    mlp(spec, parts.layout.inner_units[&Dimension::Inner], parts)
+}
+
+/// Loads a block that every token passes, with `unit` inner elements in an indivisible unit.
+fn mlp(spec: &MlpSpec, unit: usize, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
     let block = MlpBlock {
         inner: spec.inner,
-        unit: parts.layout.inner_units[&Dimension::Inner],
+        unit,
         has_bias: spec.has_bias,
         activation: activation(spec, parts.root)?,
         cutoff: spec.cutoff,
@@ -102,10 +108,12 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
     let router = Router::load(&gate, vectors, hidden, settings(spec), parallel)?;
     let [gate_proj, up_proj, down_proj] =
         modules.experts.each_ref().map(|module| root.experts(module, spec.num_experts));
+    let gate_proj = spec.activation.has_gate().then_some(gate_proj);
     let weights = ExpertWeights { gate_proj, up_proj, down_proj };
+    let latent = spec.latent.as_ref().map(|latent| load_latent(latent, parts)).transpose()?;
     let sizes = ExpertSizes {
         num_experts: spec.num_experts,
-        hidden,
+        hidden: spec.latent.as_ref().map_or(hidden, |latent| latent.width),
         inner: spec.inner,
         unit: unit(Dimension::ExpertInner),
         activation: spec.activation,
@@ -113,30 +121,16 @@ fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, 
         has_bias: spec.has_bias,
     };
     let experts = Experts::load(&weights, sizes, parallel)?;
-    let shared = match (&modules.shared, spec.shared_inner) {
-        (Some(module), Some(inner)) => {
-            let block = MlpBlock {
-                inner,
-                unit: unit(Dimension::SharedInner),
-                has_bias: false,
-                activation: kernels::ActivationFunction::Silu,
-                cutoff: None,
-            };
-            let at = |name: &str| root.at(module).at(name);
-            let (gate_proj, up_proj) = (Some(at("gate_proj")), at("up_proj"));
-            let weights = MlpWeights { gate_proj, up_proj, down_proj: at("down_proj") };
-            let mlp = Mlp::load(&weights, hidden, block, parallel)?;
-            let one = Cut::of_all_ranks(1);
-            let gate = modules
-                .shared_gate
-                .as_ref()
-                .map(|module| Linear::column(&root.at(module), hidden, &one, HasBias::No));
-            Some(SharedExpert { mlp, gate: gate.transpose()? })
-        }
-        _ => None,
-    };
+    let shared = spec.shared.as_ref().map(|shared| {
+        let mlp = mlp(shared, unit(Dimension::SharedInner), parts)?;
+        let one = Cut::of_all_ranks(1);
+        let gate = modules.shared_gate.as_ref();
+        let gate = gate.map(|module| Linear::column(&root.at(module), hidden, &one, HasBias::No));
+        Ok::<_, LoadError>(SharedExpert { mlp, gate: gate.transpose()? })
+    });
+    let shared = shared.transpose()?;
     let beside = spec.beside.as_ref().map(|beside| dense_beside(beside, parts)).transpose()?;
-    Ok(SparseMlp::new(router, experts, shared, parallel).beside(beside))
+    Ok(SparseMlp::new(router, experts, shared, latent, parallel).beside(beside))
 }
 
 /// Loads the norm of what a router reads, whose weights are divided by the root of their number.
@@ -163,6 +157,19 @@ fn dense_beside(
         mlp: dense(&spec.mlp, parts)?,
         inputs: norms(&spec.inputs)?,
         outputs: norms(&spec.outputs)?,
+    })
+}
+
+/// Loads the projections between the stream and what routed experts read and write.
+fn load_latent(spec: &ExpertLatent, parts: &LayerParts<'_, '_>) -> Result<Latent, LoadError> {
+    let &ExpertLatent { width, ref down, ref up } = spec;
+    let (root, hidden) = (parts.root, parts.model.hidden_size);
+    let whole = Cut::of_all_ranks(width);
+    let input = RowInput { cut: &whole, terms: parts.parallel.terms(width) };
+    Ok(Latent {
+        down: Linear::column(&root.at(down), hidden, &whole, HasBias::No)?,
+        up: Linear::row(&root.at(up), input, hidden, HasBias::No)?,
+        width,
     })
 }
 

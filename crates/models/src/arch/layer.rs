@@ -18,9 +18,9 @@ use crate::step::Step;
 #[derive(Debug)]
 pub(super) struct DecoderLayer {
     mixer_frame: BlockFrame,
-    mixer: MixerBlock,
+    mixer: Option<MixerBlock>,
     feed_forward_frame: BlockFrame,
-    feed_forward: FeedForwardBlock,
+    feed_forward: Option<FeedForwardBlock>,
     /// Whether both blocks read the mixer's norm, and their sum is added to the stream.
     is_parallel: bool,
     /// Reads the layer's input beside the stream, if it has one.
@@ -87,43 +87,58 @@ impl DecoderLayer {
         let norm = self.mixer_frame.input.as_ref().expect("the mixer reads a norm");
         let predicted = altup.predict(streams, norm);
         let h = altup.stream(predicted.active.clone());
-        let h = self.mixer.add_to(h, &self.mixer_frame, step);
+        let h = self.add_mixer(h, step);
         // Both residuals have the same weight.
         let h = h.replaced(|h| &h.add(&predicted.laurel) * FRAC_1_SQRT_2);
-        let h = self.feed_forward.add_to(h, &self.feed_forward_frame).finish();
+        let h = self.add_feed_forward(h).finish();
         altup.correct(&predicted.streams, &h, input)
+    }
+
+    fn add_mixer(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
+        match &self.mixer {
+            Some(mixer) => mixer.add_to(x, &self.mixer_frame, step),
+            None => x,
+        }
+    }
+
+    fn add_feed_forward(&self, h: Residual) -> Residual {
+        match &self.feed_forward {
+            Some(block) => block.add_to(h, &self.feed_forward_frame),
+            None => h,
+        }
     }
 
     fn blocks(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
         if !self.is_parallel {
-            let h = self.mixer.add_to(x, &self.mixer_frame, step);
-            return self.feed_forward.add_to(h, &self.feed_forward_frame);
+            let h = self.add_mixer(x, step);
+            return self.add_feed_forward(h);
         }
         match (&self.mixer, &self.feed_forward) {
-            (MixerBlock::Attention(attention), FeedForwardBlock::Dense(mlp)) => {
+            (Some(MixerBlock::Attention(attention)), Some(FeedForwardBlock::Dense(mlp))) => {
                 attention.add_beside(mlp, x, &self.mixer_frame, step)
             }
             _ => panic!("only dense blocks are computed beside a mixer, and only beside attention"),
         }
     }
 
-    /// Returns this rank's part of the inner dimension of the feed-forward block.
-    pub(super) fn inner(&self) -> &Cut {
-        self.feed_forward.inner()
+    /// Returns this rank's part of the inner dimension of the feed-forward block; `None` if there is
+    /// no such block.
+    pub(super) fn inner(&self) -> Option<&Cut> {
+        self.feed_forward.as_ref().map(FeedForwardBlock::inner)
     }
 
     /// Returns what the layer keeps of a sequence on this rank.
     pub(super) fn cache_shape(&self) -> LayerCacheShape {
-        self.mixer.cache_shape()
+        self.mixer.as_ref().map_or(LayerCacheShape::None, MixerBlock::cache_shape)
     }
 
-    /// Returns this rank's heads of the mixer.
-    pub(super) fn heads(&self) -> &Heads {
-        self.mixer.heads()
+    /// Returns this rank's heads of the mixer; `None` if there is none.
+    pub(super) fn heads(&self) -> Option<&Heads> {
+        self.mixer.as_ref().map(MixerBlock::heads)
     }
 
     /// Whether the mixer is attention.
     pub(super) fn has_attention(&self) -> bool {
-        self.mixer.is_attention()
+        self.mixer.as_ref().is_some_and(MixerBlock::is_attention)
     }
 }

@@ -2,7 +2,7 @@
 
 use jackalope_spec::{
     AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, QkNorm, QkvModules,
-    ShortConvSpec, StackedModule, ValueKind,
+    ShortConvSpec, StackedModule, StateSpaceSpec, ValueKind,
 };
 
 use super::parts::LayerParts;
@@ -11,10 +11,10 @@ use crate::error::LoadError;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
     HeadMatrix, HeadNorms, Heads, KeyValues, LatentAttention, LatentParts, LatentQueries,
-    LatentSizes, Linear, Norm, NormSettings, OwnKeyValues, OwnRows, Residual, ShortConv,
-    ShortConvParts,
+    LatentSizes, Linear, Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers, Residual,
+    ShortConv, ShortConvParts, StateSpace, StateSpaceParts,
 };
-use crate::split::{Cut, HeadCut};
+use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
 use crate::weights::{Part, Weights};
 
@@ -25,15 +25,17 @@ pub(super) enum MixerBlock {
     GatedDelta(Box<GatedDelta>),
     ShortConv(Box<ShortConv>),
     Latent(Box<LatentAttention>),
+    StateSpace(Box<StateSpace>),
+    Parallel(Box<ParallelMixers>),
 }
 
 impl MixerBlock {
-    /// Loads the mixer of a layer.
+    /// Loads the mixer of a layer, if it has one.
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<MixerBlock, LoadError> {
-        Ok(match &parts.spec.mixer {
+    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<Option<MixerBlock>, LoadError> {
+        Ok(Some(match &parts.spec.mixer {
             Mixer::Attention(spec) => MixerBlock::Attention(Box::new(attention(spec, parts)?)),
             Mixer::GatedDelta(spec) => MixerBlock::GatedDelta(Box::new(gated_delta(spec, parts)?)),
             Mixer::ShortConv(spec) => MixerBlock::ShortConv(Box::new(short_conv(spec, parts)?)),
@@ -42,7 +44,19 @@ impl MixerBlock {
                 spec,
                 parts,
             )?)),
-        })
+            Mixer::StateSpace(spec) => {
+                let counts = parts.layout.heads;
+                MixerBlock::StateSpace(Box::new(state_space(spec, counts, parts)?))
+            }
+            Mixer::Parallel(spec) => {
+                let counts = parts.layout.state_heads.expect("the state space has heads");
+                let space = state_space(&spec.space, counts, parts)?;
+                let attention = attention(&spec.attention, parts)?;
+                let mixers = ParallelMixers::new(attention, space, parts.parallel);
+                MixerBlock::Parallel(Box::new(mixers))
+            }
+            Mixer::None => return Ok(None),
+        }))
     }
 
     /// Adds the mixer to the stream.
@@ -57,6 +71,8 @@ impl MixerBlock {
             MixerBlock::GatedDelta(delta) => delta.add_to(residual, frame, step),
             MixerBlock::ShortConv(conv) => conv.add_to(residual, frame, step),
             MixerBlock::Latent(latent) => latent.add_to(residual, frame, step),
+            MixerBlock::StateSpace(space) => space.add_to(residual, frame, step),
+            MixerBlock::Parallel(mixers) => mixers.add_to(residual, frame, step),
         }
     }
 
@@ -67,6 +83,8 @@ impl MixerBlock {
             MixerBlock::GatedDelta(delta) => delta.cache_shape(),
             MixerBlock::ShortConv(conv) => conv.cache_shape(),
             MixerBlock::Latent(latent) => latent.cache_shape(),
+            MixerBlock::StateSpace(space) => space.cache_shape(),
+            MixerBlock::Parallel(mixers) => mixers.cache_shape(),
         }
     }
 
@@ -77,12 +95,14 @@ impl MixerBlock {
             MixerBlock::GatedDelta(delta) => delta.heads(),
             MixerBlock::ShortConv(conv) => conv.heads(),
             MixerBlock::Latent(latent) => latent.heads(),
+            MixerBlock::StateSpace(space) => space.heads(),
+            MixerBlock::Parallel(mixers) => mixers.heads(),
         }
     }
 
     /// Whether it is attention.
     pub(super) fn is_attention(&self) -> bool {
-        matches!(self, MixerBlock::Attention(_) | MixerBlock::Latent(_))
+        matches!(self, MixerBlock::Attention(_) | MixerBlock::Latent(_) | MixerBlock::Parallel(_))
     }
 }
 
@@ -109,6 +129,21 @@ fn short_conv(spec: &ShortConvSpec, parts: &LayerParts<'_, '_>) -> Result<ShortC
         parallel: parts.parallel,
     };
     ShortConv::load(&conv, heads)
+}
+
+fn state_space(
+    spec: &StateSpaceSpec,
+    counts: HeadCounts,
+    parts: &LayerParts<'_, '_>,
+) -> Result<StateSpace, LoadError> {
+    StateSpace::load(&StateSpaceParts {
+        spec,
+        layer_idx: parts.layer_idx,
+        root: parts.root,
+        hidden: parts.model.hidden_size,
+        counts,
+        parallel: parts.parallel,
+    })
 }
 
 fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attention, LoadError> {

@@ -42,7 +42,8 @@ impl LayerParts<'_, '_> {
     /// Loads the norms around a block; the stream is multiplied by `scale` after it.
     pub(super) fn frame(&self, norms: &BlockNorms, scale: f32) -> Result<BlockFrame, LoadError> {
         let load = |module: &Option<String>| {
-            let ModelSpec { hidden_size, norm_kind: kind, norm_eps: eps, .. } = *self.model;
+            let ModelSpec { hidden_size, norm_kind: kind, norm_eps, .. } = *self.model;
+            let eps = self.spec.norms.eps.unwrap_or(norm_eps);
             let settings = NormSettings { kind, eps };
             let module = module.as_ref().map(|module| self.root.at(module));
             module.map(|w| Norm::load(&w, hidden_size, settings, self.parallel)).transpose()

@@ -24,10 +24,7 @@ impl KvArrays {
         capacity: usize,
         dtype: Dtype,
     ) -> Option<KvArrays> {
-        let KvShape { kv_heads, key_dim, value_dim } = match *shape {
-            LayerCacheShape::Positions(shape) => shape,
-            LayerCacheShape::State { .. } | LayerCacheShape::None => return None,
-        };
+        let KvShape { kv_heads, key_dim, value_dim } = shape.positions()?;
         let zeros = |width| {
             Array::zeros(&[dim(sequences), dim(kv_heads), dim(capacity), dim(width)], dtype)
         };

@@ -31,10 +31,41 @@ enum State {
 /// A state for MLX's operations.
 #[derive(Clone, Debug)]
 pub(crate) struct StateArrays {
-    /// Last inputs of the convolution, f32 `[conv_width - 1, channels]`.
+    /// Last inputs of the convolution, f32 `[sequences, conv_width - 1, channels]`.
     pub(crate) inputs: Array,
-    /// State of the recurrence after the sequence, in f32; `None` if there is only a convolution.
+    /// What a recurrence has made of the sequences, f32 `[sequences, …]`; `None` if there is only a
+    /// convolution.
     pub(crate) state: Option<Array>,
+}
+
+impl StateArrays {
+    /// Returns the states of several sequences in one.
+    pub(crate) fn joined(states: Vec<StateArrays>) -> StateArrays {
+        if let [alone] = &states[..] {
+            return alone.clone();
+        }
+        let join = |parts: Vec<&Array>| Array::concatenate(&parts, 0);
+        let after: Vec<&Array> = states.iter().filter_map(|it| it.state.as_ref()).collect();
+        StateArrays {
+            inputs: join(states.iter().map(|it| &it.inputs).collect()),
+            state: (!after.is_empty()).then(|| join(after)),
+        }
+    }
+
+    /// Returns the states of the sequences one by one: copies, because a view of one would hold the
+    /// memory of all.
+    pub(crate) fn apart(self) -> Vec<StateArrays> {
+        let num_sequences = self.inputs.dim(0);
+        if num_sequences == 1 {
+            return vec![self];
+        }
+        let own = (0..num_sequences).map(|idx| {
+            let idx = Array::from_slice(&[idx], &[1]);
+            let state = self.state.as_ref().map(|state| state.take(&idx, 0));
+            StateArrays { inputs: self.inputs.take(&idx, 0), state }
+        });
+        own.collect()
+    }
 }
 
 /// A state for our kernels.

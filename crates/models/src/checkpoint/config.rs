@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use jackalope_spec::parse_config;
 use serde_json::Value;
 
 use super::files::{Files, Pieces};
@@ -27,7 +28,7 @@ pub(super) fn read(path: &Path, files: &dyn Files) -> Result<Value, LoadError> {
     }
     let mut text = vec![0; usize::try_from(num_bytes).expect("checked against the limit")];
     files.read(NAME, Pieces::run(0, text.len()), &mut text).map_err(failed)?;
-    serde_json::from_slice(&text).map_err(|err| LoadError::Config {
+    parse_config(&text).map_err(|err| LoadError::Config {
         path: path.to_path_buf(),
         reason: format!("not valid JSON: {err}"),
     })

@@ -144,11 +144,7 @@ impl Attention {
             let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
             return residual.stock_block(frame, output, work);
         };
-        let (projection, kernel) = (self.projection(), self.kernel(step));
-        let (queries, keys) = (parts.heads.queries().len(), parts.heads.keys().len());
-        let mut widths = vec![queries];
-        widths.extend(parts.key_values.projections().iter().map(|_| keys));
-        widths.extend(parts.gate.as_ref().map(|_| queries));
+        let ((projection, widths), kernel) = (self.projection_kernel(), self.kernel(step));
         let block = TwoParts {
             widths,
             first: move |x: Elements<'_>, threads: &Threads| projection.project(x, threads),
@@ -168,9 +164,7 @@ impl Attention {
         frame: &BlockFrame,
         step: &mut Step<'_, '_>,
     ) -> Residual {
-        let norms = self.parts.head_norms.as_ref();
-        assert!(norms.is_none_or(|norms| norms.num_sums(false) == 0), "heads are normalised alone");
-        let (output, beside) = (self.parts.o_proj.block_output(), mlp.block_output());
+        let (output, beside) = (self.block_output(), mlp.block_output());
         let (has_heads, has_mlp) = (!output.is_empty, !beside.is_empty);
         let bias = output.bias.or(beside.bias);
         let output = BlockOutput { bias, is_empty: !has_heads && !has_mlp, ..output };
@@ -192,6 +186,31 @@ impl Attention {
         })
     }
 
+    /// Returns what the block adds to the stream.
+    ///
+    /// # Panics
+    /// Panics if all heads are normalised together: the ranks would have to add their squares first.
+    pub(super) fn block_output(&self) -> BlockOutput<'_> {
+        let norms = self.parts.head_norms.as_ref();
+        assert!(norms.is_none_or(|norms| norms.num_sums(false) == 0), "heads are normalised alone");
+        self.parts.o_proj.block_output()
+    }
+
+    /// Computes this rank's part of the product `[tokens, hidden]`, without bias, with MLX.
+    pub(super) fn stock(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
+        self.parts.o_proj.stock(&self.stock_heads(x, step))
+    }
+
+    /// Returns the part of a primitive's closure that computes queries, keys and values, which have
+    /// these widths in the values that it returns.
+    pub(super) fn projection_kernel(&self) -> (ProjectionKernel, Vec<usize>) {
+        let (queries, keys) = (self.parts.heads.queries().len(), self.parts.heads.keys().len());
+        let mut widths = vec![queries];
+        widths.extend(self.parts.key_values.projections().iter().map(|_| keys));
+        widths.extend(self.parts.gate.as_ref().map(|_| queries));
+        (self.projection(), widths)
+    }
+
     fn projection(&self) -> ProjectionKernel {
         let parts = &self.parts;
         let linears = [&parts.q_proj].into_iter().chain(parts.key_values.projections());
@@ -203,7 +222,7 @@ impl Attention {
     }
 
     /// Creates the part of the primitive's closure that computes the heads.
-    fn kernel(&self, step: &mut Step<'_, '_>) -> AttentionKernel {
+    pub(super) fn kernel(&self, step: &mut Step<'_, '_>) -> AttentionKernel {
         let parts = &self.parts;
         AttentionKernel {
             output: parts.o_proj.divisible_kernel(),
@@ -287,7 +306,7 @@ pub(super) fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32
 }
 
 /// The first part of the attention primitive: the projections.
-struct ProjectionKernel {
+pub(super) struct ProjectionKernel {
     /// To queries, keys and values, as far as the layer computes them.
     qkv: Vec<LinearKernel>,
     gate: Option<LinearKernel>,
@@ -295,7 +314,7 @@ struct ProjectionKernel {
 }
 
 impl ProjectionKernel {
-    fn project(&self, x: Elements<'_>, threads: &Threads) -> Middle {
+    pub(super) fn project(&self, x: Elements<'_>, threads: &Threads) -> Middle {
         let mut values = LinearKernel::products_of(&self.qkv, x, threads);
         let keys: &[f32] = values.get(1).map_or(&[], Vec::as_slice);
         let sums = self.norms.as_ref().map(|norms| norms.sums([&values[0], keys], threads));
@@ -307,7 +326,7 @@ impl ProjectionKernel {
 }
 
 /// The second part of the attention primitive.
-struct AttentionKernel {
+pub(super) struct AttentionKernel {
     output: DivisibleKernel,
     norms: Option<HeadNormsKernel>,
     rotations: Arc<RotationTable>,
@@ -337,7 +356,7 @@ enum KeyValuesKernel {
 
 impl AttentionKernel {
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias.
-    fn product(&self, mut projected: Middle, threads: &Threads) -> Vec<f64> {
+    pub(super) fn product(&self, mut projected: Middle, threads: &Threads) -> Vec<f64> {
         // The gates follow queries, keys and values.
         let gates = if self.has_gate { projected.values.pop() } else { None };
         let Some(gates) = gates else {

@@ -26,12 +26,14 @@ pub(super) fn conv_kernels(
     Ok(kernels)
 }
 
-/// Computes the convolution of the last `seq` rows of `inputs` `[width - 1 + seq, channels]` with
+/// Computes the convolution of the last rows of `inputs` `[sequences, width - 1 + seq, channels]` with
 /// `kernels` `[channels, width]`, with MLX.
-pub(super) fn stock_convolution(inputs: &Array, kernels: &Array, seq: i32) -> Array {
-    let terms = (0..kernels.dim(1)).map(|tap| {
+pub(super) fn stock_convolution(inputs: &Array, kernels: &Array) -> Array {
+    let width = kernels.dim(1);
+    let seq = inputs.dim(1) - (width - 1);
+    let terms = (0..width).map(|tap| {
         let weights = kernels.slice_axis(1, tap, tap + 1).squeeze(1);
-        inputs.slice_axis(0, tap, tap + seq).mul(&weights)
+        inputs.slice_axis(1, tap, tap + seq).mul(&weights)
     });
     let sum = terms.reduce(|sum, term| sum.add(&term));
     sum.expect("a convolution sees a position")

@@ -45,10 +45,10 @@ impl Cutoff {
             return;
         }
         let own = x.len() / rows.len();
-        for (row, [sum, coarse, fine]) in x.chunks_exact_mut(own).zip(rows) {
+        for (row, [sum, squares @ ..]) in x.chunks_exact_mut(own).zip(rows) {
             let width = self.width as f64;
             let mean = sum / width;
-            let variance = ((coarse + fine) / width - mean * mean).max(0.0);
+            let variance = (kernels::square_total(squares) / width - mean * mean).max(0.0);
             let cutoff = (mean + variance.sqrt() * f64::from(self.deviations)) as f32;
             row.iter_mut().for_each(|value| *value = (*value - cutoff).max(0.0));
         }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, Elements, Floats, TermColumns, Threads};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, TermColumns, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, quant};
 use jackalope_spec::ExpertActivation;
 
@@ -19,7 +19,7 @@ use super::linear::{Linear, LinearKernel};
 use super::mlp::{Mlp, MlpKernel};
 use super::norm::{Norm, NormKernel};
 use super::output::{BlockOutput, stock_sum_products, sum_products};
-use super::residual::Residual;
+use super::residual::{Middle, Residual, TwoParts};
 use super::router::{Router, RouterKernel, StockRoutes};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
@@ -33,7 +33,7 @@ const SORTED_CHOICES_MIN: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertSizes {
     pub(crate) num_experts: usize,
-    /// Width of the residual stream.
+    /// Width of what an expert reads and writes: of the stream, or of a projection of it.
     pub(crate) hidden: usize,
     /// Inner dimension of an expert.
     pub(crate) inner: usize,
@@ -50,17 +50,18 @@ pub(crate) struct ExpertSizes {
 /// The tensors of a layer's experts.
 #[derive(Clone)]
 pub(crate) struct ExpertWeights<'a> {
-    pub(crate) gate_proj: Weights<'a>,
+    /// `None` if experts have no gates.
+    pub(crate) gate_proj: Option<Weights<'a>>,
     pub(crate) up_proj: Weights<'a>,
     pub(crate) down_proj: Weights<'a>,
 }
 
-/// Experts that each compute `down(activation(gate(x), up(x)))`.
+/// Experts that each compute `down(activation(gate(x), up(x)))`, or `down(activation(up(x)))`.
 #[derive(Debug)]
 pub(crate) struct Experts {
-    gate_proj: Matrix, // [experts * inner, hidden]
-    up_proj: Matrix,   // [experts * inner, hidden]
-    down_proj: Matrix, // [experts * hidden, inner]
+    gate_proj: Option<Matrix>, // [experts * inner, hidden]
+    up_proj: Matrix,           // [experts * inner, hidden]
+    down_proj: Matrix,         // [experts * hidden, inner]
     biases: Option<ExpertBiases>,
     sizes: ExpertSizes,
     /// This rank's part of the inner dimension.
@@ -87,9 +88,10 @@ impl ExpertBiases {
     ) -> Result<ExpertBiases, LoadError> {
         let part = Part::Axis { axis: 1, cut: inner };
         let gate_up = |w: &Weights<'_>| w.floats("bias", &[sizes.num_experts, inner.full], part);
+        let gate_proj = w.gate_proj.as_ref().expect("experts with biases have gates");
         let down = [sizes.num_experts, sizes.hidden];
         Ok(ExpertBiases {
-            gate_up: [gate_up(&w.gate_proj)?, gate_up(&w.up_proj)?],
+            gate_up: [gate_up(gate_proj)?, gate_up(&w.up_proj)?],
             down: w.down_proj.floats("bias", &down, Part::Whole)?,
             adds_down: inner.own.start == 0 && !inner.is_empty(),
         })
@@ -107,9 +109,11 @@ impl Experts {
         let rows = MatrixCut::Output { output: &inner, input: hidden };
         let columns = MatrixCut::Input { output: hidden, input: &inner };
         let biases = has_bias.then(|| ExpertBiases::load(w, sizes, &inner)).transpose()?;
+        let gate_proj = w.gate_proj.as_ref();
+        let gate_proj = gate_proj.map(|w| Matrix::load_experts(w, num_experts, rows));
         Ok(Experts {
             biases,
-            gate_proj: Matrix::load_experts(&w.gate_proj, num_experts, rows)?,
+            gate_proj: gate_proj.transpose()?,
             up_proj: Matrix::load_experts(&w.up_proj, num_experts, rows)?,
             down_proj: Matrix::load_experts(&w.down_proj, num_experts, columns)?,
             sizes,
@@ -142,10 +146,12 @@ impl Experts {
             bias.map_or(x.clone(), |bias| x.add(&bias.take(&indices, 0).expand_dims(1)))
         };
         let biases = self.biases.as_ref();
-        let [gate, up] = [(&self.gate_proj, 0), (&self.up_proj, 1)].map(|(matrix, idx)| {
+        let projected = |matrix: &Matrix, idx: usize| {
             biased(matrix.stock_gathered(&x, gather), biases.map(|biases| &biases.gate_up[idx]))
-        });
-        let inner = stock_activation(self.sizes.activation, &gate, &up);
+        };
+        let gate = self.gate_proj.as_ref().map(|matrix| projected(matrix, 0));
+        let up = projected(&self.up_proj, 1);
+        let inner = stock_activation(self.sizes.activation, gate.as_ref().unwrap_or(&up), &up);
         let out = self.down_proj.stock_gathered(&inner, gather);
         let down = biases.filter(|biases| biases.adds_down).map(|biases| &biases.down);
         let out = biased(out, down).squeeze(1); // [choices, hidden]
@@ -159,7 +165,8 @@ impl Experts {
 
     fn kernel(&self) -> ExpertsKernel {
         ExpertsKernel {
-            gate_up: [self.gate_proj.kernel(), self.up_proj.kernel()],
+            gate: self.gate_proj.as_ref().map(Matrix::kernel),
+            up: self.up_proj.kernel(),
             down: DivisibleKernel { matrix: self.down_proj.kernel(), terms: self.terms },
             biases: self.biases.as_ref().map(|biases| BiasesKernel {
                 gate_up: biases.gate_up.each_ref().map(pinned),
@@ -175,7 +182,9 @@ impl Experts {
 /// Experts for the kernels.
 #[derive(Debug)]
 struct ExpertsKernel {
-    gate_up: [Arc<MatrixKernel>; 2],
+    /// `None` if experts have no gates.
+    gate: Option<Arc<MatrixKernel>>,
+    up: Arc<MatrixKernel>,
     down: DivisibleKernel,
     biases: Option<BiasesKernel>,
     activation: ExpertActivation,
@@ -191,7 +200,7 @@ struct BiasesKernel {
     down: Option<Pinned>,
 }
 
-/// Combines gate and up with MLX.
+/// Combines gate and up with MLX; without gates only `up` counts.
 fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> Array {
     match activation {
         ExpertActivation::Swiglu => gate.silu().mul(up),
@@ -205,15 +214,38 @@ fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> A
             let sigmoid = gate.mul(&number(alpha)).sigmoid();
             gate.mul(&sigmoid).mul(&up.add(&number(1.0)))
         }
+        ExpertActivation::ReluSquared => {
+            super::activation::stock(kernels::ActivationFunction::ReluSquared, up)
+        }
     }
 }
 
 impl ExpertsKernel {
     /// Computes this rank's part of the weighted sum of the chosen experts, `[tokens, hidden]`.
     fn product(&self, x: Elements<'_>, rows: &kernels::ExpertRows, threads: &Threads) -> Vec<f64> {
-        let [gate, up] = &self.gate_up;
+        let inner = match &self.gate {
+            Some(gate) => self.gated(gate, x, rows, threads),
+            None => self.ungated(x, rows, threads),
+        };
+        let DivisibleKernel { matrix, terms } = &self.down;
+        let (down, x) = (&matrix.view(), inner.elements());
+        let mut sums = kernels::divisible_expert_matmul(x, rows, down, *terms, threads);
+        if let Some(bias) = self.biases.as_ref().and_then(|biases| biases.down.as_ref()) {
+            kernels::add_weighted_biases(&mut sums, rows, elements(bias));
+        }
+        sums
+    }
+
+    /// Computes what the experts' last product reads, `[choices, inner]`.
+    fn gated(
+        &self,
+        gate: &MatrixKernel,
+        x: Elements<'_>,
+        rows: &kernels::ExpertRows,
+        threads: &Threads,
+    ) -> Floats {
         let [mut gate, mut up] =
-            kernels::expert_matmul(x, rows, [&gate.view(), &up.view()], threads);
+            kernels::expert_matmul(x, rows, [&gate.view(), &self.up.view()], threads);
         if self.weighs_input {
             // The product of a weighed row is the weighed product.
             kernels::scale_rows(&mut gate, rows.weights());
@@ -229,17 +261,24 @@ impl ExpertsKernel {
             ExpertActivation::ClampedSwiglu { alpha, limit } => {
                 kernels::clamp_gates(&mut gate, &mut up, alpha, limit);
             }
+            ExpertActivation::ReluSquared => panic!("such experts have no gates"),
         }
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         kernels::gated(function, &gate, &up, inner.elements_mut(), threads);
-        let DivisibleKernel { matrix, terms } = &self.down;
-        let (down, x) = (&matrix.view(), inner.elements());
-        let mut sums = kernels::divisible_expert_matmul(x, rows, down, *terms, threads);
-        if let Some(bias) = self.biases.as_ref().and_then(|biases| biases.down.as_ref()) {
-            kernels::add_weighted_biases(&mut sums, rows, elements(bias));
-        }
-        sums
+        inner
+    }
+
+    /// Like [`ExpertsKernel::gated`], for experts without gates.
+    fn ungated(&self, x: Elements<'_>, rows: &kernels::ExpertRows, threads: &Threads) -> Floats {
+        let [up] = kernels::expert_matmul(x, rows, [&self.up.view()], threads);
+        let mut weighed = vec![0.0; up.len()];
+        let activation = kernels::ActivationFunction::ReluSquared;
+        kernels::activate(activation, &up, ElementsMut::F32(&mut weighed), threads);
+        kernels::scale_rows(&mut weighed, rows.weights());
+        let mut inner = Floats::zeros(float(self.dtype), up.len());
+        inner.store(0, &weighed);
+        inner
     }
 }
 
@@ -249,9 +288,25 @@ pub(crate) struct SparseMlp {
     pub(crate) router: Router,
     pub(crate) experts: Experts,
     pub(crate) shared: Option<SharedExpert>,
+    /// Between the stream and the routed experts, if they do not read the stream itself.
+    latent: Option<Latent>,
+    /// Width of the stream.
+    hidden: usize,
     /// A dense block with norms of its own, if there is one.
     beside: Option<DenseBeside>,
     parallel: Parallel,
+}
+
+/// The projections between the stream and vectors that routed experts read and write. Every rank
+/// holds them; the sum over the ranks is taken of these vectors.
+#[derive(Debug)]
+pub(crate) struct Latent {
+    /// Projection `[hidden] -> [width]`.
+    pub(crate) down: Linear,
+    /// Projection `[width] -> [hidden]`.
+    pub(crate) up: Linear,
+    /// Width of the vectors.
+    pub(crate) width: usize,
 }
 
 /// A dense block beside experts. Each reads the stream through a norm of its own, and what each returns
@@ -278,9 +333,12 @@ impl SparseMlp {
         router: Router,
         experts: Experts,
         shared: Option<SharedExpert>,
+        latent: Option<Latent>,
         parallel: &Parallel,
     ) -> SparseMlp {
-        SparseMlp { router, experts, shared, beside: None, parallel: parallel.clone() }
+        let hidden = latent.as_ref().map_or(experts.sizes.hidden, |latent| latent.up.output());
+        let (beside, parallel) = (None, parallel.clone());
+        SparseMlp { router, experts, shared, beside, latent, hidden, parallel }
     }
 
     /// Puts a dense block beside the experts.
@@ -300,22 +358,45 @@ impl SparseMlp {
         }
         let shared = self.shared.as_ref().filter(|shared| !shared.mlp.inner.is_empty());
         let has_experts = !self.experts.inner.is_empty();
+        // What a dense block adds for once is that of the expert that every token passes.
+        let bias = self.shared.as_ref().and_then(|shared| shared.mlp.block_output().bias);
         let output = BlockOutput {
-            hidden: self.experts.sizes.hidden,
+            hidden: self.hidden,
             halves: None,
-            bias: None,
-            num_sums: 0,
+            bias,
+            num_sums: self.latent.as_ref().map_or(0, |latent| latent.width),
             is_empty: !has_experts && shared.is_none(),
             dtype: self.experts.dtype,
         };
         let Compute::Kernels(threads) = self.parallel.compute() else {
             return residual.stock_block(frame, output, |x| self.stock(x, shared));
         };
-        let kernel = SparseKernel {
-            routed: has_experts.then(|| (self.router.kernel(), self.experts.kernel())),
-            shared: shared.map(SharedExpert::kernel),
+        let routed = has_experts.then(|| (self.router.kernel(), self.experts.kernel()));
+        let shared = shared.map(SharedExpert::kernel);
+        let Some(latent) = &self.latent else {
+            let kernel = SparseKernel { routed, shared };
+            let work = move |x: Elements<'_>, threads: &Threads| kernel.product(x, threads);
+            return residual.kernel_block(frame, output, threads, work);
         };
-        residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
+        let first = LatentExpertsKernel { routed, down: latent.down.kernel(), width: latent.width };
+        let second = LatentSumKernel {
+            shared,
+            up: self.adds_latents().then(|| latent.up.divisible_kernel()),
+            hidden: self.hidden,
+            dtype: self.experts.dtype,
+        };
+        let block = TwoParts {
+            widths: vec![self.hidden],
+            first: move |x: Elements<'_>, threads: &Threads| first.compute(x, threads),
+            second: move |middle, threads: &Threads| second.product(middle, threads),
+        };
+        residual.kernel_block_of_two(frame, output, threads, block)
+    }
+
+    /// Whether this rank projects the sum of the experts' results to the stream: one rank of all does.
+    fn adds_latents(&self) -> bool {
+        let inner = &self.experts.inner;
+        inner.own.start == 0 && !inner.is_empty()
     }
 
     /// Adds the experts and the dense block beside them: both halves of a product of twice the width.
@@ -352,10 +433,26 @@ impl SparseMlp {
     }
 
     fn stock(&self, x: &Array, shared: Option<&SharedExpert>) -> Array {
-        let routed =
-            (!self.experts.inner.is_empty()).then(|| self.experts.stock(x, &self.router.stock(x)));
         let shared = shared.map(|shared| shared.stock(x));
-        stock_sum_products(routed, shared).expect("the block is not empty")
+        let Some(latent) = &self.latent else {
+            let routed = (!self.experts.inner.is_empty())
+                .then(|| self.experts.stock(x, &self.router.stock(x)));
+            return stock_sum_products(routed, shared).expect("the block is not empty");
+        };
+        let sum = if self.experts.inner.is_empty() {
+            zeros_after(x, latent.width, Dtype::F32)
+        } else {
+            let routes = self.router.stock(x);
+            self.experts.stock(&latent.down.stock(x), &routes).astype(Dtype::F32)
+        };
+        let sum = self.parallel.all_sum(&sum).astype(self.experts.dtype);
+        // What every rank returns depends on the sum, so that all take part in it in the same order.
+        let routed = if self.adds_latents() {
+            latent.up.stock(&sum)
+        } else {
+            zeros_after(&sum, self.hidden, self.experts.dtype)
+        };
+        stock_sum_products(Some(routed), shared).expect("the first part is there")
     }
 }
 
@@ -428,6 +525,61 @@ impl SparseKernel {
         });
         let shared = self.shared.as_ref().map(|shared| shared.product(x, threads));
         sum_products(routed, shared).expect("the block is not empty")
+    }
+}
+
+/// The first part of a block whose routed experts do not read the stream itself.
+struct LatentExpertsKernel {
+    /// `None` if this rank has no part of them.
+    routed: Option<(RouterKernel, ExpertsKernel)>,
+    down: LinearKernel,
+    width: usize,
+}
+
+impl LatentExpertsKernel {
+    /// Returns the rows `x`, and as sums this rank's part of the experts' weighted sum.
+    fn compute(&self, x: Elements<'_>, threads: &Threads) -> Middle {
+        let [latents] = LinearKernel::products(std::array::from_ref(&self.down), x, threads);
+        let sums = match &self.routed {
+            Some((router, experts)) => {
+                let rows = router.route(x, threads);
+                let mut rounded = Floats::zeros(float(experts.dtype), latents.len());
+                rounded.store(0, &latents);
+                experts.product(rounded.elements(), &rows, threads)
+            }
+            None => vec![0.0; latents.len()],
+        };
+        debug_assert_eq!(sums.len() % self.width, 0, "whole rows");
+        Middle { values: vec![x.to_f32()], sums }
+    }
+}
+
+/// The second part: the projection of the experts' sum, and the expert that every token passes.
+struct LatentSumKernel {
+    shared: Option<SharedKernel>,
+    /// `None` if another rank adds it.
+    up: Option<DivisibleKernel>,
+    hidden: usize,
+    dtype: Dtype,
+}
+
+impl LatentSumKernel {
+    fn product(&self, middle: Middle, threads: &Threads) -> Vec<f64> {
+        let Middle { values, sums } = middle;
+        let rounded = |values: &[f32]| {
+            let mut rounded = Floats::zeros(float(self.dtype), values.len());
+            rounded.store(0, values);
+            rounded
+        };
+        let routed = self.up.as_ref().map(|up| {
+            let sums: Vec<f32> = sums.iter().map(|sum| *sum as f32).collect();
+            up.multiply(rounded(&sums).elements(), threads)
+        });
+        // The rows were in the type of the model before.
+        let shared =
+            self.shared.as_ref().map(|it| it.product(rounded(&values[0]).elements(), threads));
+        let tokens = values[0].len() / self.hidden;
+        sum_products(routed, shared).unwrap_or_else(|| vec![0.0; tokens * self.hidden])
     }
 }
 

@@ -4,25 +4,26 @@
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, ConvKernels, DecayWeights, Elements, Floats, RecurrenceInputs, RecurrenceRule,
-    RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
+    self as kernels, Elements, Floats, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
+    RecurrenceWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype, fast};
 use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, NormKind};
 
-use super::convolution::{conv_kernels, stock_convolution};
 use super::frame::BlockFrame;
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, OwnRows, dim, float, pinned};
+use super::kernel::{DivisibleKernel, OwnRows, dim, float};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
+use super::recurrent::{
+    RecurrenceKernel, RecurrentTensors, SmallWeights, StockRows, empty_state, stock_sequences,
+};
 use super::residual::Residual;
-use crate::cache::{LayerCacheShape, StateArrays, StateStep};
+use crate::cache::{LayerCacheShape, StateArrays};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
-use crate::split::Cut;
-use crate::step::{Step, StepSpan};
-use crate::weights::{Part, Weights};
+use crate::step::Step;
+use crate::weights::Weights;
 
 /// Added to the squared length of queries and keys, as in mlx-lm.
 const LENGTH_EPS: f32 = 1e-6;
@@ -58,48 +59,6 @@ pub(crate) struct GatedDelta {
     parallel: Parallel,
 }
 
-/// Small weights in single precision.
-#[derive(Debug)]
-struct SmallWeights {
-    /// Kernels of the convolutions of queries, keys and values, `[channels, conv_width]` each.
-    convolutions: [Array; 3],
-    a_log: Array,   // [value_heads]
-    dt_bias: Array, // [value_heads]
-}
-
-impl SmallWeights {
-    fn load(
-        parts: &GatedDeltaParts<'_, '_>,
-        heads: &Heads,
-        sizes: RecurrenceSizes,
-    ) -> Result<SmallWeights, LoadError> {
-        let GatedDeltaParts { spec, root, .. } = *parts;
-        let convolution =
-            |rows: &HeadRows, cut: &Cut| conv_kernels(root, rows, sizes.conv_width, cut);
-        let [queries, keys, values] = &spec.convolutions;
-        let (num_heads, own) = (spec.sizes.value_heads, Part::rows(&heads.cut.heads));
-        let vector = |name: &String| root.at(name).vector_as(Dtype::F32, num_heads, own);
-        Ok(SmallWeights {
-            convolutions: [
-                convolution(queries, &heads.cut.kv_heads)?,
-                convolution(keys, &heads.cut.kv_heads)?,
-                convolution(values, &heads.cut.heads)?,
-            ],
-            a_log: vector(&spec.a_log)?,
-            dt_bias: vector(&spec.dt_bias)?,
-        })
-    }
-
-    /// Arranges the weights for our kernels.
-    fn arranged(&self, sizes: RecurrenceSizes, rule: RecurrenceRule) -> RecurrenceWeights {
-        let convolutions = self.convolutions.each_ref().map(pinned);
-        let [queries, keys, values] = convolutions.each_ref().map(|it| it.values::<f32>());
-        let (a_log, dt_bias) = (pinned(&self.a_log), pinned(&self.dt_bias));
-        let decay = DecayWeights { a_log: a_log.values(), dt_bias: dt_bias.values() };
-        RecurrenceWeights::new(sizes, rule, ConvKernels { queries, keys, values }, decay)
-    }
-}
-
 impl GatedDelta {
     /// Loads this rank's heads.
     ///
@@ -128,7 +87,15 @@ impl GatedDelta {
         let out_proj = heads.o_proj(&root.at(&spec.output), hidden, HasBias::No)?;
         let settings = NormSettings { kind: NormKind::default(), eps: norm_eps };
         let norm = Norm::load(&root.at(&spec.norm), value_dim, settings, parallel)?;
-        let small = SmallWeights::load(parts, &heads, sizes)?;
+        let tensors = RecurrentTensors {
+            convolutions: &spec.convolutions,
+            conv_width,
+            has_conv_bias: false,
+            a_log: &spec.a_log,
+            dt_bias: &spec.dt_bias,
+            skips: None,
+        };
+        let small = SmallWeights::load(tensors, &heads, root)?;
         let rate_max = f32::from(spec.rate_max);
         let rule = RecurrenceRule::GatedDelta { rate_max };
         let weights = match parallel.compute() {
@@ -177,9 +144,7 @@ impl GatedDelta {
             projections: self.projections.each_ref().map(Linear::kernel),
             output: self.out_proj.divisible_kernel(),
             norm: self.norm.kernel(),
-            weights: Arc::clone(weights),
-            spans: step.spans.clone(),
-            states: step.caches.iter_mut().map(|it| it.state_step(self.layer_idx)).collect(),
+            recurrence: RecurrenceKernel::new(weights, self.layer_idx, step),
             dtype: self.dtype,
         };
         residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
@@ -193,83 +158,51 @@ impl GatedDelta {
             self.projections.each_ref().map(projected);
         let inputs = Array::concatenate(&[&queries, &keys, &values], 1); // [tokens, channels]
         let rates = &rates.sigmoid() * self.rate_max;
-        let decays = self.stock_decays(&decays);
-        let spans = step.spans.iter().zip(step.caches.iter_mut());
-        let outs = spans.map(|(span, cache)| {
-            let rows = |x: &Array| x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
-            let held = cache.state_arrays(self.layer_idx).unwrap_or_else(|| self.empty_state());
-            let scan =
-                StockScan { inputs: rows(&inputs), rates: rows(&rates), decays: rows(&decays) };
-            let (out, held) = self.stock_scan(&scan, &held);
-            cache.set_state_arrays(self.layer_idx, held);
-            out
-        });
-        let outs: Vec<Array> = outs.collect();
-        let outs = Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0);
+        let decays = self.small.stock_decays(&self.small.stock_steps(&decays));
+        let empty = || empty_state(self.sizes);
+        let scan = |rows| self.stock_scan(rows);
+        let projected = [inputs, rates, decays];
+        let outs = stock_sequences(step, self.layer_idx, &projected, empty, scan);
         let normed = self.norm.stock(&outs).reshape(&gates.shape());
         normed.mul(&gates.silu()).astype(self.dtype)
     }
 
-    /// Returns the factors by which the states decay, `[tokens, value_heads]`.
-    fn stock_decays(&self, projected: &Array) -> Array {
-        let x = projected.add(&self.small.dt_bias);
-        let softplus = x.maximum(&Array::scalar(0.0)).add(&(&x.abs().neg().exp() + 1.0).log());
-        self.small.a_log.exp().mul(&softplus).neg().exp()
-    }
-
-    fn empty_state(&self) -> StateArrays {
-        let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = self.sizes;
-        let channels = 2 * key_heads * key_dim + value_heads * value_dim;
-        StateArrays {
-            inputs: Array::zeros(&[dim(conv_width - 1), dim(channels)], Dtype::F32),
-            state: Some(Array::zeros(
-                &[dim(value_heads), dim(value_dim), dim(key_dim)],
-                Dtype::F32,
-            )),
-        }
-    }
-
-    /// Computes the rows of one sequence: results `[seq, value_heads, value_dim]`, and the state after
-    /// them.
-    fn stock_scan(&self, scan: &StockScan, held: &StateArrays) -> (Array, StateArrays) {
+    /// Computes the rows of sequences: results `[sequences, seq, value_heads, value_dim]`, and the
+    /// states after them.
+    fn stock_scan(&self, rows: StockRows) -> (Array, StateArrays) {
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
-        let seq = scan.inputs.dim(0);
-        let inputs = Array::concatenate(&[&held.inputs, &scan.inputs], 0);
-        let kernels = Array::concatenate(&self.small.convolutions.each_ref(), 0);
-        let x = stock_convolution(&inputs, &kernels, seq).silu();
-        let (keys_end, values_end) = (dim(2 * key_heads * key_dim), x.dim(1));
-        let keys = x.slice_axis(1, 0, keys_end).reshape(&[seq, 2, dim(key_heads), dim(key_dim)]);
+        let StockRows { projected, held } = rows;
+        let [inputs, rates, decays] = &projected[..] else { panic!("three projections") };
+        let (num_sequences, seq) = (inputs.dim(0), inputs.dim(1));
+        let inputs = Array::concatenate(&[&held.inputs, inputs], 1);
+        let x = self.small.stock_convolution(&inputs);
+        let (keys_end, values_end) = (dim(2 * key_heads * key_dim), x.dim(2));
+        let keys = x.slice_axis(2, 0, keys_end);
+        let keys = keys.reshape(&[num_sequences, seq, 2, dim(key_heads), dim(key_dim)]);
         let keys = fast::rms_norm(&keys, None, LENGTH_EPS / key_dim as f32);
         let keys = &keys * (key_dim as f32).powf(-0.5);
-        // A key head serves several value heads: [seq, 2, value_heads, 1, key_dim].
-        let keys = keys.repeat(dim(value_heads / key_heads), 2).expand_dims(3);
-        let values = x.slice_axis(1, keys_end, values_end);
-        let values = values.reshape(&[seq, dim(value_heads), dim(value_dim)]);
-        let mut state = held.state.clone().expect("a recurrence has a state");
+        // A key head serves several value heads: [sequences, seq, 2, value_heads, 1, key_dim].
+        let keys = keys.repeat(dim(value_heads / key_heads), 3).expand_dims(4);
+        let values = x.slice_axis(2, keys_end, values_end);
+        let values = values.reshape(&[num_sequences, seq, dim(value_heads), dim(value_dim)]);
+        let mut state = held.state.expect("a recurrence has a state");
         let results = (0..seq).map(|t| {
-            let at = |x: &Array| x.slice_axis(0, t, t + 1).squeeze(0);
+            let at = |x: &Array| x.slice_axis(1, t, t + 1).squeeze(1);
             let both = at(&keys);
-            let [query, key] = [0, 1].map(|idx| both.slice_axis(0, idx, idx + 1).squeeze(0)); // [heads, 1, key_dim]
-            let decayed = state.mul(&at(&scan.decays).reshape(&[-1, 1, 1]));
-            let found = decayed.mul(&key).sum(2, false); // [heads, value_dim]
-            let rate = at(&scan.rates).expand_dims(1);
+            // [sequences, heads, 1, key_dim]
+            let [query, key] = [0, 1].map(|idx| both.slice_axis(1, idx, idx + 1).squeeze(1));
+            let decayed = state.mul(&at(decays).expand_dims(2).expand_dims(3));
+            let found = decayed.mul(&key).sum(3, false); // [sequences, heads, value_dim]
+            let rate = at(rates).expand_dims(2);
             let correction = at(&values).sub(&found).mul(&rate);
-            state = decayed.add(&correction.expand_dims(2).mul(&key));
-            &state.mul(&query).sum(2, false) * (key_dim as f32).powf(-0.5)
+            state = decayed.add(&correction.expand_dims(3).mul(&key));
+            &state.mul(&query).sum(3, false) * (key_dim as f32).powf(-0.5)
         });
         let results: Vec<Array> = results.collect();
-        let results = Array::stack(&results.iter().collect::<Vec<_>>(), 0);
-        let inputs = inputs.slice_axis(0, seq, inputs.dim(0)).contiguous();
+        let results = Array::stack(&results.iter().collect::<Vec<_>>(), 1);
+        let inputs = inputs.slice_axis(1, seq, inputs.dim(1)).contiguous();
         (results, StateArrays { inputs, state: Some(state) })
     }
-}
-
-/// The rows of one sequence, for MLX.
-struct StockScan {
-    /// Queries, keys and values before the convolution, `[seq, channels]`.
-    inputs: Array,
-    rates: Array,  // [seq, value_heads]
-    decays: Array, // [seq, value_heads]
 }
 
 /// The state of the primitive's closure: everything except the weights' arrays.
@@ -277,9 +210,7 @@ struct GatedDeltaKernel {
     projections: [LinearKernel; 6],
     output: DivisibleKernel,
     norm: NormKernel,
-    weights: Arc<RecurrenceWeights>,
-    spans: Vec<StepSpan>,
-    states: Vec<StateStep>,
+    recurrence: RecurrenceKernel,
     dtype: Dtype,
 }
 
@@ -288,11 +219,6 @@ impl GatedDeltaKernel {
     fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let [queries, keys, values, gates, rates, decays] =
             LinearKernel::products(&self.projections, x, threads);
-        let len = self.weights.sizes().state_len();
-        let mut states: Vec<Vec<f32>> = self.states.iter().map(|step| step.take(len)).collect();
-        let sequences = self.spans.iter().zip(&mut states);
-        let sequences =
-            sequences.map(|(span, state)| SequenceState { num_rows: span.rows.len(), state });
         let inputs = RecurrenceInputs {
             queries: &queries,
             keys: &keys,
@@ -300,10 +226,7 @@ impl GatedDeltaKernel {
             decays: &decays,
             rates: &rates,
         };
-        let out = kernels::recurrence(&inputs, sequences.collect(), &self.weights, threads);
-        for (step, state) in self.states.iter().zip(states) {
-            step.put(state);
-        }
+        let out = self.recurrence.results(&inputs, threads);
         let mut normed = Floats::zeros(float(self.dtype), out.len());
         let norm = self.norm.view();
         kernels::gated_norm(&out, norm, &gates, normed.elements_mut(), threads);

@@ -30,6 +30,13 @@ impl Heads {
         Heads { head_dim, cut, counts_keys, terms }
     }
 
+    /// Creates the heads of a model without any.
+    pub(crate) fn none(parallel: &Parallel) -> Heads {
+        let none = Cut::new(0, 0..0);
+        let cut = HeadCut { heads: none.clone(), kv_heads: none };
+        Heads { head_dim: 0, cut, counts_keys: false, terms: parallel.terms(1) }
+    }
+
     /// Loads `o_proj`, whose input are the heads' results.
     pub(crate) fn o_proj(
         &self,

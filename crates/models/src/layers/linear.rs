@@ -106,6 +106,11 @@ impl Linear {
         }
     }
 
+    /// Returns the number of elements of this rank's part of the output.
+    pub(super) fn output(&self) -> usize {
+        self.matrix.output()
+    }
+
     /// Returns what a block that ends with this layer adds to the stream.
     pub(super) fn block_output(&self) -> BlockOutput<'_> {
         BlockOutput {

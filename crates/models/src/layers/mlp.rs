@@ -197,7 +197,7 @@ impl MlpKernel {
                 inner
             }
             InwardKernel::Ungated(linears) => {
-                assert!(factors.is_none(), "experts have gates");
+                assert!(factors.is_none(), "experts that are weighed have gates");
                 let [up] = LinearKernel::products(linears, x, threads);
                 let mut inner = Floats::zeros(float(self.dtype), up.len());
                 kernels::activate(self.activation, &up, inner.elements_mut(), threads);

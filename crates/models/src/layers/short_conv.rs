@@ -12,8 +12,9 @@ use jackalope_spec::ShortConvSpec;
 use super::convolution::{conv_kernels, stock_convolution};
 use super::frame::BlockFrame;
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, OwnRows, dim, float, pinned};
+use super::kernel::{DivisibleKernel, OwnRows, float, pinned};
 use super::linear::{HasBias, Linear, LinearKernel};
+use super::recurrent::{StockRows, stock_sequences};
 use super::residual::Residual;
 use crate::cache::{LayerCacheShape, StateArrays, StateStep};
 use crate::error::LoadError;
@@ -134,21 +135,19 @@ impl ShortConv {
         let projected = |linear: &Linear| linear.stock(x).astype(Dtype::F32);
         let [before, after, values] = self.projections.each_ref().map(projected);
         let inputs = before.mul(&values);
-        let spans = step.spans.iter().zip(step.caches.iter_mut());
-        let outs = spans.map(|(span, cache)| {
-            let rows = inputs.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
-            let held = cache.state_arrays(self.layer_idx).map_or_else(
-                || Array::zeros(&[self.kernels.dim(1) - 1, inputs.dim(1)], Dtype::F32),
-                |held| held.inputs,
-            );
-            let joined = Array::concatenate(&[&held, &rows], 0);
-            let seq = rows.dim(0);
-            let inputs = joined.slice_axis(0, seq, joined.dim(0)).contiguous();
-            cache.set_state_arrays(self.layer_idx, StateArrays { inputs, state: None });
-            stock_convolution(&joined, &self.kernels, seq)
-        });
-        let outs: Vec<Array> = outs.collect();
-        let outs = Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0);
+        let (past, channels) = (self.kernels.dim(1) - 1, inputs.dim(1));
+        let empty = || {
+            let inputs = Array::zeros(&[1, past, channels], Dtype::F32);
+            StateArrays { inputs, state: None }
+        };
+        let scan = |StockRows { projected, held }: StockRows| {
+            let seq = projected[0].dim(1);
+            let joined = Array::concatenate(&[&held.inputs, &projected[0]], 1);
+            let inputs = joined.slice_axis(1, seq, joined.dim(1)).contiguous();
+            let out = stock_convolution(&joined, &self.kernels);
+            (out, StateArrays { inputs, state: None })
+        };
+        let outs = stock_sequences(step, self.layer_idx, &[inputs], empty, scan);
         let outs = self.bias.as_ref().map_or(outs.clone(), |bias| outs.add(bias));
         outs.mul(&after).astype(self.dtype)
     }

@@ -101,11 +101,6 @@ impl<L> Stack<L> {
         }
     }
 
-    /// Returns the first layer of this rank; all layers are divided in the same way.
-    pub(crate) fn first(&self) -> &L {
-        &self.layers[0]
-    }
-
     /// Whether the model's last layer is here.
     pub(crate) fn has_last(&self) -> bool {
         self.parallel.has_last_layer()

@@ -129,7 +129,8 @@ def linear_modules(model):
 
 def is_norm(path):
     last = path.rpartition(".")[2]
-    return last.rstrip("_12").endswith("norm") or last in ("ln_1", "ln_2", "ln_f") or ".norms." in path
+    is_named = last.rstrip("_12").endswith("norm") or last in ("ln_1", "ln_2", "ln_f", "norm_f")
+    return is_named or ".norms." in path
 
 
 def recipes(config, dtype, quantization_of):
@@ -162,6 +163,8 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
         elif kind in ("layer_scalar", "per_expert_scale", "correct_output_scale") or name.endswith("router.scale"):
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
+        elif kind == "D":
+            tensors[name] = uniform(dtype, value.shape, 1.0, 1.0)
         elif kind == "A_log":
             tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
         elif kind == "dt_bias":
@@ -186,6 +189,8 @@ def per_expert(tensors):
         experts, *shape = shape.split("x")
         for idx in range(int(experts)):
             own = name.replace(".switch_mlp.", f".experts.{idx}.")
+            for stacked, old in (("fc1", "up_proj"), ("fc2", "down_proj")):
+                own = own.replace(f".{stacked}.", f".{old}.")
             if "block_sparse_moe" in own:
                 for stacked, old in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
                     own = own.replace(stacked, old)
@@ -349,7 +354,8 @@ def reference(path, prompt):
     else:
         logits = np.array(model(mx.array(prompt)[None])[0])
         text = getattr(model, "language_model", model)
-        decoder = text.model if hasattr(text, "model") else text.transformer
+        names = ("model", "backbone", "transformer")
+        decoder = next(getattr(text, name) for name in names if hasattr(text, name))
         states = np.array(decoder(mx.array(prompt)[None], None)[0], dtype=np.float64)
     tokens, margins = [], []
     for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS):

@@ -44,6 +44,11 @@ const CASES: &[&str] = &[
     "qwen3_5_moe-f32",
     "qwen3_5_moe-original-f32",
     "qwen3_vl_moe-original-f32",
+    "granitemoehybrid-f32",
+    "mamba2-uneven-f32",
+    "nemotron_h-uneven-f32",
+    "nemotron_h-latent-q4-f32",
+    "falcon_h1-normed-q4-f32",
     "deepseek_v3-q4-f32",
     "deepseek_v3-kv-b-q4-f32",
     "deepseek_v2-q4-bf16",
@@ -66,7 +71,8 @@ const CASES: &[&str] = &[
 ];
 
 /// Of these, one for each kind of state.
-const STATE_CASES: &[&str] = &["qwen3_next-f32", "lfm2-f32"];
+const STATE_CASES: &[&str] =
+    &["qwen3_next-f32", "lfm2-f32", "granitemoehybrid-f32", "falcon_h1-uneven-f32"];
 
 /// Layers of the models that pipelines compute.
 const PIPELINE_LAYERS: usize = 5;
@@ -544,7 +550,9 @@ fn stages_read_each_layer_once_and_cache_their_own() {
         assert_eq!(vocab, [true, false, true]);
         // The last norm is everywhere.
         let vector = u64::from(alone.hidden_size) * alone.dtype.size_bytes() as u64;
-        let is_norm = |name: &&String| name.contains("model.norm.");
+        let is_norm = |name: &&String| {
+            [".norm_f.", "model.norm.", "model.final_layernorm."].iter().any(|it| name.contains(it))
+        };
         let norm = case.tensors.keys().filter(is_norm).count() as u64 * vector;
         let read: u64 = stages.iter().map(|it| it.bytes_read).sum();
         let tables = read - alone.bytes_read - 2 * norm;

@@ -116,6 +116,9 @@ impl Case {
             let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
             *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
         }
+        if let Some(Value::String(letters)) = text.get_mut("hybrid_override_pattern") {
+            *letters = letters.chars().cycle().take(num_layers).collect();
+        }
         // Lists with an entry for each layer.
         let lists = text.as_object_mut().unwrap().values_mut();
         for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {

@@ -3,8 +3,8 @@
 use crate::config::{count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
-    Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertModules, ExpertsSpec,
-    FeedForward, Mixer, MlpSpec, QkNorm, RouterSpec, StackedModule, ValueKind,
+    Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertLatent, ExpertModules,
+    ExpertsSpec, FeedForward, Mixer, MlpSpec, QkNorm, RouterSpec, StackedModule, ValueKind,
 };
 use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
@@ -134,7 +134,8 @@ impl AttentionModules {
     }
 }
 
-fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
+/// Returns the tensors of grouped-query attention.
+pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
     let &AttentionSpec { heads, kv_heads, head_dim, has_qkv_bias, has_output_bias, .. } = spec;
     let role = TensorRole::Mixer;
     let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
@@ -235,25 +236,14 @@ fn projections_of(hidden: usize, spec: &MlpSpec, dimension: Dimension) -> Vec<Te
     tensors
 }
 
-/// Returns the tensors of `down(silu(gate(x)) * up(x))` at `module`.
-fn gated(
-    module: &str,
-    hidden: usize,
-    inner: usize,
-    dimension: Dimension,
-    has_bias: bool,
-) -> Vec<TensorSpec> {
-    let modules = MlpModules::gated_at(module);
-    let spec = MlpSpec { has_bias, modules, ..MlpSpec::plain(inner) };
-    projections_of(hidden, &spec, dimension)
-}
-
 /// The names of a block of routed experts.
 pub(super) struct ExpertNames {
     /// Below the block: the router.
     pub(super) router: &'static str,
     /// Below the block: the stacked matrices of all experts.
     pub(super) stacked: &'static str,
+    /// Below them: gate, up and down of all experts.
+    pub(super) stacked_projections: [&'static str; 3],
     /// Below the block: what the number of an expert follows, in checkpoints with a tensor per
     /// expert.
     pub(super) each: &'static str,
@@ -265,8 +255,42 @@ pub(super) struct ExpertNames {
     pub(super) score_bias: Option<&'static str>,
     /// Below the block: the expert that every token passes.
     pub(super) shared: &'static str,
+    /// The projections of that expert.
+    pub(super) shared_projections: SharedProjections,
     /// Below the block: what weighs that expert, if anything.
     pub(super) shared_gate: Option<&'static str>,
+}
+
+/// The projections of an expert that every token passes, below its module.
+#[derive(Clone, Copy)]
+pub(super) enum SharedProjections {
+    /// Gate, up and down, with the names of Llama's checkpoints.
+    Apart,
+    /// Gate and up in one tensor, then down.
+    Stacked([&'static str; 2]),
+    /// Up and down, with the names of Llama's checkpoints, around the square of the positive part.
+    Ungated,
+}
+
+impl SharedProjections {
+    /// Returns the expert at `module`.
+    fn at(self, module: &str, inner: usize) -> MlpSpec {
+        let mut spec = MlpSpec::plain(inner);
+        spec.modules = match self {
+            SharedProjections::Apart => MlpModules::gated_at(module),
+            SharedProjections::Ungated => {
+                spec.activation = Activation::ReluSquared;
+                let inward = InwardModules::Ungated(format!("{module}.up_proj"));
+                MlpModules { inward, ..MlpModules::gated_at(module) }
+            }
+            SharedProjections::Stacked([inward, down]) => MlpModules {
+                inward: InwardModules::Stacked(format!("{module}.{inward}")),
+                down: format!("{module}.{down}"),
+                activation: String::new(),
+            },
+        };
+        spec
+    }
 }
 
 impl ExpertNames {
@@ -274,11 +298,13 @@ impl ExpertNames {
     pub(super) const QWEN: ExpertNames = ExpertNames {
         router: "gate",
         stacked: "switch_mlp",
+        stacked_projections: ["gate_proj", "up_proj", "down_proj"],
         each: "experts",
         projections: ["gate_proj", "up_proj", "down_proj"],
         fused: &[],
         score_bias: None,
         shared: "shared_expert",
+        shared_projections: SharedProjections::Apart,
         shared_gate: None,
     };
 }
@@ -369,6 +395,10 @@ pub(super) struct ExpertSizes {
     pub(super) shared_inner: Option<usize>,
     pub(super) activation: ExpertActivation,
     pub(super) has_bias: bool,
+    /// Whether the products of the expert that every token passes have biases.
+    pub(super) has_shared_bias: bool,
+    /// Width of what routed experts read and write, if it is not the stream.
+    pub(super) latent: Option<usize>,
     pub(super) router: RouterSpec,
 }
 
@@ -384,6 +414,8 @@ impl ExpertSizes {
             shared_inner: None,
             activation,
             has_bias: false,
+            has_shared_bias: false,
+            latent: None,
             router,
         }
     }
@@ -397,7 +429,7 @@ pub(super) fn experts(
     sizes: ExpertSizes,
 ) -> Block {
     let ExpertSizes { num_experts, inner, shared_inner, router, .. } = sizes;
-    let modules = expert_modules(module, names, sizes);
+    let modules = expert_modules(module, names, inner);
     let role = TensorRole::Router;
     let mut tensors =
         vec![matrix(&modules.router, role, vec![num_experts, hidden], TensorCut::Replicated)];
@@ -408,9 +440,24 @@ pub(super) fn experts(
     if let Some(name) = &modules.selection_bias {
         tensors.push(vector(name, role, num_experts, TensorCut::Replicated));
     }
-    tensors.extend(projections(&modules.experts, hidden, sizes));
-    if let (Some(inner), Some(shared)) = (shared_inner, &modules.shared) {
-        tensors.extend(gated(shared, hidden, inner, Dimension::SharedInner, false));
+    let latent = sizes.latent.map(|width| ExpertLatent {
+        width,
+        down: format!("{module}.fc1_latent_proj"),
+        up: format!("{module}.fc2_latent_proj"),
+    });
+    if let Some(ExpertLatent { width, down, up }) = &latent {
+        let role = TensorRole::Mlp;
+        let linear = |output, input| Linear { role, output, input, has_bias: false };
+        tensors.extend(linear(*width, hidden).whole(down));
+        tensors.extend(linear(hidden, *width).whole(up));
+    }
+    tensors.extend(projections(&modules.experts, sizes.latent.unwrap_or(hidden), sizes));
+    let shared = shared_inner.map(|inner| {
+        let spec = names.shared_projections.at(&format!("{module}.{}", names.shared), inner);
+        MlpSpec { has_bias: sizes.has_shared_bias, ..spec }
+    });
+    if let Some(shared) = &shared {
+        tensors.extend(projections_of(hidden, shared, Dimension::SharedInner));
     }
     if let Some(gate) = &modules.shared_gate {
         tensors.push(matrix(gate, role, vec![1, hidden], TensorCut::Replicated));
@@ -420,9 +467,10 @@ pub(super) fn experts(
         num_experts,
         experts_per_token,
         inner,
-        shared_inner,
+        shared,
         activation,
         has_bias,
+        latent,
         router,
         modules,
         beside: None,
@@ -430,28 +478,26 @@ pub(super) fn experts(
     Block { feed_forward: FeedForward::Experts(Box::new(spec)), tensors }
 }
 
-fn expert_modules(module: &str, names: &ExpertNames, sizes: ExpertSizes) -> ExpertModules {
+fn expert_modules(module: &str, names: &ExpertNames, inner: usize) -> ExpertModules {
     let at = |name: &str| format!("{module}.{name}");
-    let fused =
-        |idx: usize| names.fused.iter().map(|it| it.source(module, idx, sizes.inner)).collect();
+    let fused = |idx: usize| names.fused.iter().map(|it| it.source(module, idx, inner)).collect();
     ExpertModules {
         router: at(names.router),
         selection_bias: names.score_bias.map(at),
         router_norm: None,
         expert_scales: None,
         experts: [0, 1, 2].map(|idx| StackedModule {
-            stacked: at(&format!("{}.{}", names.stacked, ExpertNames::QWEN.projections[idx])),
+            stacked: at(&format!("{}.{}", names.stacked, names.stacked_projections[idx])),
             each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],
             fused: fused(idx),
         }),
-        shared: sizes.shared_inner.map(|_| at(names.shared)),
         shared_gate: names.shared_gate.map(at),
     }
 }
 
 /// Returns the tensors of the experts' projections: gate, up and down.
 fn projections(modules: &[StackedModule; 3], hidden: usize, sizes: ExpertSizes) -> Vec<TensorSpec> {
-    let ExpertSizes { num_experts, inner, has_bias, .. } = sizes;
+    let ExpertSizes { num_experts, inner, has_bias, activation, .. } = sizes;
     let column = TensorCut::whole_column(Dimension::ExpertInner, inner);
     let row = TensorCut::Row(Dimension::ExpertInner);
     // The bias of the output is added to the sum over the ranks.
@@ -461,7 +507,9 @@ fn projections(modules: &[StackedModule; 3], hidden: usize, sizes: ExpertSizes) 
         ([hidden, inner], &row, &TensorCut::Replicated),
     ];
     let mut tensors = Vec::new();
-    for (module, ([output, input], cut, bias_cut)) in modules.iter().zip(of_projection) {
+    let num_missing = usize::from(!activation.has_gate());
+    let stored = modules.iter().zip(of_projection).skip(num_missing);
+    for (module, ([output, input], cut, bias_cut)) in stored {
         let StackedModule { stacked, each: [before, after], fused } = module;
         let role = TensorRole::Experts;
         let each = |ending: &str| Some([before.clone(), format!("{after}.{ending}")]);

@@ -61,6 +61,7 @@ pub(super) struct Description {
     pub(super) names: TensorNames,
     pub(super) unused: Vec<String>,
     pub(super) shifted_norms: Option<ShiftedNorms>,
+    pub(super) needs_conversion: bool,
 }
 
 /// The modules outside of the layers.
@@ -130,6 +131,7 @@ impl DecoderConfig {
             names: TensorNames::PLAIN,
             unused: Vec::new(),
             shifted_norms: None,
+            needs_conversion: false,
         }
     }
 }
@@ -214,6 +216,7 @@ impl Description {
             names: self.names,
             unused: self.unused,
             shifted_norms: self.shifted_norms,
+            needs_conversion: self.needs_conversion,
         }
     }
 }
@@ -249,6 +252,7 @@ impl LayerBuilder {
         let norms = LayerNorms {
             mixer: input("input_layernorm"),
             feed_forward: input("post_attention_layernorm"),
+            eps: None,
         };
         LayerBuilder {
             prefix,

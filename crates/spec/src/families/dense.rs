@@ -135,6 +135,7 @@ impl DenseLayer {
         let norms = LayerNorms {
             mixer: BlockNorms { input: mixer_input, output: mixer_output },
             feed_forward: BlockNorms { input, output },
+            eps: None,
         };
         let qkv = match modules.qkv {
             Qkv::Apart(names) => QkvModules::Apart(names.map(&at)),

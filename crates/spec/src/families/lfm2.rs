@@ -145,6 +145,7 @@ fn attention_layers(config: &Config, sizes: Sizes) -> Result<Vec<bool>, SpecErro
 
 fn layer(prefix: String, hidden: usize, mixer: MixerBlock, block: Block) -> LayerSpec {
     let input = |name: &str| BlockNorms { input: Some(format!("{prefix}.{name}")), output: None };
-    let norms = LayerNorms { mixer: input("operator_norm"), feed_forward: input("ffn_norm") };
+    let norms =
+        LayerNorms { mixer: input("operator_norm"), feed_forward: input("ffn_norm"), eps: None };
     LayerBuilder { norms, ..LayerBuilder::pre_norm(prefix, hidden) }.build(mixer, block)
 }

@@ -327,3 +327,14 @@ fn experts_in_blocks_are_found_and_their_problems_reported() {
     let shape = format!("tensor {module}_bias has shape [10, 193], expected [10, 192]");
     assert!(problems.contains(&shape), "{problems:?}");
 }
+
+#[test]
+fn an_original_whose_factors_are_not_in_its_weights_is_refused() {
+    let mut sample = sample("falcon_h1-f32");
+    let name = "model.layers.0.mamba.conv1d.weight";
+    let kernel = sample.headers.get_mut(name).unwrap();
+    kernel.shape = vec![kernel.shape[0], 1, kernel.shape[1]];
+    let problems = sample.problems();
+    let [TensorProblem::Shape { name: found, .. }] = &problems[..] else { panic!("{problems:?}") };
+    assert_eq!(found, name);
+}

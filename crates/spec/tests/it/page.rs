@@ -60,13 +60,16 @@ fn layers(cases: &[Case]) -> String {
                 Mixer::GatedDelta(_) => "gated delta net",
                 Mixer::ShortConv(_) => "short convolution",
                 Mixer::Latent(_) => "latent attention",
+                Mixer::StateSpace(_) => "Mamba-2",
+                Mixer::Parallel(_) => "attention beside Mamba-2",
+                Mixer::None => "",
             });
             parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));
             parts
                 .extend(matches!(layer.feed_forward, FeedForward::Experts(_)).then_some("experts"));
         }
     }
-    parts.into_iter().collect::<Vec<_>>().join(", ")
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 /// The types and quantisations of a family's cases: `f32, bf16, affine 4`.

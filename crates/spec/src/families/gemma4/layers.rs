@@ -59,6 +59,7 @@ pub(super) fn layers(
                 output: named("post_attention_layernorm"),
             },
             feed_forward: BlockNorms { input, output: named("post_feedforward_layernorm") },
+            eps: None,
         };
         let builder = LayerBuilder {
             prefix: prefix.clone(),

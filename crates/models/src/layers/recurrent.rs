@@ -1,0 +1,217 @@
+//! What mixers with states have in common: their small weights, the convolution before the recurrence,
+//! and the sequences of a step.
+
+use std::sync::Arc;
+
+use jackalope_kernels::{
+    self as kernels, ConvBiases, ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule,
+    RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
+};
+use jackalope_mlx::{Array, Dtype};
+use jackalope_spec::HeadRows;
+
+use super::convolution::{conv_kernels, stock_convolution};
+use super::heads::Heads;
+use super::kernel::{OwnRows, dim, pinned};
+use crate::cache::{StateArrays, StateStep};
+use crate::error::LoadError;
+use crate::step::{Step, StepSpan};
+use crate::weights::{Part, Weights};
+
+/// Where the small weights of a recurrence are.
+#[derive(Clone, Copy)]
+pub(super) struct RecurrentTensors<'a> {
+    /// Kernels of the convolutions of queries, keys and values.
+    pub(super) convolutions: &'a [HeadRows; 3],
+    pub(super) conv_width: usize,
+    /// Whether the convolutions have biases.
+    pub(super) has_conv_bias: bool,
+    pub(super) a_log: &'a str,
+    pub(super) dt_bias: &'a str,
+    /// Factors of the values in the results, if there are any.
+    pub(super) skips: Option<&'a str>,
+}
+
+/// The small weights of this rank's part of a recurrence, in single precision.
+#[derive(Debug)]
+pub(super) struct SmallWeights {
+    /// Kernels of the convolutions of queries, keys and values, `[channels, conv_width]` each.
+    convolutions: [Array; 3],
+    /// Their biases, `[channels]` each.
+    conv_biases: Option<[Array; 3]>,
+    a_log: Array,                    // [value_heads]
+    dt_bias: Array,                  // [value_heads]
+    pub(super) skips: Option<Array>, // [value_heads]
+}
+
+impl SmallWeights {
+    /// Loads the weights of this rank's heads.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(super) fn load(
+        tensors: RecurrentTensors<'_>,
+        heads: &Heads,
+        root: &Weights<'_>,
+    ) -> Result<SmallWeights, LoadError> {
+        let RecurrentTensors { convolutions: rows, conv_width, .. } = tensors;
+        let (keys, values) = (&heads.cut.kv_heads, &heads.cut.heads);
+        let own = [(&rows[0], keys), (&rows[1], keys), (&rows[2], values)];
+        let kernels = own.map(|(rows, cut)| conv_kernels(root, rows, conv_width, cut));
+        let [of_queries, of_keys, of_values] = kernels;
+        let biases = tensors.has_conv_bias.then(|| {
+            own.map(|(rows, cut)| {
+                let (module, own) = (root.at(&rows.module), OwnRows::new(rows, cut));
+                module.floats_as(Dtype::F32, "bias", &[rows.num_rows], own.part())
+            })
+        });
+        let conv_biases = match biases {
+            Some([queries, keys, values]) => Some([queries?, keys?, values?]),
+            None => None,
+        };
+        let vector =
+            |name: &str| root.at(name).vector_as(Dtype::F32, values.full, Part::rows(values));
+        Ok(SmallWeights {
+            convolutions: [of_queries?, of_keys?, of_values?],
+            conv_biases,
+            a_log: vector(tensors.a_log)?,
+            dt_bias: vector(tensors.dt_bias)?,
+            skips: tensors.skips.map(vector).transpose()?,
+        })
+    }
+
+    /// Arranges the weights for our kernels.
+    pub(super) fn arranged(
+        &self,
+        sizes: RecurrenceSizes,
+        rule: RecurrenceRule,
+    ) -> RecurrenceWeights {
+        let convolutions = self.convolutions.each_ref().map(pinned);
+        let [queries, keys, values] = convolutions.each_ref().map(|it| it.values::<f32>());
+        let kernels = ConvKernels { queries, keys, values };
+        let (a_log, dt_bias) = (pinned(&self.a_log), pinned(&self.dt_bias));
+        let decay = DecayWeights { a_log: a_log.values(), dt_bias: dt_bias.values() };
+        let mut weights = RecurrenceWeights::new(sizes, rule, kernels, decay);
+        if let Some(biases) = &self.conv_biases {
+            let biases = biases.each_ref().map(pinned);
+            let [queries, keys, values] = biases.each_ref().map(|it| it.values::<f32>());
+            weights = weights.with_biases(ConvBiases { queries, keys, values });
+        }
+        match &self.skips {
+            Some(skips) => weights.with_skips(pinned(skips).values()),
+            None => weights,
+        }
+    }
+
+    /// Returns `softplus(projected + dt_bias)` for `projected` `[tokens, value_heads]`, with MLX.
+    pub(super) fn stock_steps(&self, projected: &Array) -> Array {
+        let x = projected.add(&self.dt_bias);
+        x.maximum(&Array::scalar(0.0)).add(&(&x.abs().neg().exp() + 1.0).log())
+    }
+
+    /// Returns the factors by which the states decay in steps `[tokens, value_heads]`, with MLX.
+    pub(super) fn stock_decays(&self, steps: &Array) -> Array {
+        self.a_log.exp().mul(steps).neg().exp()
+    }
+
+    /// Returns `silu(convolution)` of the last rows of `inputs`
+    /// `[sequences, conv_width - 1 + seq, channels]`, with MLX.
+    pub(super) fn stock_convolution(&self, inputs: &Array) -> Array {
+        let kernels = Array::concatenate(&self.convolutions.each_ref(), 0); // [channels, conv_width]
+        let sum = stock_convolution(inputs, &kernels);
+        match &self.conv_biases {
+            Some(biases) => sum.add(&Array::concatenate(&biases.each_ref(), 0)).silu(),
+            None => sum.silu(),
+        }
+    }
+}
+
+/// Returns the state of an empty sequence for MLX's operations.
+pub(super) fn empty_state(sizes: RecurrenceSizes) -> StateArrays {
+    let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = sizes;
+    let channels = 2 * key_heads * key_dim + value_heads * value_dim;
+    StateArrays {
+        inputs: Array::zeros(&[1, dim(conv_width - 1), dim(channels)], Dtype::F32),
+        state: Some(Array::zeros(&[1, dim(value_heads), dim(value_dim), dim(key_dim)], Dtype::F32)),
+    }
+}
+
+/// The rows of sequences that have as many each, for MLX's operations.
+pub(super) struct StockRows {
+    /// What the rows were projected to, `[sequences, seq, width]` each.
+    pub(super) projected: Vec<Array>,
+    /// States before the rows.
+    pub(super) held: StateArrays,
+}
+
+/// Computes the rows of a step, `[tokens, width]` for each of `projected`, with MLX. `scan` returns
+/// results `[sequences, seq, width]` and the states after them; it gets neighbouring sequences with as
+/// many rows each together, so that those that decode take one set of operations. `empty` is the state
+/// of an empty sequence.
+pub(super) fn stock_sequences(
+    step: &mut Step<'_, '_>,
+    layer_idx: usize,
+    projected: &[Array],
+    empty: impl Fn() -> StateArrays,
+    scan: impl Fn(StockRows) -> (Array, StateArrays),
+) -> Array {
+    let mut outs = Vec::new();
+    let mut first = 0;
+    while first < step.spans.len() {
+        let seq = step.spans[first].rows.len();
+        let same = step.spans[first..].iter().take_while(|span| span.rows.len() == seq);
+        let last = first + same.count();
+        let rows = step.spans[first].rows.start..step.spans[last - 1].rows.end;
+        let of_rows = |x: &Array| {
+            let own = x.slice_axis(0, dim(rows.start), dim(rows.end));
+            own.reshape(&[dim(last - first), dim(seq), x.dim(1)])
+        };
+        let caches = &mut step.caches[first..last];
+        let held = caches.iter_mut().map(|it| it.state_arrays(layer_idx));
+        let held = held.map(|held| held.unwrap_or_else(&empty)).collect();
+        let projected = projected.iter().map(of_rows).collect();
+        let (out, after) = scan(StockRows { projected, held: StateArrays::joined(held) });
+        for (cache, held) in caches.iter_mut().zip(after.apart()) {
+            cache.set_state_arrays(layer_idx, held);
+        }
+        outs.push(out.flatten(0, 1));
+        first = last;
+    }
+    Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0)
+}
+
+/// The part of a primitive's closure that computes a recurrence.
+pub(super) struct RecurrenceKernel {
+    weights: Arc<RecurrenceWeights>,
+    spans: Vec<StepSpan>,
+    states: Vec<StateStep>,
+}
+
+impl RecurrenceKernel {
+    /// Creates the computation of a step's rows.
+    pub(super) fn new(
+        weights: &Arc<RecurrenceWeights>,
+        layer_idx: usize,
+        step: &mut Step<'_, '_>,
+    ) -> RecurrenceKernel {
+        RecurrenceKernel {
+            weights: Arc::clone(weights),
+            spans: step.spans.clone(),
+            states: step.caches.iter_mut().map(|it| it.state_step(layer_idx)).collect(),
+        }
+    }
+
+    /// Returns the results `[tokens, value_heads * value_dim]`, and stores the states after them.
+    pub(super) fn results(&self, inputs: &RecurrenceInputs<'_>, threads: &Threads) -> Vec<f32> {
+        let len = self.weights.sizes().state_len();
+        let mut states: Vec<Vec<f32>> = self.states.iter().map(|step| step.take(len)).collect();
+        let sequences = self.spans.iter().zip(&mut states);
+        let sequences =
+            sequences.map(|(span, state)| SequenceState { num_rows: span.rows.len(), state });
+        let out = kernels::recurrence(inputs, sequences.collect(), &self.weights, threads);
+        for (step, state) in self.states.iter().zip(states) {
+            step.put(state);
+        }
+        out
+    }
+}

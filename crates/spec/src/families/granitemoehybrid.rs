@@ -1,0 +1,152 @@
+//! Granite 4 (Granite team 2025): state spaces with some layers of attention, each followed by
+//! experts, of which every token passes one, or by a dense block; factors as in Granite 3.
+
+use jackalope_protocol::counted;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{
+    Block, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, FusedOrder, MixerBlock,
+    SharedProjections, attention, experts, mlp,
+};
+use super::decoder::{DecoderConfig, Description, LayerBuilder, Sizes};
+use super::state_space::{StateSpaceConfig, StateSpaceLayer};
+use crate::config::{bad_value, dimension, factor, or_absent, parse, setting};
+use crate::error::SpecError;
+use crate::model::{AttentionSpec, HeadTable, LogitsSpec, MlpSpec, RouterScores, RouterSpec};
+use crate::rope::RopeSpec;
+use crate::tensor::FusedForm;
+
+/// Below the layer, because the expert that every token passes is beside the block of the others.
+const NAMES: ExpertNames = ExpertNames {
+    router: "block_sparse_moe.router.layer",
+    stacked: "block_sparse_moe.switch_mlp",
+    each: "block_sparse_moe.experts",
+    fused: &[FusedNames {
+        gate_up: "block_sparse_moe.input_linear.weight",
+        down: "block_sparse_moe.output_linear.weight",
+        form: FusedForm::Rows,
+        order: FusedOrder::Halves,
+    }],
+    shared: "shared_mlp",
+    shared_projections: SharedProjections::Stacked(["input_linear", "output_linear"]),
+    ..ExpertNames::QWEN
+};
+
+/// Limits of time steps in checkpoints that do not state them, as in mlx-lm.
+const STEP_LIMITS: [f64; 2] = [0.001, 100.0];
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    layer_types: Vec<String>,
+    intermediate_size: u32,
+    num_key_value_heads: u32,
+    attention_bias: bool,
+    position_embedding_type: Option<String>,
+    normalization_function: Option<String>,
+    num_local_experts: Option<u32>,
+    num_experts_per_tok: Option<u32>,
+    shared_intermediate_size: Option<u32>,
+    #[serde(default)]
+    mlp_bias: bool,
+    logits_scaling: f32,
+    attention_multiplier: f32,
+    embedding_multiplier: f32,
+    residual_multiplier: f32,
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+}
+
+pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
+    let config: Config = parse(value)?;
+    let sizes = config.decoder.sizes()?;
+    setting("norm", config.normalization_function.as_deref(), &["rmsnorm"])?;
+    if config.layer_types.len() != sizes.num_layers {
+        let expected = counted(sizes.num_layers, "type");
+        return Err(bad_value("layer_types", config.layer_types.len(), expected));
+    }
+    let gqa = gqa(&config, sizes)?;
+    let has_spaces = config.layer_types.iter().any(|kind| kind == "mamba");
+    let space = has_spaces.then(|| space(value, &config)).transpose()?;
+    let mixer = |prefix: &str, kind: &str| match (kind, &space) {
+        ("attention", _) => {
+            Ok(attention(&format!("{prefix}.self_attn"), sizes.hidden, gqa.clone()))
+        }
+        ("mamba", Some(space)) => Ok(space.at(&format!("{prefix}.mamba"), sizes.hidden)),
+        _ => Err(SpecError::Setting {
+            what: "layer type",
+            found: kind.to_owned(),
+            supported: &["mamba", "attention"],
+        }),
+    };
+    let block = feed_forward(&config, sizes)?;
+    let residual_factor = factor("residual_multiplier", config.residual_multiplier)?;
+    let layers = config.layer_types.iter().enumerate().map(|(layer_idx, kind)| {
+        let prefix = format!("model.layers.{layer_idx}");
+        let mixer: MixerBlock = mixer(&prefix, kind)?;
+        let block = block(&prefix);
+        let layer = LayerBuilder::pre_norm(prefix, sizes.hidden);
+        Ok(LayerBuilder { residual_factor, ..layer }.build(mixer, block))
+    });
+    let layers = layers.collect::<Result<_, SpecError>>()?;
+    let scale = 1.0 / factor("logits_scaling", config.logits_scaling)?;
+    let plain = config.decoder.with_layers(sizes, layers);
+    let head_table = match plain.head_table {
+        HeadTable::IfPresent => HeadTable::Tied,
+        stated => stated,
+    };
+    Ok(Description {
+        embedding_scale: Some(factor("embedding_multiplier", config.embedding_multiplier)?),
+        logits: LogitsSpec { scale, soft_cap: None },
+        head_table,
+        ..plain
+    })
+}
+
+fn space(value: &Value, config: &Config) -> Result<StateSpaceLayer, SpecError> {
+    let space: StateSpaceConfig = parse(value)?;
+    space.layer(config.decoder.rms_norm_eps, STEP_LIMITS)
+}
+
+/// Returns attention, whose rotations mlx-lm does not extend.
+fn gqa(config: &Config, sizes: Sizes) -> Result<AttentionSpec, SpecError> {
+    let kind = config.position_embedding_type.as_deref();
+    setting("position embedding", kind, &["rope", "nope"])?;
+    let head_dim = sizes.head_dim();
+    let rope = match kind {
+        Some("nope") => RopeSpec::NONE,
+        _ => config.decoder.rope.unscaled_or(head_dim, Some(10_000.0))?,
+    };
+    let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
+    Ok(AttentionSpec {
+        has_qkv_bias: config.attention_bias,
+        has_output_bias: config.attention_bias,
+        scale: factor("attention_multiplier", config.attention_multiplier)?,
+        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
+    })
+}
+
+/// Returns what gives each layer its feed-forward block.
+fn feed_forward(config: &Config, sizes: Sizes) -> Result<impl Fn(&str) -> Block, SpecError> {
+    let inner = dimension("intermediate_size", config.intermediate_size)?;
+    let dense = MlpSpec { has_bias: config.mlp_bias, ..MlpSpec::plain(inner) };
+    let sparse = match config.num_local_experts {
+        None | Some(0) => None,
+        Some(number) => {
+            let per_token = config.num_experts_per_tok.unwrap_or(0);
+            let counts = ExpertCounts::new("num_local_experts", number, per_token)?;
+            let field = "shared_intermediate_size";
+            let Some(shared) = config.shared_intermediate_size else {
+                return Err(bad_value(field, or_absent(None::<u32>), "a number"));
+            };
+            let scores = RouterScores::SoftmaxOfChosen;
+            let router = RouterSpec { scores, ..RouterSpec::SOFTMAX };
+            let shared_inner = Some(dimension(field, shared)?);
+            Some(ExpertSizes { shared_inner, ..ExpertSizes::plain(counts, inner, router) })
+        }
+    };
+    Ok(move |prefix: &str| match sparse {
+        Some(sparse) => experts(prefix, sizes.hidden, &NAMES, sparse),
+        None => mlp(&format!("{prefix}.mlp"), sizes.hidden, dense.clone()),
+    })
+}
