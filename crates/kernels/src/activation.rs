@@ -11,6 +11,11 @@ use crate::threads::Threads;
 pub enum ActivationFunction {
     /// `x * sigmoid(x)` (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
     Silu,
+    /// `min(x * sigmoid(x), limit)`; what it is multiplied by is clamped by [`clamp`] before.
+    BoundedSilu {
+        /// Bound of both.
+        limit: f32,
+    },
     /// `x * (1 + erf(x / √2)) / 2` (Hendrycks and Gimpel 2016).
     Gelu,
     /// Its approximation by the hyperbolic tangent (ibid.).
@@ -29,6 +34,26 @@ pub enum ActivationFunction {
         /// Largest argument of the exponential.
         eps: f32,
     },
+}
+
+impl ActivationFunction {
+    /// Returns the bound on both sides of what the activation is multiplied by; `None` if there is
+    /// none.
+    pub fn value_limit(self) -> Option<f32> {
+        match self {
+            ActivationFunction::BoundedSilu { limit } => Some(limit),
+            _ => None,
+        }
+    }
+}
+
+/// Replaces each value by the nearest one within `limit` on both sides. Not a number stays what it is.
+///
+/// # Panics
+/// Panics if the limit is negative or not a number.
+#[track_caller]
+pub fn clamp(values: &mut [f32], limit: f32) {
+    values.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
 }
 
 /// `out = activation(gate) * up`, element by element.
@@ -108,6 +133,10 @@ fn run_piece_with<S: Simd>(
 ) {
     match activation {
         ActivationFunction::Silu => each(x, up, out, |x| x * logistic::<S>(x)),
+        ActivationFunction::BoundedSilu { limit } => each(x, up, out, |x| {
+            let value = x * logistic::<S>(x);
+            if limit < value { limit } else { value }
+        }),
         ActivationFunction::Gelu => each(x, up, out, gelu::<S>),
         ActivationFunction::GeluTanh => each(x, up, out, gelu_tanh::<S>),
         ActivationFunction::ReluSquared => each(x, up, out, |x| if x < 0.0 { 0.0 } else { x * x }),

@@ -46,7 +46,7 @@ mod terms;
 mod threads;
 mod unpack;
 
-pub use activation::{ActivationFunction, activate, gated, scale_logits, swiglu};
+pub use activation::{ActivationFunction, activate, clamp, gated, scale_logits, swiglu};
 pub use attention::{
     AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
 };

@@ -35,6 +35,7 @@ mod lfm2_moe;
 mod llama;
 mod llama4;
 mod mamba2;
+mod mimo_v2_flash;
 mod minicpm;
 mod minicpm3;
 mod minimax;
@@ -45,6 +46,7 @@ mod nemotron;
 mod nemotron_h;
 mod olmo2;
 mod olmo3;
+mod olmo_hybrid;
 mod olmoe;
 mod per_layer;
 mod phi3;
@@ -61,6 +63,7 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod state_space;
+mod step3p5;
 mod text_part;
 mod windows;
 
@@ -90,6 +93,8 @@ const FAMILIES: &[Family] = &[
     family("qwen2_moe", qwen2_moe::read),
     family("mixtral", mixtral::read),
     family("phimoe", phimoe::read),
+    family("step3p5", step3p5::read),
+    family("mimo_v2_flash", mimo_v2_flash::read),
     family("olmoe", olmoe::read),
     family("glm4_moe", glm4_moe::read),
     family("solar_open", glm4_moe::read),
@@ -112,6 +117,7 @@ const FAMILIES: &[Family] = &[
     family("lfm2_moe", lfm2_moe::read),
     family("lfm2-vl", lfm2::read_vision),
     family("lfm2_vl", lfm2::read_vision),
+    family("olmo_hybrid", olmo_hybrid::read),
     family("qwen3_5", qwen3_5::read),
     family("qwen3_5_moe", qwen3_5::read),
     family("mamba2", mamba2::read),

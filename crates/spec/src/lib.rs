@@ -40,8 +40,8 @@ pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertLatent,
     ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer,
-    MlpSpec, ModelSpec, NormKind, ParallelMixers, QkNorm, RouterGroups, RouterScores, RouterSpec,
-    ShiftedNorms, StackedModule, ValueKind,
+    MlpSpec, ModelSpec, NormKind, OutputGate, ParallelMixers, QkNorm, RouterGroups, RouterScores,
+    RouterSpec, ShiftedNorms, StackedModule, ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,

@@ -243,15 +243,18 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a query and of a key.
     pub head_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Factor of the values.
+    pub value_scale: f32,
     /// Whether queries, keys and values have biases.
     pub has_qkv_bias: bool,
     /// Whether the output has a bias.
     pub has_output_bias: bool,
-    /// Whether the results are multiplied by the logistic function of a projection, whose rows
-    /// follow those of each query head.
-    pub has_output_gate: bool,
+    /// Projection whose logistic function the results are multiplied by; `None` if there is none.
+    pub output_gate: Option<OutputGate>,
     /// Norm of queries and keys; `None` if they have none.
     pub qk_norm: Option<QkNorm>,
     /// Name, below the block, of a vector with a score for each head that takes part in the soft-max
@@ -290,6 +293,15 @@ pub enum ValueKind {
     /// By the projection to keys, before those are normalised; each head is normalised by itself,
     /// without weights.
     NormalizedKeys,
+}
+
+/// A projection whose logistic function the results of attention are multiplied by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum OutputGate {
+    /// A number for each element of each head; the projection's rows follow those of each query head.
+    Elements,
+    /// A number for each head; the projection has this name below the block.
+    Heads(&'static str),
 }
 
 /// Norm of queries and keys.
@@ -344,10 +356,15 @@ impl MlpSpec {
 }
 
 /// An activation.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
+    /// `min(x * sigmoid(x), limit)`; what it is multiplied by is within the limit on both sides.
+    BoundedSilu {
+        /// Bound of both.
+        limit: f32,
+    },
     /// `x * (1 + erf(x / √2)) / 2`.
     Gelu,
     /// The approximation of [`Activation::Gelu`] by the hyperbolic tangent.
@@ -415,6 +432,11 @@ pub enum ExpertActivation {
     Swiglu,
     /// `gelu(gate) * up`, with the approximation by the hyperbolic tangent.
     Geglu,
+    /// `min(silu(gate), limit) * clamp(up, -limit, limit)`.
+    BoundedSwiglu {
+        /// Bound of both.
+        limit: f32,
+    },
     /// `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
     ClampedSwiglu {
         /// Factor inside the logistic function.
@@ -575,8 +597,8 @@ impl LatentSpec {
 impl AttentionSpec {
     /// Returns its heads.
     pub(crate) fn shape(&self) -> HeadShape {
-        let &AttentionSpec { heads, kv_heads, head_dim, .. } = self;
-        HeadShape { heads, kv_heads, head_dim }
+        let &AttentionSpec { heads, kv_heads, value_dim, .. } = self;
+        HeadShape { heads, kv_heads, head_dim: value_dim }
     }
 
     /// Creates attention without biases and norms, in which a query sees all positions up to its own.
@@ -590,9 +612,11 @@ impl AttentionSpec {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
+            value_scale: 1.0,
             has_qkv_bias: false,
             has_output_bias: false,
-            has_output_gate: false,
+            output_gate: None,
             qk_norm: None,
             sinks: None,
             norm_follows_rotation: false,
@@ -613,7 +637,7 @@ impl AttentionSpec {
         if self.source_layer.is_some() {
             return CacheKind::None;
         }
-        let elements_per_kv_head = 2 * self.head_dim;
+        let elements_per_kv_head = self.head_dim + self.value_dim;
         // Within a chunk no position before it is seen.
         match self.window.or(self.chunk) {
             None => CacheKind::Positions { elements_per_kv_head },

@@ -7,7 +7,7 @@ use crate::model::HeadShape;
 /// A gated delta net (Yang et al. 2024, "Gated Delta Networks"): a causal convolution over queries,
 /// keys and values, then for each value head a state `[value_dim, key_dim]`, which a token decays and
 /// corrects towards its value.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GatedDeltaSpec {
     /// Sizes of heads and convolution.
     pub sizes: GatedDeltaSizes,
@@ -32,6 +32,8 @@ pub struct GatedDeltaSpec {
     pub dt_bias: String,
     /// Norm of each value head of the output, `[value_dim]`.
     pub norm: String,
+    /// What that norm adds to the mean square; `None` if as much as the norms of the stream.
+    pub norm_eps: Option<f32>,
     /// Output projection.
     pub output: String,
     /// Maximum rate of the correction: 1, or 2 where eigenvalues may be negative.
@@ -235,7 +237,8 @@ mod tests {
     #[test]
     fn a_range_of_rows_is_found_in_a_fused_tensor() {
         let window = HeadRows::window(String::new(), 10..16, 30);
-        assert_eq!((window.rows(0..6), window.rows(2..3)), (vec![10..16], vec![12..13]));
+        assert_eq!(window.rows(0..6), [10..16]);
+        assert_eq!(window.rows(2..3), [12..13]);
         // Two runs of four rows in stretches of seven.
         let groups = HeadRows {
             module: String::new(),

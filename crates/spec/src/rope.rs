@@ -257,6 +257,13 @@ impl RopeConfig {
         Ok(RopeSpec { theta: plain.theta * alpha.powf(exponent), ..plain })
     }
 
+    /// Returns the same fields with another base, and another fraction of a head that is rotated if
+    /// there is one.
+    pub(crate) fn with_base(&self, theta: f64, fraction: Option<f64>) -> RopeConfig {
+        let partial_rotary_factor = fraction.or(self.partial_rotary_factor);
+        RopeConfig { rope_theta: Some(theta), partial_rotary_factor, ..self.clone() }
+    }
+
     /// Returns the rotation of a family whose scaling mlx-lm ignores.
     ///
     /// # Errors

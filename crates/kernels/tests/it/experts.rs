@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use jackalope_kernels::{
     Elements, ElementsMut, ExpertRows, Float, Matrix, Product, QuantFormat, QuantMode,
-    RouterConfig, Scores, TermColumns, Threads, add_expert_bias, add_weighted_biases, clamp_gates,
-    divisible_expert_matmul, divisible_matmul, expert_matmul, matmul_each, route, scale_rows,
-    swiglu,
+    RouterConfig, Scores, TermColumns, Threads, add_expert_bias, add_weighted_biases, clamp,
+    clamp_gates, divisible_expert_matmul, divisible_matmul, expert_matmul, matmul_each, route,
+    scale_rows, swiglu,
 };
 use proptest::prelude::*;
 
@@ -284,4 +284,12 @@ fn bounded_gates_are_their_definition() {
     let (mut gate, mut up) = ([f32::NAN, 1.0], [1.0, f32::NAN]);
     clamp_gates(&mut gate, &mut up, alpha, limit);
     assert!(gate[0].is_nan() && up[1].is_nan());
+}
+
+#[test]
+fn values_are_clamped_on_both_sides() {
+    let mut values = [-3.0, -0.5, 0.25, 2.0, f32::NAN, f32::INFINITY];
+    clamp(&mut values, 0.5);
+    assert_eq!(values[..4], [-0.5, -0.5, 0.25, 0.5]);
+    assert!(values[4].is_nan() && values[5] == 0.5);
 }

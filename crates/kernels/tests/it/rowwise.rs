@@ -68,6 +68,7 @@ fn activated(activation: ActivationFunction, x: f64) -> f64 {
     };
     match activation {
         ActivationFunction::Silu => x / (1.0 + (-x).exp()),
+        ActivationFunction::BoundedSilu { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
         ActivationFunction::Gelu => 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt())),
         ActivationFunction::GeluTanh => {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
@@ -82,7 +83,8 @@ fn activated(activation: ActivationFunction, x: f64) -> f64 {
     }
 }
 
-const ACTIVATIONS: [ActivationFunction; 5] = [
+const ACTIVATIONS: [ActivationFunction; 6] = [
+    ActivationFunction::BoundedSilu { limit: 1.5 },
     ActivationFunction::Silu,
     ActivationFunction::Gelu,
     ActivationFunction::GeluTanh,
@@ -137,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn an_activation_is_its_definition(len in 1_usize..600, which in 0_usize..5, seed: u64) {
+    fn an_activation_is_its_definition(len in 1_usize..600, which in 0_usize..6, seed: u64) {
         let activation = ACTIVATIONS[which];
         let (x, up) = (numbers(len, seed), numbers(len, seed ^ 1));
         let expected: Vec<f64> = x.iter().map(|x| activated(activation, f64::from(*x))).collect();

@@ -65,24 +65,25 @@ fn mlp(spec: &MlpSpec, unit: usize, parts: &LayerParts<'_, '_>) -> Result<Mlp, L
         inner: spec.inner,
         unit,
         has_bias: spec.has_bias,
-        activation: activation(spec, parts.root)?,
+        activation: activation(spec.activation, &parts.root.at(&spec.modules.activation))?,
         cutoff: spec.cutoff,
     };
     let weights = mlp_weights(parts.root, &spec.modules, spec.inner);
     Mlp::load(&weights, parts.model.hidden_size, block, parts.parallel)
 }
 
+/// Loads an activation, whose parameters are below `w` if it has any.
 fn activation(
-    spec: &MlpSpec,
-    root: &Weights<'_>,
+    activation: Activation,
+    w: &Weights<'_>,
 ) -> Result<kernels::ActivationFunction, LoadError> {
-    Ok(match spec.activation {
+    Ok(match activation {
         Activation::Silu => kernels::ActivationFunction::Silu,
+        Activation::BoundedSilu { limit } => kernels::ActivationFunction::BoundedSilu { limit },
         Activation::Gelu => kernels::ActivationFunction::Gelu,
         Activation::GeluTanh => kernels::ActivationFunction::GeluTanh,
         Activation::ReluSquared => kernels::ActivationFunction::ReluSquared,
         Activation::Xielu => {
-            let w = root.at(&spec.modules.activation);
             let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
             let beta = w.number("beta")?;
             kernels::ActivationFunction::Xielu {

@@ -1,8 +1,8 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
 use jackalope_spec::{
-    AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, QkNorm, QkvModules,
-    ShortConvSpec, StackedModule, StateSpaceSpec, ValueKind,
+    AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, OutputGate, QkNorm,
+    QkvModules, ShortConvSpec, StackedModule, StateSpaceSpec, ValueKind,
 };
 
 use super::parts::LayerParts;
@@ -113,7 +113,7 @@ fn gated_delta(spec: &GatedDeltaSpec, parts: &LayerParts<'_, '_>) -> Result<Gate
         layer_idx: parts.layer_idx,
         root: parts.root,
         hidden: parts.model.hidden_size,
-        norm_eps: parts.model.norm_eps,
+        norm_eps: spec.norm_eps.unwrap_or(parts.model.norm_eps),
         parallel: parts.parallel,
     };
     GatedDelta::load(&delta, heads)
@@ -150,26 +150,34 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
     let LayerParts { root, parallel, .. } = *parts;
     let hidden = parts.model.hidden_size;
     let heads = Heads::new(parts.layout.heads, spec.head_dim, parallel);
+    let heads = heads.with_values(spec.value_dim, parallel);
     let qkv_bias = HasBias::when(spec.has_qkv_bias);
     let [q, k, v] = qkv_weights(root, spec);
     let key_values = match spec.source_layer {
         Some(source) => KeyValues::OfLayer(source),
         None => {
-            let load = |w: &Weights<'_>| Linear::column(w, hidden, &heads.keys(), qkv_bias);
+            let load = |w, cut: &Cut| Linear::column(w, hidden, cut, qkv_bias);
             let (eps, dtype) = (parts.model.norm_eps, root.dtype());
             let v_norm = (spec.values != ValueKind::Projected)
-                .then(|| Norm::unweighted(spec.head_dim, eps, dtype, parallel));
+                .then(|| Norm::unweighted(spec.value_dim, eps, dtype, parallel));
             let has_values = spec.values != ValueKind::NormalizedKeys;
-            let v_proj = has_values.then(|| load(&v)).transpose()?;
-            KeyValues::Own(Box::new(OwnKeyValues { k_proj: load(&k)?, v_proj, v_norm }))
+            let v_proj = has_values.then(|| load(&v, &heads.values())).transpose()?;
+            let k_proj = load(&k, &heads.keys())?;
+            KeyValues::Own(Box::new(OwnKeyValues { k_proj, v_proj, v_norm }))
         }
     };
-    let (q_proj, gate) = if spec.has_output_gate {
-        let [query, gate] = query_and_gate(spec).map(|rows| OwnRows::new(&rows, &heads.cut.heads));
-        let load = |rows| Linear::of_rows(&q, hidden, rows, qkv_bias);
-        (load(&query)?, Some(load(&gate)?))
-    } else {
-        (Linear::column(&q, hidden, &heads.queries(), qkv_bias)?, None)
+    let whole = || Linear::column(&q, hidden, &heads.queries(), qkv_bias);
+    let (q_proj, gate) = match spec.output_gate {
+        None => (whole()?, None),
+        Some(OutputGate::Elements) => {
+            let own = query_and_gate(spec).map(|rows| OwnRows::new(&rows, &heads.cut.heads));
+            let [query, gate] = own.map(|rows| Linear::of_rows(&q, hidden, &rows, qkv_bias));
+            (query?, Some(gate?))
+        }
+        Some(OutputGate::Heads(name)) => {
+            let gate = root.at(&spec.modules.block).at(name);
+            (whole()?, Some(Linear::column(&gate, hidden, &heads.cut.heads, HasBias::No)?))
+        }
     };
     let output_bias = HasBias::when(spec.has_output_bias);
     let (block, queries) = (root.at(&spec.modules.block), &heads.cut.heads);
@@ -179,6 +187,7 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         q_proj,
         gate,
         key_values,
+        value_scale: spec.value_scale,
         o_proj: heads.o_proj(&root.at(&spec.modules.output), hidden, output_bias)?,
         head_norms: head_norms(spec, &heads, parts)?,
         rope: parts.ropes.of(&spec.rope),
@@ -193,19 +202,18 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
 
 /// Returns the projections to queries, keys and values.
 fn qkv_weights<'a>(root: &Weights<'a>, spec: &AttentionSpec) -> [Weights<'a>; 3] {
-    let &AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
-    let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
-    let total = queries + 2 * keys;
+    let &AttentionSpec { heads, kv_heads, head_dim, value_dim, .. } = spec;
+    let (queries, keys, values) = (heads * head_dim, kv_heads * head_dim, kv_heads * value_dim);
+    let total = queries + keys + values;
     match &spec.modules.qkv {
         QkvModules::Apart(modules) => modules.each_ref().map(|module| root.at(module)),
-        QkvModules::Stacked(module) => {
-            [(0, queries), (queries, keys), (queries + keys, keys)].map(|(first, len)| {
+        QkvModules::Stacked(module) => [(0, queries), (queries, keys), (queries + keys, values)]
+            .map(|(first, len)| {
                 root.rows(HeadRows::window(module.clone(), first..first + len, total))
-            })
-        }
+            }),
         QkvModules::Grouped(module) => {
             let (run, stride) = (queries / kv_heads, total / kv_heads);
-            let views = [(0, run), (run, head_dim), (run + head_dim, head_dim)];
+            let views = [(0, run), (run, head_dim), (run + head_dim, value_dim)];
             views.map(|(start, run)| {
                 root.rows(HeadRows {
                     module: module.clone(),

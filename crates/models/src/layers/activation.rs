@@ -9,6 +9,7 @@ pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
     let half = |factor: Array| x.mul(&factor.add(&number(1.0))).mul(&number(0.5));
     match activation {
         ActivationFunction::Silu => x.silu(),
+        ActivationFunction::BoundedSilu { limit } => x.silu().minimum(&number(limit)),
         ActivationFunction::Gelu => half(x.mul(&number(std::f32::consts::FRAC_1_SQRT_2)).erf()),
         ActivationFunction::GeluTanh => {
             let cube = x.square().mul(x).mul(&number(0.044_715));
@@ -24,4 +25,12 @@ pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
             curved.add(&x.mul(&number(beta)))
         }
     }
+}
+
+/// Computes the activation of `gate`, multiplied by `up`, with MLX, in the type of `gate`.
+pub(super) fn stock_gated(activation: ActivationFunction, gate: &Array, up: &Array) -> Array {
+    let activated = stock(activation, gate);
+    let Some(limit) = activation.value_limit() else { return activated.mul(up) };
+    let [limit, least] = [limit, -limit].map(|it| Array::scalar_of(it, gate.dtype()));
+    activated.mul(&up.minimum(&limit).maximum(&least))
 }

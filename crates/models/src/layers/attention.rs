@@ -30,11 +30,13 @@ use crate::step::{Reach, Step, StepSpan};
 pub(crate) struct AttentionParts {
     /// Projection `[hidden] -> [heads, head_dim]`.
     pub(crate) q_proj: Linear,
-    /// Projection `[hidden] -> [heads, head_dim]` whose logistic function the results are multiplied
-    /// by, if there is one.
+    /// Projection `[hidden] -> [heads, value_dim]`, or `[hidden] -> [heads]`, whose logistic function
+    /// the results are multiplied by, if there is one.
     pub(crate) gate: Option<Linear>,
     pub(crate) key_values: KeyValues,
-    /// Projection `[heads, head_dim] -> [hidden]`, summed over ranks.
+    /// Factor of the values.
+    pub(crate) value_scale: f32,
+    /// Projection `[heads, value_dim] -> [hidden]`, summed over ranks.
     pub(crate) o_proj: Linear,
     /// Norms of queries and keys.
     pub(crate) head_norms: Option<HeadNorms>,
@@ -123,9 +125,9 @@ impl Attention {
         if let KeyValues::OfLayer(_) = self.parts.key_values {
             return LayerCacheShape::None;
         }
-        let Heads { head_dim, ref cut, .. } = self.parts.heads;
+        let Heads { head_dim: key_dim, value_dim, ref cut, .. } = self.parts.heads;
         let kv_heads = cut.kv_heads.len();
-        LayerCacheShape::Positions(KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim })
+        LayerCacheShape::Positions(KvShape { kv_heads, key_dim, value_dim })
     }
 
     /// Adds the block to the stream.
@@ -204,10 +206,9 @@ impl Attention {
     /// Returns the part of a primitive's closure that computes queries, keys and values, which have
     /// these widths in the values that it returns.
     pub(super) fn projection_kernel(&self) -> (ProjectionKernel, Vec<usize>) {
-        let (queries, keys) = (self.parts.heads.queries().len(), self.parts.heads.keys().len());
-        let mut widths = vec![queries];
-        widths.extend(self.parts.key_values.projections().iter().map(|_| keys));
-        widths.extend(self.parts.gate.as_ref().map(|_| queries));
+        let mut widths = vec![self.parts.heads.queries().len()];
+        widths.extend(self.parts.key_values.projections().into_iter().map(Linear::output));
+        widths.extend(self.parts.gate.as_ref().map(Linear::output));
         (self.projection(), widths)
     }
 
@@ -229,12 +230,13 @@ impl Attention {
             norms: parts.head_norms.as_ref().map(HeadNorms::kernel),
             rotations: step.rotations(&parts.rope),
             sinks: parts.sinks.as_ref().map(pinned),
+            value_scale: parts.value_scale,
             query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
             config: AttentionConfig {
                 heads: parts.heads.cut.heads.len(),
                 kv_heads: parts.heads.cut.kv_heads.len(),
                 head_dim: parts.heads.head_dim,
-                value_dim: parts.heads.head_dim,
+                value_dim: parts.heads.value_dim,
                 scale: parts.scale,
                 window: parts.reach.window,
                 chunk: parts.reach.chunk,
@@ -251,7 +253,7 @@ impl Attention {
     /// Computes the heads' results `[tokens, heads * head_dim]` with MLX.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
-        let mut q = self.split(&parts.q_proj.stock(x)); // [tokens, heads, head_dim]
+        let mut q = split(&parts.q_proj.stock(x), parts.heads.head_dim); // [tokens, heads, head_dim]
         let mut kv = self.stock_key_values(x);
         if let Some(norms) = &parts.head_norms {
             match &mut kv {
@@ -275,28 +277,39 @@ impl Attention {
         };
         let out = attention.forward(&StockHeads { q, kv }, step);
         match &parts.gate {
-            Some(gate) => out.mul(&gate.stock(x).sigmoid()),
+            Some(gate) => {
+                // A number for each element, or for each head.
+                let gates = gate.stock(x).sigmoid();
+                let repeats = out.dim(1) / gates.dim(1).max(1);
+                out.mul(&if repeats == 1 { gates } else { gates.repeat(repeats, 1) })
+            }
             None => out,
         }
     }
 
-    /// Computes keys and values `[tokens, kv_heads, head_dim]` with MLX, keys before their norm.
+    /// Computes keys and values `[tokens, kv_heads, …]` with MLX, keys before their norm.
     fn stock_key_values(&self, x: &Array) -> StockKv {
+        let Heads { head_dim, value_dim, .. } = self.parts.heads;
         match &self.parts.key_values {
             KeyValues::Own(own) => {
                 let OwnKeyValues { k_proj, v_proj, v_norm } = &**own;
-                let k = self.split(&k_proj.stock(x));
-                let v = v_proj.as_ref().map_or(k.clone(), |v_proj| self.split(&v_proj.stock(x)));
-                let v = v_norm.as_ref().map_or(v.clone(), |norm| norm.stock(&v));
+                let k = split(&k_proj.stock(x), head_dim);
+                let v = v_proj.as_ref();
+                let v = v.map_or(k.clone(), |v_proj| split(&v_proj.stock(x), value_dim));
+                let mut v = v_norm.as_ref().map_or(v.clone(), |norm| norm.stock(&v));
+                if self.parts.value_scale != 1.0 {
+                    v = &v * self.parts.value_scale;
+                }
                 StockKv::New { k, v: StockValues::Own(v) }
             }
             KeyValues::OfLayer(source) => StockKv::OfLayer(*source),
         }
     }
+}
 
-    fn split(&self, x: &Array) -> Array {
-        x.reshape(&[x.dim(0), -1, dim(self.parts.heads.head_dim)])
-    }
+/// Returns the heads of each row, `[tokens, heads, width]`.
+fn split(x: &Array, width: usize) -> Array {
+    x.reshape(&[x.dim(0), -1, dim(width)])
 }
 
 /// Returns the factor of the query of each row.
@@ -332,6 +345,8 @@ pub(super) struct AttentionKernel {
     rotations: Arc<RotationTable>,
     /// In the type of the model.
     sinks: Option<Pinned>,
+    /// Factor of the values.
+    value_scale: f32,
     /// Factor of the query of each row.
     query_factors: Option<Vec<f32>>,
     config: AttentionConfig<'static>,
@@ -364,6 +379,12 @@ impl AttentionKernel {
             return self.output.multiply(heads.elements(), threads);
         };
         let heads = self.heads(&mut projected, Float::F32, threads);
+        // A number for each element, or for each head.
+        let repeats = heads.elements().len().checked_div(gates.len()).unwrap_or(1);
+        let gates = match repeats {
+            1 => gates,
+            _ => gates.iter().flat_map(|gate| std::iter::repeat_n(*gate, repeats)).collect(),
+        };
         let mut gated = Floats::zeros(float(self.dtype), gates.len());
         kernels::sigmoid_gate(heads.elements(), &gates, gated.elements_mut(), threads);
         self.output.multiply(gated.elements(), threads)
@@ -397,7 +418,8 @@ impl AttentionKernel {
             SequenceKv { pages, length: span.start + num_queries, num_queries }
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        let mut out = Floats::zeros(result, q.len());
+        let AttentionConfig { head_dim, value_dim, .. } = self.config;
+        let mut out = Floats::zeros(result, q.len() / head_dim * value_dim);
         let q = Elements::F32(&q);
         let sinks = self.sinks.as_ref().map(|sinks| elements(sinks).to_f32());
         let config = AttentionConfig { sinks: sinks.as_deref(), ..self.config };
@@ -405,30 +427,41 @@ impl AttentionKernel {
         out
     }
 
-    /// Returns the values of the layer's own heads, normalised if there is a norm; none if another
+    /// Returns the values of the layer's own heads, normalised if there is a norm, and scaled; none if another
     /// layer has them. `k` are the projections to keys.
     fn values(&self, k: &[f32], v: Option<Vec<f32>>, threads: &Threads) -> Vec<f32> {
         let KeyValuesKernel::Own { has_values, v_norm, .. } = &self.key_values else {
             return Vec::new();
         };
         let v = if *has_values { v.expect("a projection to values") } else { k.to_vec() };
-        let Some(norm) = v_norm else { return v };
-        let mut normed = vec![0.0; v.len()];
-        norm.norm(Elements::F32(&v), ElementsMut::F32(&mut normed), threads);
-        normed
+        let mut v = match v_norm {
+            Some(norm) => {
+                let mut normed = vec![0.0; v.len()];
+                norm.norm(Elements::F32(&v), ElementsMut::F32(&mut normed), threads);
+                normed
+            }
+            None => v,
+        };
+        if self.value_scale != 1.0 {
+            v.iter_mut().for_each(|value| *value *= self.value_scale);
+        }
+        v
     }
 
     /// Writes the keys and values of the step's rows, if the layer keeps them. Returns the pages of
     /// each span.
     fn hold(&self, k: &[f32], v: &[f32], threads: &Threads) -> Vec<Vec<Arc<Page>>> {
-        let width = self.config.kv_heads * self.config.head_dim;
+        let AttentionConfig { kv_heads, head_dim, value_dim, .. } = self.config;
         let _writing = threads.span("kv_cache", 0);
         match &self.key_values {
             KeyValuesKernel::Own { pages, .. } => {
                 let spans = self.spans.iter().zip(pages);
                 let held = spans.map(|(span, pages)| {
-                    let range = span.rows.start * width..span.rows.end * width;
-                    pages.write(span.start, &k[range.clone()], &v[range])
+                    let [keys, values] = [head_dim, value_dim].map(|dim| {
+                        let width = kv_heads * dim;
+                        span.rows.start * width..span.rows.end * width
+                    });
+                    pages.write(span.start, &k[keys], &v[values])
                 });
                 held.collect()
             }

@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, TermColumns, Threads};
+use jackalope_kernels::{
+    self as kernels, ActivationFunction, Elements, ElementsMut, Floats, TermColumns, Threads,
+};
 use jackalope_mlx::{Array, Dtype, Pinned, quant};
 use jackalope_spec::ExpertActivation;
 
-use super::activation;
+use super::activation::{self, stock_gated};
 use super::frame::BlockFrame;
 use super::kernel::{
     DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned, zeros_after,
@@ -207,6 +209,9 @@ fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> A
         ExpertActivation::Geglu => {
             activation::stock(kernels::ActivationFunction::GeluTanh, gate).mul(up)
         }
+        ExpertActivation::BoundedSwiglu { limit } => {
+            stock_gated(ActivationFunction::BoundedSilu { limit }, gate, up)
+        }
         ExpertActivation::ClampedSwiglu { alpha, limit } => {
             let number = |value: f32| Array::scalar_of(value, gate.dtype());
             let gate = gate.minimum(&number(limit));
@@ -254,10 +259,14 @@ impl ExpertsKernel {
             kernels::add_expert_bias(&mut gate, rows, elements(gate_bias));
             kernels::add_expert_bias(&mut up, rows, elements(up_bias));
         }
-        let mut function = kernels::ActivationFunction::Silu;
+        let mut function = ActivationFunction::Silu;
         match self.activation {
             ExpertActivation::Swiglu => {}
-            ExpertActivation::Geglu => function = kernels::ActivationFunction::GeluTanh,
+            ExpertActivation::Geglu => function = ActivationFunction::GeluTanh,
+            ExpertActivation::BoundedSwiglu { limit } => {
+                function = ActivationFunction::BoundedSilu { limit };
+                kernels::clamp(&mut up, limit);
+            }
             ExpertActivation::ClampedSwiglu { alpha, limit } => {
                 kernels::clamp_gates(&mut gate, &mut up, alpha, limit);
             }

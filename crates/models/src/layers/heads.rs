@@ -11,12 +11,17 @@ use crate::weights::Weights;
 /// The attention heads of a model and this rank's part of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Heads {
+    /// Width of a query and of a key.
     pub(crate) head_dim: usize,
+    /// Width of a value, and of a head's result.
+    pub(crate) value_dim: usize,
     pub(crate) cut: HeadCut,
     /// Whether no earlier rank holds this rank's key and value heads.
     pub(super) counts_keys: bool,
     /// Terms of the sums over the ranks of products with the heads' results.
     terms: TermColumns,
+    /// Number of query heads in an indivisible unit.
+    unit: usize,
 }
 
 impl Heads {
@@ -26,15 +31,22 @@ impl Heads {
         let cut = cuts.swap_remove(parallel.rank());
         cuts.truncate(parallel.rank());
         let counts_keys = cuts.iter().all(|it| it.kv_heads.own != cut.kv_heads.own);
-        let terms = parallel.terms(counts.heads_unit * head_dim);
-        Heads { head_dim, cut, counts_keys, terms }
+        let unit = counts.heads_unit;
+        let terms = parallel.terms(unit * head_dim);
+        Heads { head_dim, value_dim: head_dim, cut, counts_keys, unit, terms }
+    }
+
+    /// Returns the same heads with values of another width.
+    pub(crate) fn with_values(self, value_dim: usize, parallel: &Parallel) -> Heads {
+        Heads { value_dim, terms: parallel.terms(self.unit * value_dim), ..self }
     }
 
     /// Creates the heads of a model without any.
     pub(crate) fn none(parallel: &Parallel) -> Heads {
         let none = Cut::new(0, 0..0);
         let cut = HeadCut { heads: none.clone(), kv_heads: none };
-        Heads { head_dim: 0, cut, counts_keys: false, terms: parallel.terms(1) }
+        let terms = parallel.terms(1);
+        Heads { head_dim: 0, value_dim: 0, cut, counts_keys: false, terms, unit: 1 }
     }
 
     /// Loads `o_proj`, whose input are the heads' results.
@@ -44,7 +56,8 @@ impl Heads {
         hidden: usize,
         bias: HasBias,
     ) -> Result<Linear, LoadError> {
-        let input = RowInput { cut: &self.queries(), terms: self.terms };
+        let results = self.cut.heads.scaled(self.value_dim);
+        let input = RowInput { cut: &results, terms: self.terms };
         Linear::row(w, input, hidden, bias)
     }
 
@@ -53,8 +66,13 @@ impl Heads {
         self.cut.heads.scaled(self.head_dim)
     }
 
-    /// Returns the division of the output of `k_proj` and of `v_proj`.
+    /// Returns the division of `k_proj`'s output.
     pub(crate) fn keys(&self) -> Cut {
         self.cut.kv_heads.scaled(self.head_dim)
+    }
+
+    /// Returns the division of `v_proj`'s output.
+    pub(crate) fn values(&self) -> Cut {
+        self.cut.kv_heads.scaled(self.value_dim)
     }
 }

@@ -138,7 +138,7 @@ impl Mlp {
     pub(super) fn stock(&self, x: &Array) -> Array {
         let up = self.up_proj.stock(x);
         let inner = match &self.gate_proj {
-            Some(gate) => activation::stock(self.activation, &gate.stock(x)).mul(&up),
+            Some(gate) => activation::stock_gated(self.activation, &gate.stock(x), &up),
             None => activation::stock(self.activation, &up),
         };
         self.down_proj.stock(&inner)
@@ -189,6 +189,9 @@ impl MlpKernel {
         let inner = match &self.inward {
             InwardKernel::Gated(linears) => {
                 let [gate, mut up] = LinearKernel::products(linears, x, threads);
+                if let Some(limit) = self.activation.value_limit() {
+                    kernels::clamp(&mut up, limit);
+                }
                 if let Some(factors) = factors {
                     kernels::scale_rows(&mut up, factors);
                 }

@@ -157,9 +157,9 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, offset, 0.4)
         elif path.endswith("act_fn"):  # parameters, close to those that training starts from
             tensors[name] = uniform(dtype, value.shape, value.item(), 0.2 * abs(value.item()))
-        elif kind == "bias" or name.endswith(("e_score_correction_bias", "expert_bias")):
+        elif kind == "bias" or name.endswith(("e_score_correction_bias", "expert_bias", "router_bias")):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
-        elif kind == "sinks":
+        elif kind in ("sinks", "attention_sink_bias"):
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
         elif kind in ("layer_scalar", "per_expert_scale", "correct_output_scale") or name.endswith("router.scale"):
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)

@@ -68,6 +68,9 @@ const CASES: &[&str] = &[
     "gemma4_text-shared-f32",
     "gemma4_text-q4-f32",
     "gemma4_text-experts-q4-f32",
+    "olmo_hybrid-uneven-f32",
+    "step3p5-f32",
+    "mimo_v2_flash-groups-f32",
 ];
 
 /// Of these, one for each kind of state.

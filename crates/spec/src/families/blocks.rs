@@ -4,7 +4,8 @@ use crate::config::{count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
     Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertLatent, ExpertModules,
-    ExpertsSpec, FeedForward, Mixer, MlpSpec, QkNorm, RouterSpec, StackedModule, ValueKind,
+    ExpertsSpec, FeedForward, Mixer, MlpSpec, OutputGate, QkNorm, RouterSpec, StackedModule,
+    ValueKind,
 };
 use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
@@ -136,28 +137,36 @@ impl AttentionModules {
 
 /// Returns the tensors of grouped-query attention.
 pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<TensorSpec> {
-    let &AttentionSpec { heads, kv_heads, head_dim, has_qkv_bias, has_output_bias, .. } = spec;
+    let &AttentionSpec { heads, kv_heads, head_dim, value_dim, .. } = spec;
+    let &AttentionSpec { has_qkv_bias, has_output_bias, .. } = spec;
     let role = TensorRole::Mixer;
-    let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+    let (queries, keys, values) = (heads * head_dim, kv_heads * head_dim, kv_heads * value_dim);
     let inward = |output: usize| Linear { role, output, input: hidden, has_bias: has_qkv_bias };
     let mut tensors = match &spec.modules.qkv {
         QkvModules::Apart([q, k, v]) => {
-            let rows = if spec.has_output_gate { 2 * queries } else { queries };
+            let has_gates = spec.output_gate == Some(OutputGate::Elements);
+            let rows = if has_gates { 2 * queries } else { queries };
             let mut tensors = inward(rows).column(q, Dimension::Heads);
             if spec.source_layer.is_none() {
                 tensors.extend(inward(keys).column(k, Dimension::KvHeads));
                 if spec.values != ValueKind::NormalizedKeys {
-                    tensors.extend(inward(keys).column(v, Dimension::KvHeads));
+                    tensors.extend(inward(values).column(v, Dimension::KvHeads));
                 }
             }
             tensors
         }
         QkvModules::Stacked(module) | QkvModules::Grouped(module) => {
-            let segments = [(Dimension::Heads, queries), (Dimension::KvHeads, 2 * keys)];
-            inward(queries + 2 * keys).segments(module, &segments)
+            let rows = [(Dimension::Heads, queries), (Dimension::KvHeads, keys + values)];
+            inward(queries + keys + values).segments(module, &rows)
         }
     };
-    let output = Linear { role, output: hidden, input: queries, has_bias: has_output_bias };
+    if let Some(OutputGate::Heads(name)) = spec.output_gate {
+        let gate = Linear { role, output: heads, input: hidden, has_bias: false };
+        let module = format!("{}.{name}", spec.modules.block);
+        tensors.extend(gate.column(&module, Dimension::Heads));
+    }
+    let results = heads * value_dim;
+    let output = Linear { role, output: hidden, input: results, has_bias: has_output_bias };
     tensors.extend(output.row(&spec.modules.output, Dimension::Heads));
     if let Some(name) = spec.sinks {
         let cut = TensorCut::whole_column(Dimension::Heads, heads);
@@ -393,6 +402,8 @@ pub(super) struct ExpertSizes {
     pub(super) experts_per_token: usize,
     pub(super) inner: usize,
     pub(super) shared_inner: Option<usize>,
+    /// Activation of the expert that every token passes, if it is not the one that its names imply.
+    pub(super) shared_activation: Option<Activation>,
     pub(super) activation: ExpertActivation,
     pub(super) has_bias: bool,
     /// Whether the products of the expert that every token passes have biases.
@@ -412,6 +423,7 @@ impl ExpertSizes {
             experts_per_token,
             inner,
             shared_inner: None,
+            shared_activation: None,
             activation,
             has_bias: false,
             has_shared_bias: false,
@@ -454,7 +466,8 @@ pub(super) fn experts(
     tensors.extend(projections(&modules.experts, sizes.latent.unwrap_or(hidden), sizes));
     let shared = shared_inner.map(|inner| {
         let spec = names.shared_projections.at(&format!("{module}.{}", names.shared), inner);
-        MlpSpec { has_bias: sizes.has_shared_bias, ..spec }
+        let activation = sizes.shared_activation.unwrap_or(spec.activation);
+        MlpSpec { has_bias: sizes.has_shared_bias, activation, ..spec }
     });
     if let Some(shared) = &shared {
         tensors.extend(projections_of(hidden, shared, Dimension::SharedInner));

@@ -106,7 +106,7 @@ pub(super) fn fused(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> Mixe
         ),
         projection(&narrow, hidden, &[(Dimension::Heads, 2 * value_heads)]),
     ];
-    block(module, hidden, spec, projections)
+    block(hidden, spec, projections)
 }
 
 /// Returns the net of Qwen3.5 at `module`: a projection of queries, keys and values, and one each of
@@ -124,7 +124,53 @@ pub(super) fn split(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> Mixe
         projection(&spec.rates.module, hidden, &[(Dimension::Heads, sizes.value_heads)]),
         projection(&spec.decays.module, hidden, &[(Dimension::Heads, sizes.value_heads)]),
     ];
-    block(module, hidden, spec, projections)
+    block(hidden, spec, projections)
+}
+
+/// Returns the net of OLMo Hybrid at `module`: each projection and each convolution in a tensor of its
+/// own.
+pub(super) fn apart(
+    module: &str,
+    hidden: usize,
+    sizes: GatedDeltaSizes,
+    settings: GatedDeltaSettings,
+) -> MixerBlock {
+    let GatedDeltaSizes { key_heads, value_heads, key_dim, value_dim, .. } = sizes;
+    let at = |name: &str| format!("{module}.{name}");
+    let of_keys = |name: &str| HeadRows::whole(at(name), key_heads, key_dim);
+    let of_values = |name: &str| HeadRows::whole(at(name), value_heads, value_dim);
+    let scalars = |name: &str| HeadRows::whole(at(name), value_heads, 1);
+    let spec = GatedDeltaSpec {
+        queries: of_keys("q_proj"),
+        keys: of_keys("k_proj"),
+        values: of_values("v_proj"),
+        gates: of_values("g_proj"),
+        rates: scalars("b_proj"),
+        decays: scalars("a_proj"),
+        convolutions: [of_keys("q_conv1d"), of_keys("k_conv1d"), of_values("v_conv1d")],
+        norm: at("o_norm"),
+        norm_eps: Some(settings.norm_eps),
+        output: at("o_proj"),
+        rate_max: settings.rate_max,
+        ..unfused(module, sizes)
+    };
+    let of_heads = [&spec.values, &spec.gates, &spec.rates, &spec.decays];
+    let of_heads = of_heads.map(|rows| (Dimension::Heads, rows));
+    let of_keys = [&spec.queries, &spec.keys].map(|rows| (Dimension::KvHeads, rows));
+    let projections = of_keys.into_iter().chain(of_heads);
+    let projections = projections
+        .map(|(dimension, rows)| projection(&rows.module, hidden, &[(dimension, rows.num_rows)]));
+    let projections = projections.collect();
+    block(hidden, spec, projections)
+}
+
+/// Settings of a net that the configuration states by themselves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatedDeltaSettings {
+    /// See [`GatedDeltaSpec::norm_eps`].
+    pub(super) norm_eps: f32,
+    /// See [`GatedDeltaSpec::rate_max`].
+    pub(super) rate_max: u8,
 }
 
 /// Returns the description of a net with the names of Qwen3.5.
@@ -158,6 +204,7 @@ fn unfused(module: &str, sizes: GatedDeltaSizes) -> GatedDeltaSpec {
         a_log: at("A_log"),
         dt_bias: at("dt_bias"),
         norm: at("norm"),
+        norm_eps: None,
         output: at("out_proj"),
         rate_max: 1,
     }
@@ -172,36 +219,47 @@ fn projection(module: &str, hidden: usize, rows: &[(Dimension, usize)]) -> Tenso
 }
 
 /// Adds the tensors that all nets have to the projections.
-fn block(
-    module: &str,
-    hidden: usize,
-    spec: GatedDeltaSpec,
-    projections: Vec<TensorSpec>,
-) -> MixerBlock {
+fn block(hidden: usize, spec: GatedDeltaSpec, projections: Vec<TensorSpec>) -> MixerBlock {
     let sizes = spec.sizes;
     let values = sizes.value_heads * sizes.value_dim;
     let heads = || TensorCut::whole_column(Dimension::Heads, sizes.value_heads);
     let mut tensors = projections;
-    let kernels = vec![
-        CutSegment { dimension: Dimension::KvHeads, len: 2 * sizes.key_heads * sizes.key_dim },
-        CutSegment { dimension: Dimension::Heads, len: values },
-    ];
-    tensors.push(TensorSpec {
-        name: format!("{module}.conv1d.weight"),
-        role: TensorRole::Mixer,
-        shape: vec![2 * sizes.key_heads * sizes.key_dim + values, sizes.conv_width, 1],
-        cut: TensorCut::Column(kernels),
-        is_quantizable: false,
-        per_expert: None,
-        fused: Vec::new(),
-        presence: Presence::Always,
-    });
+    tensors.extend(kernels(&spec));
     tensors.push(vector(&spec.a_log, TensorRole::Mixer, sizes.value_heads, heads()));
     tensors.push(vector(&spec.dt_bias, TensorRole::Mixer, sizes.value_heads, heads()));
     tensors.push(norm(&spec.norm, sizes.value_dim));
     let output = Linear { role: TensorRole::Mixer, output: hidden, input: values, has_bias: false };
     tensors.extend(output.row(&spec.output, Dimension::Heads));
     MixerBlock { mixer: Mixer::GatedDelta(Box::new(spec)), cache: cache(sizes), tensors }
+}
+
+/// Returns the kernels of the convolutions, which are in one tensor or in three.
+fn kernels(spec: &GatedDeltaSpec) -> Vec<TensorSpec> {
+    let GatedDeltaSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = spec.sizes;
+    let keys = CutSegment { dimension: Dimension::KvHeads, len: key_heads * key_dim };
+    let values = CutSegment { dimension: Dimension::Heads, len: value_heads * value_dim };
+    let mut tensors: Vec<TensorSpec> = Vec::new();
+    for (rows, segment) in spec.convolutions.iter().zip([keys, keys, values]) {
+        let name = format!("{}.weight", rows.module);
+        match tensors.last_mut() {
+            Some(TensorSpec { cut: TensorCut::Column(segments), name: last, .. })
+                if *last == name =>
+            {
+                segments.push(segment);
+            }
+            _ => tensors.push(TensorSpec {
+                name,
+                role: TensorRole::Mixer,
+                shape: vec![rows.num_rows, conv_width, 1],
+                cut: TensorCut::Column(vec![segment]),
+                is_quantizable: false,
+                per_expert: None,
+                fused: Vec::new(),
+                presence: Presence::Always,
+            }),
+        }
+    }
+    tensors
 }
 
 /// Returns what a net keeps: states, and the last inputs of the convolutions.

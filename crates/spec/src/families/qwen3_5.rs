@@ -11,7 +11,7 @@ use super::decoder::{DecoderConfig, Description, mixed_layer};
 use super::gated_delta::{GatedDeltaConfig, shifted_norms, split};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
+use crate::model::{AttentionSpec, MlpSpec, OutputGate, QkNorm, RouterSpec};
 use crate::names::TensorNames;
 
 /// Base of the rotations, and fraction of a head that is rotated, where they are not stated.
@@ -65,7 +65,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let gated = AttentionSpec {
         has_qkv_bias: config.attention_bias,
         has_output_bias: config.attention_bias,
-        has_output_gate: true,
+        output_gate: Some(OutputGate::Elements),
         qk_norm: Some(QkNorm::PerHead),
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };

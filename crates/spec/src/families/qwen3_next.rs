@@ -9,7 +9,7 @@ use super::decoder::{DecoderConfig, Description, mixed_layer};
 use super::gated_delta::{GatedDeltaConfig, fused, shifted_norms};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
+use crate::model::{AttentionSpec, MlpSpec, OutputGate, QkNorm, RouterSpec};
 use crate::names::TensorNames;
 
 pub(super) const NAMES: ExpertNames =
@@ -72,7 +72,7 @@ fn gated_attention(config: &Config) -> Result<AttentionSpec, SpecError> {
     Ok(AttentionSpec {
         has_qkv_bias: config.attention_bias,
         has_output_bias: config.attention_bias,
-        has_output_gate: true,
+        output_gate: Some(OutputGate::Elements),
         qk_norm: Some(QkNorm::PerHead),
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     })

@@ -59,6 +59,9 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("phimoe", NUMBERED),
     ("lfm2_moe", NUMBERED),
     ("glm4v_moe", EACH),
+    ("mimo_v2_flash", EACH),
+    // Published stacked under other names with shifted norms, whose names are refused.
+    ("step3p5", EACH),
     ("gemma4_text", Stored::Rows(FUSED)),
     ("gemma4_unified", Stored::Rows(FUSED)),
 ];

@@ -140,6 +140,54 @@ fn what_a_family_does_not_compute_is_refused_by_its_field() {
 }
 
 #[test]
+fn what_a_hybrid_does_not_compute_is_refused_by_its_field() {
+    let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}});
+    check_sample("lfm2-f32", &yarn, "unsupported rope type: `yarn`");
+    check_sample(
+        "lfm2-f32",
+        &json!({"block_dim": 64}),
+        "`block_dim` is 64, expected hidden_size, 128",
+    );
+    check_sample("lfm2-f32", &json!({"full_attn_idxs": [4]}), "`full_attn_idxs` is 4");
+    let types = json!({"layer_types": ["conv", "conv", "linear_attention"]});
+    check_sample("lfm2-biases-f32", &types, "unsupported layer type: `linear_attention`");
+    let text = json!({"text_config": {"model_type": "lfm2_moe"}});
+    check_sample("lfm2-vl-f32", &text, "unsupported text model: `lfm2_moe`");
+    check_sample("olmo_hybrid-f32", &yarn, "unsupported rope type: `yarn`");
+    let types = json!({"layer_types": ["conv", "full_attention"]});
+    check_sample("olmo_hybrid-uneven-f32", &types, "unsupported layer type: `conv`");
+}
+
+#[test]
+fn what_layers_with_heads_of_their_own_do_not_compute_is_refused_by_its_field() {
+    let other = json!({"attention_other_setting": {
+        "num_attention_heads": 6, "num_attention_groups": 3, "head_dim": 64,
+    }});
+    check_sample("step3p5-f32", &other, "`attention_other_setting.head_dim` is 64");
+    let softmax = json!({"moe_router_activation": "softmax"});
+    check_sample("step3p5-f32", &softmax, "unsupported moe_router_activation: `softmax`");
+    check_sample("step3p5-f32", &json!({"moe_layers_enum": "1-3"}), "`moe_layers_enum` is 1-3");
+    check_sample(
+        "step3p5-f32",
+        &json!({"rope_theta": [1e4]}),
+        "`rope_theta` is 1, expected an entry",
+    );
+    check_sample("step3p5-f32", &json!({"swiglu_limits": [0, -1.0]}), "`swiglu_limits` is -1");
+    check_sample("step3p5-f32", &json!({"num_attention_groups": 3}), "`num_attention_groups` is 3");
+    let mimo = |edit: Value, expected: &str| check_sample("mimo_v2_flash-f32", &edit, expected);
+    mimo(json!({"topk_method": "greedy"}), "unsupported topk_method: `greedy`");
+    mimo(json!({"scoring_func": "softmax"}), "unsupported scoring_func: `softmax`");
+    mimo(json!({"attention_bias": true}), "unsupported attention_bias: `true`");
+    mimo(
+        json!({"hybrid_layer_pattern": [0, 1]}),
+        "`hybrid_layer_pattern` is 2, expected 4 entries",
+    );
+    mimo(json!({"swa_num_key_value_heads": 4}), "`swa_num_key_value_heads` is 4");
+    mimo(json!({"attention_value_scale": 0}), "`attention_value_scale` is 0");
+    mimo(json!({"rope_scaling": {"type": "yarn"}}), "unsupported rope type: `yarn`");
+}
+
+#[test]
 fn what_differs_from_deepseek_is_refused() {
     let config = |model_type: &str, edit: Value| {
         let mut config = json!({
