@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use jackalope_protocol::split::{Shares, Split};
 use jackalope_spec::{
-    ElementType, ModelLayout, ModelSpec, TensorHeader, TensorHeaders, TensorProblem,
+    ElementType, LayerLayout, ModelLayout, ModelSpec, TensorHeader, TensorHeaders, TensorProblem,
 };
 use serde_json::Value;
 
@@ -88,7 +88,9 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
         let layout = sample.layout();
         let whole = &layout.tensor_shards(&Shares::even(1))[0];
         // No more ranks than key-value heads, so that none holds another one's.
-        if layout.layers.iter().any(|layer| layer.heads.kv_heads < 2) {
+        let of_layer = |layer: &LayerLayout| [Some(layer.heads), layer.state_heads];
+        let mut heads = layout.layers.iter().flat_map(of_layer).flatten();
+        if heads.any(|heads| heads.kv_heads < 2) {
             continue;
         }
         for shares in [vec![1, 1], vec![3, 1], vec![1, 2]] {

@@ -39,6 +39,8 @@ const EXPERTS: &[(&str, Stored)] = &[
     // mlx-lm does not read. Both have tests of their own.
     ("gpt_oss", EACH),
     ("granitemoe", Stored::Rows(["input_linear.weight", "output_linear.weight"])),
+    ("granitemoehybrid", Stored::Rows(["input_linear.weight", "output_linear.weight"])),
+    ("nemotron_h", EACH),
     ("hunyuan", EACH),
     ("bailing_moe", EACH),
     ("llama4", Stored::Columns(FUSED)),
@@ -66,13 +68,15 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("gemma4_unified", Stored::Rows(FUSED)),
 ];
 
-const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+/// Names of the projections in conversions: gate, up and down are 0, 1 and 2.
+const PROJECTIONS: [(usize, &str); 5] =
+    [(0, "gate_proj"), (1, "up_proj"), (2, "down_proj"), (1, "fc1"), (2, "fc2")];
 
 /// Returns the tensors with experts as in an original.
 fn original(headers: &TensorHeaders, stored: Stored) -> TensorHeaders {
     let mut found = TensorHeaders::new();
     for (name, header) in headers {
-        let stacked = PROJECTIONS.iter().enumerate().find_map(|(idx, projection)| {
+        let stacked = PROJECTIONS.into_iter().find_map(|(idx, projection)| {
             let ends = [".switch_mlp.", ".experts.switch_glu.", ".experts."];
             let place = ends.iter().find_map(|end| name.find(&format!("{end}{projection}.")))?;
             Some((idx, &name[..place], name.rsplit_once('.')?.1))
@@ -110,7 +114,7 @@ fn family(sample: &Sample) -> &str {
 fn is_convertible(sample: &Sample, stored: Stored) -> bool {
     let is_quantized = sample.headers.keys().any(|name| name.ends_with(".scales"));
     let is_conversion = sample.headers.keys().any(|name| {
-        PROJECTIONS.iter().any(|projection| {
+        PROJECTIONS.iter().any(|(_, projection)| {
             name.ends_with(&format!("switch_mlp.{projection}.weight"))
                 || name.ends_with(&format!("experts.{projection}.weight"))
                 || name.ends_with(&format!("switch_glu.{projection}.weight"))
