@@ -171,7 +171,7 @@ pub struct Join {
 pub enum ToRank {
     /// Sent once, after the handshake. A rank that has already loaded the same setup answers at
     /// once.
-    Setup(Setup),
+    Setup(Box<Setup>),
     /// Heartbeat, sent once a second: the coordinator is alive and the network between it and the
     /// rank works.
     Heartbeat {

@@ -345,7 +345,7 @@ fn read_commands(
                 let orphan = Duration::from_millis(setup.orphan_ms);
                 lock(&control.shared).orphan = orphan;
                 control.tether.set_up(orphan);
-                Command::Setup(Box::new(setup))
+                Command::Setup(setup)
             }
             Ok(ToRank::Join(join)) => Command::Join(join),
             Ok(ToRank::Step { epoch, plan }) => Command::Step { epoch, plan },

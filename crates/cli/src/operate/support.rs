@@ -13,7 +13,7 @@ use jackalope_deploy::log_file::serve_log;
 use jackalope_deploy::server_record::ServeRecord;
 use jackalope_fleet::home::Home;
 use jackalope_protocol::counted;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::logs::agent_log;
 use crate::args::operate::SupportArgs;
@@ -122,15 +122,11 @@ fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
             // The health of an unhealthy server comes with an error status.
             let is_told = it.is_ok() || it.body.get("error").is_none();
             anyhow::ensure!(is_told, "{}", it.refusal());
-            Ok(pretty(&it.body))
+            Ok(format!("{:#}\n", it.body).into_bytes())
         });
         folder.take(name, said)?;
     }
     Ok(())
-}
-
-fn pretty(value: &Value) -> Vec<u8> {
-    format!("{value:#}\n").into_bytes()
 }
 
 fn end_of(path: &Path) -> anyhow::Result<Vec<u8>> {

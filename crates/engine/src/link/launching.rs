@@ -116,7 +116,7 @@ impl Link {
             return self.lose(failure, true);
         }
         let setup = self.launcher.refresh(rank, &self.config.assignments[rank].setup);
-        self.write(rank, &ToRank::Setup(setup), now);
+        self.write(rank, &ToRank::Setup(Box::new(setup)), now);
     }
 
     /// Returns an error message if a rank's libmlx version differs from a peer's.

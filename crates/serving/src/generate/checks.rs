@@ -10,7 +10,7 @@ pub fn check_count(param: &'static str, found: usize, limit: usize) -> Result<()
 }
 
 /// Rejects a number outside `low..=high`.
-pub fn check_range<T: PartialOrd + Display>(
+pub fn check_range<T: Copy + PartialOrd + Display>(
     param: &'static str,
     found: T,
     low: T,
