@@ -123,10 +123,10 @@ pub(crate) fn function_tool(
     parameters: Option<Value>,
     strict: Option<bool>,
 ) -> Value {
-    let mut function = json!({"name": name});
-    let description = description.map(Value::from);
+    let mut function = json!({});
     let optional = [
-        ("description", description),
+        ("name", Some(Value::from(name))),
+        ("description", description.map(Value::from)),
         ("parameters", parameters),
         ("strict", strict.map(Value::from)),
     ];

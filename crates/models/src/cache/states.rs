@@ -40,8 +40,8 @@ pub(crate) struct StateArrays {
 
 impl StateArrays {
     /// Returns the states of several sequences in one.
-    pub(crate) fn joined(states: Vec<StateArrays>) -> StateArrays {
-        if let [alone] = &states[..] {
+    pub(crate) fn joined(states: &[StateArrays]) -> StateArrays {
+        if let [alone] = states {
             return alone.clone();
         }
         let join = |parts: Vec<&Array>| Array::concatenate(&parts, 0);
