@@ -168,7 +168,7 @@ pub(super) fn stock_sequences(
         };
         let caches = &mut step.caches[first..last];
         let held = caches.iter_mut().map(|it| it.state_arrays(layer_idx));
-        let held = held.map(|held| held.unwrap_or_else(&empty)).collect();
+        let held: Vec<StateArrays> = held.map(|held| held.unwrap_or_else(&empty)).collect();
         let projected = projected.iter().map(of_rows).collect();
         let (out, after) = scan(StockRows { projected, held: StateArrays::joined(&held) });
         for (cache, held) in caches.iter_mut().zip(after.apart()) {
