@@ -8,7 +8,7 @@ use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
 use crate::quantization::QuantizationMap;
-use crate::recurrent::{GatedDeltaSpec, ShortConvSpec, StateSpaceSpec};
+use crate::recurrent::{GatedDeltaSpec, ShortConvSpec, StateSpaceSizes, StateSpaceSpec};
 use crate::rope::{QueryGrowth, RopeSpec};
 use crate::tensor::{FusedSource, TensorHeaders, TensorSpec};
 
@@ -192,7 +192,7 @@ impl Mixer {
                 HeadShape { heads: conv.units, kv_heads: conv.units, head_dim: conv.unit_channels }
             }
             Mixer::Latent(latent) => latent.shape(),
-            Mixer::StateSpace(space) => space.shape(),
+            Mixer::StateSpace(space) => HeadShape::of_space(space),
             // There is nothing to divide; one head of one element stands for it.
             Mixer::None => HeadShape { heads: 1, kv_heads: 1, head_dim: 1 },
         }
@@ -210,7 +210,7 @@ impl Mixer {
     /// own.
     pub fn state_heads(&self) -> Option<HeadShape> {
         match self {
-            Mixer::Parallel(mixers) => Some(mixers.space.shape()),
+            Mixer::Parallel(mixers) => Some(HeadShape::of_space(&mixers.space)),
             _ => None,
         }
     }
@@ -234,6 +234,13 @@ pub struct HeadShape {
     pub kv_heads: usize,
     /// Width of a head's result.
     pub head_dim: usize,
+}
+
+impl HeadShape {
+    fn of_space(space: &StateSpaceSpec) -> HeadShape {
+        let StateSpaceSizes { heads, groups, head_dim, .. } = space.sizes;
+        HeadShape { heads, kv_heads: groups, head_dim }
+    }
 }
 
 /// Grouped-query attention.

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use crate::model::HeadShape;
-
 /// A gated delta net (Yang et al. 2024, "Gated Delta Networks"): a causal convolution over queries,
 /// keys and values, then for each value head a state `[value_dim, key_dim]`, which a token decays and
 /// corrects towards its value.
@@ -114,14 +112,6 @@ pub struct StateSpaceSpec {
     pub output: String,
     /// Whether it has a bias.
     pub has_output_bias: bool,
-}
-
-impl StateSpaceSpec {
-    /// Returns its heads.
-    pub(crate) fn shape(&self) -> HeadShape {
-        let StateSpaceSizes { heads, groups, head_dim, .. } = self.sizes;
-        HeadShape { heads, kv_heads: groups, head_dim }
-    }
 }
 
 /// A norm of the results of all heads.
