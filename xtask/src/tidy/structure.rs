@@ -19,7 +19,9 @@ use crate::process::workspace_dir;
 /// Lines of code of a crate, without comments and tests.
 const CRATE_LINES_MAX: usize = 10_000;
 
-/// Names that stand for several public types of the workspace. This list only shrinks, too.
+/// Names that stand for two public types of the workspace, because both are the usual word: MLX's own
+/// names in `mlx` beside what the protocol or the transport say of the same thing, and spans of time and
+/// of rows. Code that needs both qualifies them. This list only shrinks.
 const SHARED_TYPE_NAMES: &[&str] = &["Backend", "Device", "Dtype", "Group", "Mask", "Span"];
 
 /// A crate as these rules read it.
