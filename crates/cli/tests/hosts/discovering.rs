@@ -136,7 +136,7 @@ fn workers_of_a_token_are_found_and_serve() {
     assert_eq!(other["machines"].as_array().unwrap().len(), 1, "{other}");
     assert_eq!(other["strangers"].as_array().unwrap().len(), 2, "{other}");
     let model = shipped();
-    let words = ["serve", "--discover", "--model", model.to_str().unwrap(), "--port", "8080"];
+    let words = ["serve", "--discover=3", "--model", model.to_str().unwrap(), "--port", "8080"];
     let rest = ["--host", "0.0.0.0", "--insecure"];
     let words = [&words[..], &rest, &by_token].concat();
     let mut server = Server::of(lab.start_on(0, &words, &NO_SSH));

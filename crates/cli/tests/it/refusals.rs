@@ -84,7 +84,7 @@ fn shares_that_do_not_fit_the_ranks_are_refused() {
     let other = ["--ranks", "2", "--layers", "2,2", "--split", "tensor"];
     check(&generate(&shipped(), &other), &["--layers", "--split tensor", "hint:"]);
     let many = ["--ranks", "5", "--split", "pipeline"];
-    check(&generate(&shipped(), &many), &["layers, of which there are 4", "hint:"]);
+    check(&generate(&shipped(), &many), &["can be cut, of which there are 4", "hint:"]);
     for wish in [["--split", "pipeline"], ["--layers", "2,2"]] {
         let over = [&wish[..], &["--ranks", "2", "--backend", "jaccl"]].concat();
         check(&generate(&shipped(), &over), &["a pipeline cannot use jaccl", "--backend tcp"]);
