@@ -147,7 +147,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Splits the view into the first `mid` elements and the rest.
-    pub(crate) fn split_at(self, mid: usize) -> (ElementsMut<'a>, ElementsMut<'a>) {
+    pub fn split_at(self, mid: usize) -> (ElementsMut<'a>, ElementsMut<'a>) {
         match self {
             ElementsMut::F32(values) => {
                 let (head, tail) = values.split_at_mut(mid);

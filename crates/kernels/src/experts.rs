@@ -64,6 +64,25 @@ impl ExpertRows {
         rows
     }
 
+    /// Removes the choices of the last `count` experts, which have no matrices, and returns the sum of
+    /// their weights for each row.
+    ///
+    /// # Panics
+    /// Panics if there are fewer experts.
+    #[track_caller]
+    pub fn split_off_last(&mut self, count: usize) -> Vec<f32> {
+        assert!(count <= self.num_experts, "{count} of {} experts", self.num_experts);
+        self.num_experts -= count;
+        let first = self.groups.partition_point(|group| group.expert < self.num_experts);
+        let removed = self.groups.split_off(first);
+        let num_kept = self.groups.iter().map(|group| group.tokens.len()).sum();
+        let weights = self.weights.split_off(num_kept);
+        let mut sums = vec![0.0; self.num_tokens];
+        let tokens = removed.iter().flat_map(|group| &group.tokens);
+        tokens.zip(weights).for_each(|(token, weight)| sums[*token] += weight);
+        sums
+    }
+
     /// Returns the number of choices.
     pub fn len(&self) -> usize {
         self.weights.len()
@@ -250,6 +269,27 @@ pub fn add_weighted_biases(sums: &mut [f64], rows: &ExpertRows, biases: Elements
         for (sum, bias) in sums[token * features..].iter_mut().zip(bias) {
             let mut term = GridSum::EMPTY;
             term.add(bias * weight);
+            *sum += term.value();
+        }
+    }
+}
+
+/// Adds each row of `x`, times its factor, to its row of `sums`; both are `[tokens, features]`. The
+/// products are rounded to the grid of exact sums.
+///
+/// # Panics
+/// Panics if a length does not fit.
+#[track_caller]
+pub fn add_scaled_rows(sums: &mut [f64], x: Elements<'_>, factors: &[f32]) {
+    assert_eq!(sums.len(), x.len(), "a value for each sum");
+    assert!(sums.len().is_multiple_of(factors.len().max(1)), "rows of the same length");
+    let width = (sums.len() / factors.len().max(1)).max(1);
+    let values = x.to_f32();
+    let rows = sums.chunks_exact_mut(width).zip(values.chunks_exact(width));
+    for ((sums, values), factor) in rows.zip(factors) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            let mut term = GridSum::EMPTY;
+            term.add(value * factor);
             *sum += term.value();
         }
     }

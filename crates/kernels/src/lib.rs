@@ -40,6 +40,7 @@ mod recurrence;
 mod rotation;
 mod router;
 mod rowwise;
+mod selection;
 mod simd;
 mod squares;
 mod terms;
@@ -54,8 +55,8 @@ pub use divisible::divisible_matmul;
 pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
 pub use experts::{
-    ExpertRows, add_expert_bias, add_weighted_biases, clamp_gates, divisible_expert_matmul,
-    expert_matmul, scale_rows,
+    ExpertRows, add_expert_bias, add_scaled_rows, add_weighted_biases, clamp_gates,
+    divisible_expert_matmul, expert_matmul, scale_rows,
 };
 pub use floats::Floats;
 pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed, heads_apart};
@@ -67,13 +68,14 @@ pub use norm::{Norm, normalize, rms_norm};
 pub use profile::{KernelTime, Span};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use recurrence::{
-    ConvBiases, ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
-    RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights, gated_norm, recurrence,
-    short_convolution, sigmoid_gate, silu_gate,
+    ConvBiases, ConvKernels, DecayWeights, OutputGates, RecurrenceInputs, RecurrenceRule,
+    RecurrenceSizes, RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights,
+    gated_norm, recurrence, short_convolution, sigmoid_gate, silu_gate,
 };
 pub use rotation::{Rotation, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};
 pub use rowwise::{Terms, add_bias, add_terms};
+pub use selection::{ChosenPositions, IndexQueries, choose_positions, gather_keys};
 pub use simd::{InstructionSet, InstructionSetError};
 pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums, square_total};
 pub use terms::GRID;

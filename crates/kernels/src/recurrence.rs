@@ -24,7 +24,7 @@ use self::block::{Block, ValueJob, value_block};
 use self::keys::{KeyJob, key_rows};
 
 pub use self::convolution::{ShortConvInputs, ShortConvWeights, short_convolution};
-pub use self::gate::{gated_norm, sigmoid_gate, silu_gate};
+pub use self::gate::{OutputGates, gated_norm, sigmoid_gate, silu_gate};
 pub use self::weights::{ConvBiases, ConvKernels, DecayWeights, RecurrenceRule, RecurrenceWeights};
 
 /// Number of lanes of a block. With a key of 128 elements its state is 16 KiB, which a core's nearest
@@ -83,7 +83,8 @@ pub struct RecurrenceInputs<'a> {
     pub keys: &'a [f32],
     /// `[rows, value_heads, value_dim]`.
     pub values: &'a [f32],
-    /// Projection to the decay, `[rows, value_heads]`.
+    /// Projection to the decay, `[rows, value_heads]`, or `[rows, value_heads, key_dim]` if each element
+    /// of a key decays by itself.
     pub decays: &'a [f32],
     /// Logits of the correction's rate, `[rows, value_heads]`; empty if the rule has none.
     pub rates: &'a [f32],
@@ -114,17 +115,17 @@ pub fn recurrence(
     let sizes = weights.sizes();
     let num_rows: usize = sequences.iter().map(|it| it.num_rows).sum();
     assert_lengths(inputs, &sequences, weights, num_rows);
-    let keys_width = sizes.key_heads * 2 * sizes.key_dim;
+    let key_width = weights.key_width();
     let values_width = sizes.value_heads * sizes.value_dim;
-    let mut placed = vec![0.0; num_rows * keys_width];
+    let mut placed = vec![0.0; num_rows * sizes.key_heads * key_width];
     let mut blocks = vec![0.0; num_rows * values_width];
     let lens: Vec<usize> = sequences.iter().map(|it| it.num_rows).collect();
     let histories_len = sizes.key_heads * sizes.key_history();
     let (histories, states): (Vec<_>, Vec<_>) =
         sequences.into_iter().map(|it| it.state.split_at_mut(histories_len)).unzip();
-    let jobs = key_jobs(&sizes, &lens, histories, &mut placed);
+    let jobs = key_jobs(weights, &lens, histories, &mut placed);
     threads.for_each(jobs, |job| key_rows(threads.instructions(), inputs, weights, job));
-    let jobs = value_jobs(&sizes, &lens, states, &placed, &mut blocks);
+    let jobs = value_jobs(weights, &lens, states, &placed, &mut blocks);
     threads.for_each(jobs, |job| value_block(threads.instructions(), inputs, weights, job));
     let mut results = vec![0.0; num_rows * values_width];
     gather(&sizes, &lens, &blocks, &mut results, threads);
@@ -146,28 +147,31 @@ fn assert_lengths(
         "a query and a key for each row"
     );
     assert!(is_long(inputs.values, value_heads * value_dim), "values for each row");
-    assert!(is_long(inputs.decays, value_heads), "a decay for each row");
-    let has_rates = weights.has_rates();
-    assert!(is_long(inputs.rates, if has_rates { value_heads } else { 0 }), "rates by the rule");
+    let (decays, rates) = match weights.rule() {
+        RecurrenceRule::GatedDelta { .. } => (value_heads, value_heads),
+        RecurrenceRule::KimiDelta => (value_heads * key_dim, value_heads),
+        RecurrenceRule::StateSpace { .. } => (value_heads, 0),
+    };
+    assert!(is_long(inputs.decays, decays), "decays by the rule");
+    assert!(is_long(inputs.rates, rates), "rates by the rule");
     let states = sequences.iter().all(|it| it.state.len() == sizes.state_len());
     assert!(states, "states of {} elements", sizes.state_len());
 }
 
 /// Returns a job for each key head of each sequence.
 fn key_jobs<'a>(
-    sizes: &RecurrenceSizes,
+    weights: &RecurrenceWeights,
     lens: &[usize],
     histories: Vec<&'a mut [f32]>,
     mut placed: &'a mut [f32],
 ) -> Vec<KeyJob<'a>> {
+    let (sizes, key_width) = (weights.sizes(), weights.key_width());
     let mut jobs = Vec::with_capacity(lens.len() * sizes.key_heads);
     let mut first_row = 0;
     for (&len, mut histories) in lens.iter().zip(histories) {
         for head in 0..sizes.key_heads {
-            let (history, placed) = (
-                take(&mut histories, sizes.key_history()),
-                take(&mut placed, len * 2 * sizes.key_dim),
-            );
+            let (history, placed) =
+                (take(&mut histories, sizes.key_history()), take(&mut placed, len * key_width));
             jobs.push(KeyJob { head, rows: first_row..first_row + len, history, placed });
         }
         first_row += len;
@@ -177,14 +181,14 @@ fn key_jobs<'a>(
 
 /// Returns a job for each block of each value head of each sequence.
 fn value_jobs<'a>(
-    sizes: &RecurrenceSizes,
+    weights: &RecurrenceWeights,
     lens: &[usize],
     states: Vec<&'a mut [f32]>,
     placed: &'a [f32],
     mut out: &'a mut [f32],
 ) -> Vec<ValueJob<'a>> {
     let mut jobs = Vec::new();
-    let key_width = 2 * sizes.key_dim;
+    let (sizes, key_width) = (weights.sizes(), weights.key_width());
     let mut first_row = 0;
     for (&len, mut states) in lens.iter().zip(states) {
         let of_sequence = &placed[first_row * sizes.key_heads * key_width..];

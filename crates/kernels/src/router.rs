@@ -142,7 +142,7 @@ fn mixed(logits: &[f32], experts: &[usize], jitter: f32) -> Vec<f32> {
 
 /// Returns the indices of the `count` largest values, in descending order of the values. Of equal
 /// values, the one with the lower index is first.
-fn largest(values: &[f32], count: usize) -> Vec<usize> {
+pub(crate) fn largest(values: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     let by_value = |a: &usize, b: &usize| values[*b].total_cmp(&values[*a]).then(a.cmp(b));
     if count < order.len() {

@@ -5,6 +5,7 @@ mod feed_forward;
 mod layer;
 mod mixer;
 mod parts;
+mod second;
 
 use std::ops::Range;
 
@@ -36,7 +37,7 @@ pub(crate) trait Network: std::fmt::Debug {
     /// Returns the network's sizes on this rank.
     fn dimensions(&self) -> Dimensions;
 
-    /// Returns what each layer of this rank keeps of a sequence.
+    /// Returns what each mixer of this rank keeps of a sequence.
     fn cache_shapes(&self) -> Vec<LayerCacheShape>;
 }
 

@@ -33,7 +33,8 @@ pub(crate) struct KvShape {
     pub(crate) kv_heads: usize,
     /// Width of a key.
     pub(crate) key_dim: usize,
-    /// Width of a value; 0 if values are parts of keys and are not stored.
+    /// Width of what is stored beside a key: a value; where values are parts of keys, the key of an
+    /// indexer, or nothing.
     pub(crate) value_dim: usize,
 }
 
@@ -98,9 +99,9 @@ impl LayerCacheShape {
 /// The properties that the caches of a model share.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheShape {
-    /// Number of the model's first layer on this rank.
+    /// Number of mixers in the layers before this rank's. Each mixer counts as a layer here.
     pub(crate) first_layer: usize,
-    /// Shape of each layer on this rank.
+    /// Shape of each mixer's cache on this rank.
     pub(crate) layers: Rc<[LayerCacheShape]>,
     pub(crate) dtype: Dtype,
     pub(crate) compute: Compute,

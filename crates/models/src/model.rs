@@ -99,7 +99,7 @@ impl Model {
         let layers: Rc<[LayerCacheShape]> = network.cache_shapes().into();
         let slots = SlotPool::new(Rc::clone(&layers), counters.dtype);
         let cache_shape = CacheShape {
-            first_layer: dimensions.layers.start,
+            first_layer: checkpoint.spec.num_mixers(0..dimensions.layers.start),
             layers,
             slots: Rc::new(RefCell::new(slots)),
             dtype: counters.dtype,

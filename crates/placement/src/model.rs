@@ -32,14 +32,17 @@ impl PlacementModel {
             let heads = layer.mixer.heads();
             heads.heads * heads.head_dim
         });
-        let inner = spec.layers.iter().map(|layer| match &layer.feed_forward {
-            FeedForward::Mlp(mlp) => mlp.inner,
-            FeedForward::Experts(experts) => {
+        let inner = spec.layers.iter().map(|layer| {
+            let dense = match &layer.feed_forward {
+                FeedForward::Mlp(mlp) => mlp.inner,
+                FeedForward::Experts(_) | FeedForward::None => 0,
+            };
+            let experts = layer.experts().map_or(0, |experts| {
                 let dense = experts.beside.as_ref().map(|beside| &beside.mlp);
                 let shared = experts.shared.as_ref().or(dense).map_or(0, |mlp| mlp.inner);
                 experts.experts_per_token * experts.inner + shared
-            }
-            FeedForward::None => 0,
+            });
+            dense.max(experts)
         });
         PlacementModel {
             architecture: spec.model_type.clone(),

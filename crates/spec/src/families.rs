@@ -29,6 +29,7 @@ mod granitemoehybrid;
 mod hunyuan;
 mod hunyuan_dense;
 mod internlm;
+mod kimi;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
@@ -126,7 +127,11 @@ const FAMILIES: &[Family] = &[
     family("falcon_h1", falcon_h1::read),
     family("deepseek_v2", deepseek::read_v2),
     family("deepseek_v3", deepseek::read_v3),
+    family("deepseek_v32", deepseek::read_v32),
+    family("glm_moe_dsa", deepseek::read_glm_dsa),
     family("kimi_k2", deepseek::read_v3),
+    family("longcat_flash", deepseek::read_longcat),
+    family("kimi_linear", kimi::read),
     family("kimi_k25", deepseek::read_kimi_k25),
     family("kimi_vl", deepseek::read_kimi_k25),
     family("glm4_moe_lite", deepseek::read_glm_lite),

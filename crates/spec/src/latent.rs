@@ -27,8 +27,33 @@ pub struct LatentSpec {
     pub norm_eps: f32,
     /// Factor of the scores.
     pub scale: f64,
-    /// Rotation of the shared part.
-    pub rope: RopeSpec,
+    /// Factor of a normalised latent.
+    pub latent_factor: f32,
+    /// Rotation of the shared part; `None` if it is not rotated.
+    pub rope: Option<RopeSpec>,
     /// Growth of the queries with their position, if any.
     pub query_growth: Option<QueryGrowth>,
+    /// Chooses the positions that a query attends to; `None` if it attends to all that it sees.
+    pub indexer: Option<IndexerSpec>,
+    /// What the names of its tensors begin with.
+    pub module: String,
+    /// Output projection.
+    pub output: String,
+}
+
+/// An indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): it scores the positions that a query
+/// sees, and the query attends to the best ones only. Of each position it keeps a key, which all of its
+/// heads share. Every rank with heads of the attention computes all of it, so that all choose alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IndexerSpec {
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a head's query, and of a key.
+    pub head_dim: usize,
+    /// Number of positions that a query attends to at most.
+    pub num_chosen: usize,
+    /// Rotation of queries and keys.
+    pub rope: RopeSpec,
+    /// What the norm of the keys adds to their variance.
+    pub norm_eps: f32,
 }

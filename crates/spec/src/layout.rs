@@ -161,12 +161,10 @@ impl ModelLayout {
                 _ => None,
             });
             let inner_units = inner_units.collect();
-            let active_experts = match &layer.feed_forward {
-                FeedForward::Mlp(_) | FeedForward::None => 1.0,
-                FeedForward::Experts(experts) => {
-                    experts.experts_per_token as f64 / experts.num_experts as f64
-                }
-            };
+            let active_experts = layer.experts().map_or(1.0, |experts| {
+                let num_scores = experts.num_experts + experts.num_identity;
+                experts.experts_per_token as f64 / num_scores as f64
+            });
             let source_layer = layer.mixer.source_layer();
             let cache = layer.cache;
             LayerLayout {
@@ -353,17 +351,18 @@ fn divisions(
         divisions.insert(Dimension::StateHeads, Division::Heads(counts));
         divisions.insert(Dimension::StateGroups, Division::KvHeads(counts));
     }
-    let inner = match &layer.feed_forward {
-        FeedForward::Mlp(mlp) => vec![(Dimension::Inner, mlp.inner)],
+    let dense = match &layer.feed_forward {
+        FeedForward::Mlp(mlp) => Some((Dimension::Inner, mlp.inner)),
         FeedForward::Experts(experts) => {
-            let shared = experts.shared.as_ref().map(|it| (Dimension::SharedInner, it.inner));
-            let dense = experts.beside.as_ref().map(|beside| (Dimension::Inner, beside.mlp.inner));
-            let routed = [(Dimension::ExpertInner, experts.inner)];
-            routed.into_iter().chain(shared).chain(dense).collect()
+            experts.beside.as_ref().map(|beside| (Dimension::Inner, beside.mlp.inner))
         }
-        FeedForward::None => Vec::new(),
+        FeedForward::None => None,
     };
-    for (dimension, full) in inner {
+    let experts = layer.experts().into_iter().flat_map(|experts| {
+        let shared = experts.shared.as_ref().map(|it| (Dimension::SharedInner, it.inner));
+        [(Dimension::ExpertInner, experts.inner)].into_iter().chain(shared)
+    });
+    for (dimension, full) in dense.into_iter().chain(experts) {
         let unit = inner_unit(full, row_group(&layer.tensors, dimension, &group_size));
         divisions.insert(dimension, Division::Units { full, unit });
     }

@@ -35,13 +35,13 @@ pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
 pub use error::SpecError;
 pub use families::computed_types;
-pub use latent::LatentSpec;
+pub use latent::{IndexerSpec, LatentSpec};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertLatent,
     ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer,
     MlpSpec, ModelSpec, NormKind, OutputGate, ParallelMixers, QkNorm, RouterGroups, RouterScores,
-    RouterSpec, ShiftedNorms, StackedModule, ValueKind,
+    RouterSpec, SecondHalf, ShiftedNorms, StackedModule, ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
@@ -50,8 +50,8 @@ pub use names::{TensorNames, UnusedPart};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{
-    GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, ShortConvSpec, StateSpaceSizes,
-    StateSpaceSpec,
+    GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, KimiDelta, ShortConvSpec,
+    StateSpaceSizes, StateSpaceSpec,
 };
 pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};

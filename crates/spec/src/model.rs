@@ -64,6 +64,11 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// Returns the number of mixers in these layers.
+    pub fn num_mixers(&self, layers: std::ops::Range<usize>) -> usize {
+        self.layers[layers].iter().map(LayerSpec::num_mixers).sum()
+    }
+
     /// Returns every tensor of the whole model; the head's table only if `is_tied` is false.
     pub fn tensors(&self, is_tied: bool) -> impl Iterator<Item = &TensorSpec> {
         let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
@@ -142,6 +147,8 @@ pub struct LayerSpec {
     pub feed_forward: FeedForward,
     /// The norms around its blocks.
     pub norms: LayerNorms,
+    /// What follows the feed-forward block; `None` in layers with a single mixer.
+    pub second: Option<Box<SecondHalf>>,
     /// Whether both blocks read the stream before the layer, and their sum is added to it.
     pub is_parallel: bool,
     /// Factor of what a block adds to the stream.
@@ -156,6 +163,38 @@ pub struct LayerSpec {
     pub cache: CacheKind,
     /// Every tensor that it has.
     pub tensors: Vec<TensorSpec>,
+}
+
+impl LayerSpec {
+    /// Returns its experts, if it has any.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match (&self.feed_forward, &self.second) {
+            (FeedForward::Experts(experts), _) => Some(experts),
+            (FeedForward::Mlp(_) | FeedForward::None, second) => {
+                second.as_ref().map(|second| &second.experts)
+            }
+        }
+    }
+
+    /// Returns the number of its mixers. Each has a cache of its own.
+    pub fn num_mixers(&self) -> usize {
+        1 + usize::from(self.second.is_some())
+    }
+}
+
+/// The second half of a layer whose experts are computed beside it (Meituan 2025, "LongCat-Flash",
+/// section 2.2): they read what the dense block of the first half reads, and their result is added to
+/// the stream together with that of the second half's dense block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SecondHalf {
+    /// How it mixes positions; the same heads as in the first half.
+    pub mixer: Mixer,
+    /// Its dense block, with the inner dimension of that of the first half.
+    pub mlp: MlpSpec,
+    /// The norms around mixer and dense block.
+    pub norms: LayerNorms,
+    /// The experts beside it.
+    pub experts: ExpertsSpec,
 }
 
 /// How a layer mixes positions.
@@ -388,7 +427,9 @@ pub enum Activation {
 pub struct ExpertsSpec {
     /// Number of experts.
     pub num_experts: usize,
-    /// Number of experts that a token passes.
+    /// Number of experts after these that have no weights and return what they read.
+    pub num_identity: usize,
+    /// Number of experts that a token passes, those without weights included.
     pub experts_per_token: usize,
     /// Inner dimension of an expert.
     pub inner: usize,
@@ -589,15 +630,34 @@ pub enum CacheKind {
     None,
 }
 
+impl CacheKind {
+    /// Returns what two mixers keep that keep all positions.
+    ///
+    /// # Panics
+    /// Panics if one of them keeps something else.
+    pub(crate) fn joined(self, other: CacheKind) -> CacheKind {
+        let (
+            CacheKind::Positions { elements_per_kv_head: own },
+            CacheKind::Positions { elements_per_kv_head: others },
+        ) = (self, other)
+        else {
+            panic!("both halves of a layer keep all positions")
+        };
+        CacheKind::Positions { elements_per_kv_head: own + others }
+    }
+}
+
 impl LatentSpec {
     /// Returns the heads by which ranks divide it. All of them share one key.
     pub(crate) fn shape(&self) -> HeadShape {
         HeadShape { heads: self.heads, kv_heads: 1, head_dim: self.value_dim }
     }
 
-    /// Returns what a layer with this attention keeps: the latent and the shared part of the key.
+    /// Returns what a layer with this attention keeps: the latent, the shared part of the key, and the
+    /// key of the indexer.
     pub(crate) fn cache(&self) -> CacheKind {
-        CacheKind::Positions { elements_per_kv_head: self.kv_rank + self.rope_dim }
+        let index_dim = self.indexer.as_ref().map_or(0, |indexer| indexer.head_dim);
+        CacheKind::Positions { elements_per_kv_head: self.kv_rank + self.rope_dim + index_dim }
     }
 }
 

@@ -111,6 +111,18 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
+    /// Names of Kimi Linear, whose conversions name blocks as other families do.
+    pub(crate) const KIMI: TensorNames = TensorNames {
+        renamed: &[
+            (".block_sparse_moe.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),
+            (".block_sparse_moe.", ".mlp."),
+            (".q_conv1d.", ".q_conv.conv."),
+            (".k_conv1d.", ".k_conv.conv."),
+            (".v_conv1d.", ".v_conv.conv."),
+        ],
+        ..TensorNames::PLAIN
+    };
+
     /// Returns the part that a tensor belongs to which the language model does not use; `None` if it
     /// may use the tensor.
     pub fn unused_part(&self, stored: &str) -> Option<UnusedPart> {

@@ -19,14 +19,15 @@ pub struct GatedDeltaSpec {
     pub gates: HeadRows,
     /// Projection to the logits of the correction's rate, `[value_heads]`.
     pub rates: HeadRows,
-    /// Projection to the decay, `[value_heads]`.
+    /// Projection to the decay, `[value_heads]`, or `[value_heads, key_dim]` with a decay for each element
+    /// of a key.
     pub decays: HeadRows,
     /// Kernels of the convolutions of queries, keys and values: a row of `conv_width` weights for
     /// each element.
     pub convolutions: [HeadRows; 3],
     /// Logarithm of the decay's factor, `[value_heads]`.
     pub a_log: String,
-    /// Added to the decay's projection, `[value_heads]`.
+    /// Added to the decay's projection, as long as it.
     pub dt_bias: String,
     /// Norm of each value head of the output, `[value_dim]`.
     pub norm: String,
@@ -36,6 +37,35 @@ pub struct GatedDeltaSpec {
     pub output: String,
     /// Maximum rate of the correction: 1, or 2 where eigenvalues may be negative.
     pub rate_max: u8,
+    /// Set in Kimi delta attention.
+    pub kimi: Option<KimiDelta>,
+}
+
+/// What differs in Kimi delta attention (Kimi team 2025, "Kimi Linear", section 3): each element of a
+/// key decays by itself, the gates are logistic functions, and the projections to decays and gates read
+/// vectors of low rank. There are as many key heads as value heads.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct KimiDelta {
+    /// Projection from the residual stream to what the decays are computed from, `[rank]`.
+    pub decays: String,
+    /// Projection from the residual stream to what the gates are computed from, `[rank]`.
+    pub gates: String,
+    /// Width of these vectors.
+    pub rank: usize,
+}
+
+impl GatedDeltaSpec {
+    /// Returns the dimensions of the stored logarithm of the decay's factor, whose elements are one for
+    /// each value head.
+    pub fn a_log_shape(&self) -> Vec<usize> {
+        let heads = self.sizes.value_heads;
+        if self.kimi.is_some() { vec![1, 1, heads, 1] } else { vec![heads] }
+    }
+
+    /// Returns the number of decays of a value head.
+    pub fn decays_per_head(&self) -> usize {
+        if self.kimi.is_some() { self.sizes.key_dim } else { 1 }
+    }
 }
 
 /// Sizes of a gated delta net.

@@ -30,7 +30,7 @@ pub(super) struct Block<'a> {
     pub(super) lanes: Range<usize>,
     /// Rows of the step.
     pub(super) rows: Range<usize>,
-    /// Their queries and keys, `[rows, 2 * key_dim]`.
+    /// Their queries, keys and perhaps decays, `[rows, key_width]`.
     pub(super) placed: &'a [f32],
 }
 
@@ -88,23 +88,30 @@ fn run<S: Simd>(
     let kernels = weights.value_kernels(block.head, block.idx);
     let biases = weights.value_biases(block.head, block.idx);
     let (state, history) = state.split_at_mut(sizes.key_dim);
-    let placed = block.placed.chunks_exact(2 * sizes.key_dim);
+    let placed = block.placed.chunks_exact(weights.key_width());
     for ((row, placed), out) in block.rows.clone().zip(placed).zip(out.chunks_exact_mut(num_lanes))
     {
-        let (query, key) = placed.split_at(sizes.key_dim);
+        let (query, rest) = placed.split_at(sizes.key_dim);
+        let (key, decays) = rest.split_at(sizes.key_dim);
         let head_idx = row * sizes.value_heads + block.head;
         let start = head_idx * sizes.value_dim;
         let lanes = start + block.lanes.start..start + block.lanes.end;
         let mut value = [0.0; BLOCK];
         value[..num_lanes].copy_from_slice(&inputs.values[lanes]);
         let value = convolve::<S>(history, kernels, biases, &value);
-        let decay = weights.decay(block.head, inputs.decays[head_idx]);
-        let token = Token { query, key, value, decay };
+        let head_decay = || weights.decay(block.head, inputs.decays[head_idx]);
         let result = match weights.rule() {
             RecurrenceRule::GatedDelta { rate_max } => {
+                let token = Token { query, key, value, decay: head_decay() };
                 delta_step::<S>(state, &token, rate_max * logistic::<S>(inputs.rates[head_idx]))
             }
+            RecurrenceRule::KimiDelta => {
+                decay_rows(state, decays);
+                let token = Token { query, key, value, decay: Decay::NONE };
+                delta_step::<S>(state, &token, logistic::<S>(inputs.rates[head_idx]))
+            }
             RecurrenceRule::StateSpace { .. } => {
+                let token = Token { query, key, value, decay: head_decay() };
                 space_step::<S>(state, &token, weights.skip(block.head))
             }
         };
@@ -150,6 +157,14 @@ fn delta_step<S: Simd>(state: &mut [Row], token: &Token<'_>, rate: f32) -> Row {
         }
     }
     result
+}
+
+/// Multiplies each row of the state by its decay.
+#[inline(always)]
+fn decay_rows(state: &mut [Row], decays: &[f32]) {
+    for (row, decay) in state.iter_mut().zip(decays) {
+        row.iter_mut().for_each(|value| *value *= decay);
+    }
 }
 
 /// Adds the token to the state, whose rows belong to the elements of the key, and returns the token's

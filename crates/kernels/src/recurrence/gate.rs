@@ -1,5 +1,7 @@
 //! The norm after a recurrence, and its gate.
 
+use std::ops::Range;
+
 use super::block::{logistic, silu};
 use crate::elements::{Elements, ElementsMut};
 use crate::norm::{Norm, WideNorm};
@@ -9,8 +11,32 @@ use crate::threads::Threads;
 /// Number of elements of a piece of work, about.
 const PIECE_ELEMENTS: usize = 1 << 10;
 
-/// `out = norm(x) * gate * sigmoid(gate)`, where each head is normalised by itself; `x` and `gates`
-/// are `[rows, heads, head_dim]`. The norm has a weight.
+/// The gates of a recurrence's results, `[rows, heads, head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub enum OutputGates<'a> {
+    /// A factor is `gate * sigmoid(gate)`.
+    Silu(&'a [f32]),
+    /// A factor is `sigmoid(gate)`.
+    Sigmoid(&'a [f32]),
+}
+
+impl<'a> OutputGates<'a> {
+    fn values(self) -> &'a [f32] {
+        match self {
+            OutputGates::Silu(values) | OutputGates::Sigmoid(values) => values,
+        }
+    }
+
+    fn part(self, range: Range<usize>) -> OutputGates<'a> {
+        match self {
+            OutputGates::Silu(values) => OutputGates::Silu(&values[range]),
+            OutputGates::Sigmoid(values) => OutputGates::Sigmoid(&values[range]),
+        }
+    }
+}
+
+/// Computes `norm(x)` times its gates, where each head is normalised by itself; `x` is
+/// `[rows, heads, head_dim]`. The norm has a weight.
 ///
 /// # Panics
 /// Panics if a length does not fit.
@@ -18,20 +44,21 @@ const PIECE_ELEMENTS: usize = 1 << 10;
 pub fn gated_norm(
     x: &[f32],
     norm: Norm<'_>,
-    gates: &[f32],
+    gates: OutputGates<'_>,
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
     let _span = threads.span("gated_norm", 0);
     let width = norm.weight.map_or(0, |weight| weight.len());
     assert!(0 < width && x.len().is_multiple_of(width), "whole heads of {width}");
-    assert!(x.len() == gates.len() && x.len() == out.len(), "a gate and a result for each element");
+    let num_gates = gates.values().len();
+    assert!(x.len() == num_gates && x.len() == out.len(), "a gate and a result for each element");
     let norm = WideNorm::new(norm, width);
     let piece_len = PIECE_ELEMENTS.div_ceil(width) * width;
     let pieces = out.chunks(piece_len).into_iter().enumerate().collect();
     threads.for_each(pieces, |(piece, mut out): (usize, ElementsMut<'_>)| {
         let range = piece * piece_len..piece * piece_len + out.len();
-        let (x, gates) = (&x[range.clone()], &gates[range]);
+        let (x, gates) = (&x[range.clone()], gates.part(range));
         gate_heads(threads.instructions(), x, &norm, gates, &mut out);
     });
 }
@@ -40,7 +67,7 @@ dispatched! {
     fn gate_heads(
         x: &[f32],
         norm: &WideNorm,
-        gates: &[f32],
+        gates: OutputGates<'_>,
         out: &mut ElementsMut<'_>,
     ) = gate_heads_with
 }
@@ -50,16 +77,21 @@ fn gate_heads_with<S: Simd>(
     simd: S,
     x: &[f32],
     norm: &WideNorm,
-    gates: &[f32],
+    gates: OutputGates<'_>,
     out: &mut ElementsMut<'_>,
 ) {
     let width = norm.width;
     let mut head = vec![0.0; width];
-    for (idx, (x, gates)) in x.chunks_exact(width).zip(gates.chunks_exact(width)).enumerate() {
+    let of_heads = gates.values().chunks_exact(width);
+    for (idx, (x, own)) in x.chunks_exact(width).zip(of_heads).enumerate() {
         head.copy_from_slice(x);
         norm.row(simd, &mut head);
-        for (value, gate) in head.iter_mut().zip(gates) {
-            *value *= silu::<S>(*gate);
+        let values = head.iter_mut().zip(own);
+        match gates {
+            OutputGates::Silu(_) => values.for_each(|(value, gate)| *value *= silu::<S>(*gate)),
+            OutputGates::Sigmoid(_) => {
+                values.for_each(|(value, gate)| *value *= logistic::<S>(*gate));
+            }
         }
         out.store(idx * width, &head);
     }

@@ -13,6 +13,10 @@ pub enum RecurrenceRule {
         /// Maximum of the rate.
         rate_max: f32,
     },
+    /// Kimi delta attention (Kimi team 2025, "Kimi Linear", equation 1): the gated delta rule with
+    /// rates of at most one, where each element of a key has a decay of its own. There are as many
+    /// heads of keys as of values.
+    KimiDelta,
     /// The state space of Mamba-2 (Dao and Gu 2024, section 3): `S = g S + t v kᵀ`, the result is
     /// `S q + d v`. The token's time step `t` is the softplus of its projection to the decay, within
     /// bounds; `d` is a weight of the head.
@@ -33,6 +37,11 @@ pub(super) struct Decay {
     pub(super) factor: f32,
 }
 
+impl Decay {
+    /// No decay.
+    pub(super) const NONE: Decay = Decay { step: 0.0, factor: 1.0 };
+}
+
 /// The small weights of a recurrence.
 #[derive(Debug)]
 pub struct RecurrenceWeights {
@@ -48,7 +57,7 @@ pub struct RecurrenceWeights {
     value_biases: Vec<[f32; BLOCK]>,
     /// Factor of each value head's decay.
     factors: Vec<f64>,
-    /// Added to each value head's projection to the decay.
+    /// Added to the projections to decays.
     dt_bias: Vec<f32>,
     /// Factor of each value head's value in the result.
     skips: Vec<f32>,
@@ -81,7 +90,7 @@ pub struct ConvBiases<'a> {
 pub struct DecayWeights<'a> {
     /// `[value_heads]`.
     pub a_log: &'a [f32],
-    /// `[value_heads]`.
+    /// `[value_heads]`, or `[value_heads, key_dim]` if each element of a key decays by itself.
     pub dt_bias: &'a [f32],
 }
 
@@ -104,7 +113,14 @@ impl RecurrenceWeights {
         let values_len = value_heads * value_dim * conv_width;
         assert_eq!([kernels.queries.len(), kernels.keys.len()], [keys_len; 2], "kernels of keys");
         assert_eq!(kernels.values.len(), values_len, "kernels of values");
-        assert_eq!([decay.a_log.len(), decay.dt_bias.len()], [value_heads; 2], "decays");
+        let biases = match rule {
+            RecurrenceRule::GatedDelta { .. } | RecurrenceRule::StateSpace { .. } => value_heads,
+            RecurrenceRule::KimiDelta => {
+                assert_eq!(key_heads, value_heads, "as many heads of keys as of values");
+                value_heads * key_dim
+            }
+        };
+        assert_eq!([decay.a_log.len(), decay.dt_bias.len()], [value_heads, biases], "decays");
         let mut key_kernels = Vec::with_capacity(2 * keys_len);
         for head in 0..key_heads {
             for tap in 0..conv_width {
@@ -184,11 +200,11 @@ impl RecurrenceWeights {
         self.rule
     }
 
-    pub(super) fn has_rates(&self) -> bool {
-        match self.rule {
-            RecurrenceRule::GatedDelta { .. } => true,
-            RecurrenceRule::StateSpace { .. } => false,
-        }
+    /// Number of elements that belong to a row of a key head: its query, its key, and the decays of the
+    /// key's elements, if each has one.
+    pub(super) fn key_width(&self) -> usize {
+        let parts = if self.rule == RecurrenceRule::KimiDelta { 3 } else { 2 };
+        parts * self.sizes.key_dim
     }
 
     /// Returns the kernels of a key head, a row for each position.
@@ -223,7 +239,16 @@ impl RecurrenceWeights {
     /// Returns the decay of a value head for its projection `x`. It is computed in f64, because
     /// libraries differ in the last bits of these functions, and rounded once.
     pub(super) fn decay(&self, head: usize, x: f32) -> Decay {
-        let x = f64::from(x) + f64::from(self.dt_bias[head]);
+        self.biased_decay(head, f64::from(x) + f64::from(self.dt_bias[head]))
+    }
+
+    /// Returns the decay of an element of a head's key for its projection `x`.
+    pub(super) fn element_decay(&self, head: usize, element: usize, x: f32) -> f32 {
+        let bias = self.dt_bias[head * self.sizes.key_dim + element];
+        self.biased_decay(head, f64::from(x) + f64::from(bias)).factor
+    }
+
+    fn biased_decay(&self, head: usize, x: f64) -> Decay {
         let mut step = x.max(0.0) + (-x.abs()).exp().ln_1p();
         if let RecurrenceRule::StateSpace { step_min, step_max } = self.rule {
             step = step.clamp(f64::from(step_min), f64::from(step_max));

@@ -3,9 +3,9 @@
 
 use jackalope_kernels::{
     ConvBiases, ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, Norm,
-    RecurrenceInputs, RecurrenceRule, RecurrenceSizes, RecurrenceWeights, SequenceState,
-    ShortConvInputs, ShortConvWeights, Threads, gated_norm, recurrence, short_convolution,
-    sigmoid_gate, silu_gate,
+    OutputGates, RecurrenceInputs, RecurrenceRule, RecurrenceSizes, RecurrenceWeights,
+    SequenceState, ShortConvInputs, ShortConvWeights, Threads, gated_norm, recurrence,
+    short_convolution, sigmoid_gate, silu_gate,
 };
 
 /// Numbers in `-1..1` that a seed determines.
@@ -38,6 +38,13 @@ const DELTA: RecurrenceRule = RecurrenceRule::GatedDelta { rate_max: 2.0 };
 /// Bounds of the time step that some tokens reach.
 const SPACE: RecurrenceRule = RecurrenceRule::StateSpace { step_min: 0.3, step_max: 1.5 };
 
+/// Each rule with sizes that it allows.
+fn samples() -> Vec<(RecurrenceSizes, RecurrenceRule)> {
+    let of_any = SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]);
+    let kimi = [SIZES[1], SIZES[3]].map(|sizes| (sizes, RecurrenceRule::KimiDelta));
+    of_any.chain(kimi).collect()
+}
+
 /// Projections and weights of some rows.
 struct Sample {
     sizes: RecurrenceSizes,
@@ -48,7 +55,7 @@ struct Sample {
     decays: Vec<f32>,
     rates: Vec<f32>,
     kernels: [Vec<f32>; 3],
-    /// Zero for the delta rule, as `skips` are.
+    /// Zero for the delta rules, as `skips` are.
     biases: [Vec<f32>; 3],
     a_log: Vec<f32>,
     dt_bias: Vec<f32>,
@@ -57,25 +64,24 @@ struct Sample {
 
 impl Sample {
     fn new(sizes: RecurrenceSizes, rule: RecurrenceRule, rows: usize) -> Sample {
-        let is_delta = rule == DELTA;
-        let unless_delta = |len: usize, seed: u64| {
-            if is_delta { vec![0.0; len] } else { numbers(len, seed) }
-        };
+        let in_space =
+            |len: usize, seed: u64| if rule == SPACE { numbers(len, seed) } else { vec![0.0; len] };
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width } = sizes;
         let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+        let decays = value_heads * decays_per_head(rule, sizes);
         Sample {
             sizes,
             rule,
             queries: numbers(rows * keys, 1),
             keys: numbers(rows * keys, 2),
             values: numbers(rows * values, 3),
-            decays: numbers(rows * value_heads, 4),
-            rates: if is_delta { numbers(rows * value_heads, 5) } else { Vec::new() },
+            decays: numbers(rows * decays, 4),
+            rates: if rule == SPACE { Vec::new() } else { numbers(rows * value_heads, 5) },
             kernels: [keys, keys, values].map(|len| numbers(len * conv_width, len as u64)),
             a_log: numbers(value_heads, 6),
-            biases: [keys, keys, values].map(|len| unless_delta(len, 8 + len as u64)),
-            dt_bias: numbers(value_heads, 7),
-            skips: unless_delta(value_heads, 8),
+            biases: [keys, keys, values].map(|len| in_space(len, 8 + len as u64)),
+            dt_bias: numbers(decays, 7),
+            skips: in_space(value_heads, 8),
         }
     }
 
@@ -84,7 +90,7 @@ impl Sample {
         let kernels = ConvKernels { queries, keys, values };
         let decay = DecayWeights { a_log: &self.a_log, dt_bias: &self.dt_bias };
         let weights = RecurrenceWeights::new(self.sizes, self.rule, kernels, decay);
-        if self.rule == DELTA {
+        if self.rule != SPACE {
             return weights;
         }
         let [queries, keys, values] = self.biases.each_ref().map(Vec::as_slice);
@@ -102,6 +108,7 @@ impl Sample {
         };
         let [q, k, v] = &self.kernels;
         let [q_bias, k_bias, v_bias] = &self.biases;
+        let per_head = decays_per_head(self.rule, self.sizes);
         Sample {
             sizes: RecurrenceSizes {
                 key_heads: heads.len(),
@@ -112,7 +119,7 @@ impl Sample {
             queries: take(&self.queries, key_heads, &heads, key_dim),
             keys: take(&self.keys, key_heads, &heads, key_dim),
             values: take(&self.values, value_heads, &values, value_dim),
-            decays: take(&self.decays, value_heads, &values, 1),
+            decays: take(&self.decays, value_heads, &values, per_head),
             rates: take(&self.rates, value_heads, &values, 1),
             kernels: [
                 take(q, key_heads, &heads, key_dim * conv_width),
@@ -126,7 +133,7 @@ impl Sample {
             ],
             a_log: take(&self.a_log, value_heads, &values, 1),
             skips: take(&self.skips, value_heads, &values, 1),
-            dt_bias: take(&self.dt_bias, value_heads, &values, 1),
+            dt_bias: take(&self.dt_bias, value_heads, &values, per_head),
         }
     }
 
@@ -145,11 +152,12 @@ impl Sample {
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
         let last = first + lens.iter().sum::<usize>();
         let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+        let decays = value_heads * decays_per_head(self.rule, self.sizes);
         let inputs = RecurrenceInputs {
             queries: &self.queries[first * keys..last * keys],
             keys: &self.keys[first * keys..last * keys],
             values: &self.values[first * values..last * values],
-            decays: &self.decays[first * value_heads..last * value_heads],
+            decays: &self.decays[first * decays..last * decays],
             rates: match self.rule {
                 SPACE => &[],
                 _ => &self.rates[first * value_heads..last * value_heads],
@@ -185,24 +193,32 @@ impl Sample {
                 };
                 let (mut query, mut key) = (of_head(&q), of_head(&k));
                 let idx = row * value_heads + head;
-                let x = f64::from(self.decays[idx]) + f64::from(self.dt_bias[head]);
-                let mut time = x.exp().ln_1p();
+                let per_head = decays_per_head(self.rule, self.sizes);
+                let step = |element: usize| {
+                    let offset = element % per_head;
+                    let x = f64::from(self.decays[idx * per_head + offset])
+                        + f64::from(self.dt_bias[head * per_head + offset]);
+                    x.exp().ln_1p()
+                };
+                let mut times: Vec<f64> = (0..key_dim).map(step).collect();
                 if let RecurrenceRule::StateSpace { step_min, step_max } = self.rule {
-                    time = time.max(f64::from(step_min)).min(f64::from(step_max));
+                    let bounds = (f64::from(step_min), f64::from(step_max));
+                    times.iter_mut().for_each(|time| *time = time.max(bounds.0).min(bounds.1));
                 } else {
                     to_length_one(&mut query);
                     to_length_one(&mut key);
                     query.iter_mut().for_each(|it| *it /= (key_dim as f64).sqrt());
                 }
-                let decay = (-f64::from(self.a_log[head]).exp() * time).exp();
+                let factor = -f64::from(self.a_log[head]).exp();
                 for (lane, state) in state.iter_mut().enumerate() {
                     let value = v[idx * value_dim + lane];
-                    state.iter_mut().for_each(|s| *s *= decay);
-                    let added = if self.rule == DELTA {
-                        let found: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
-                        (value - found) * 2.0 / (1.0 + (-f64::from(self.rates[idx])).exp())
+                    state.iter_mut().zip(&times).for_each(|(s, time)| *s *= (factor * time).exp());
+                    let added = if self.rule == SPACE {
+                        times[0] * value
                     } else {
-                        time * value
+                        let found: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
+                        let rate_max = if self.rule == DELTA { 2.0 } else { 1.0 };
+                        (value - found) * rate_max / (1.0 + (-f64::from(self.rates[idx])).exp())
                     };
                     state.iter_mut().zip(&key).for_each(|(s, k)| *s += added * k);
                     let result: f64 = state.iter().zip(&query).map(|(s, q)| s * q).sum();
@@ -213,6 +229,11 @@ impl Sample {
         }
         results
     }
+}
+
+/// Returns the number of decays of a value head.
+fn decays_per_head(rule: RecurrenceRule, sizes: RecurrenceSizes) -> usize {
+    if rule == RecurrenceRule::KimiDelta { sizes.key_dim } else { 1 }
 }
 
 fn to_length_one(x: &mut [f64]) {
@@ -235,9 +256,9 @@ fn convolved(x: &[f32], kernel: &[f32], bias: &[f32], width: usize, taps: usize)
 }
 
 #[test]
-fn both_rules_are_their_definitions() {
+fn all_rules_are_their_definitions() {
     const ROWS: usize = 23;
-    for (sizes, rule) in SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]) {
+    for (sizes, rule) in samples() {
         let sample = Sample::new(sizes, rule, ROWS);
         let expected = sample.expected(ROWS);
         for threads in pools() {
@@ -256,7 +277,7 @@ fn both_rules_are_their_definitions() {
 #[test]
 fn a_sequence_in_chunks_and_among_others_has_the_bits_of_the_whole() {
     const ROWS: usize = 23;
-    for (sizes, rule) in SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]) {
+    for (sizes, rule) in samples() {
         let sample = Sample::new(sizes, rule, ROWS);
         for threads in pools() {
             let mut whole_state = [sample.zeros()];
@@ -292,7 +313,8 @@ fn a_sequence_in_chunks_and_among_others_has_the_bits_of_the_whole() {
 #[test]
 fn a_part_of_the_heads_has_the_bits_of_all() {
     const ROWS: usize = 9;
-    let samples = [DELTA, SPACE].map(|rule| Sample::new(SIZES[1], rule, ROWS));
+    let rules = [DELTA, SPACE, RecurrenceRule::KimiDelta];
+    let samples = rules.map(|rule| Sample::new(SIZES[1], rule, ROWS));
     for (sample, threads) in samples.iter().flat_map(|it| pools().into_iter().map(move |p| (it, p)))
     {
         let whole = sample.run(&[ROWS], &mut [sample.zeros()], &threads);
@@ -309,24 +331,31 @@ fn a_part_of_the_heads_has_the_bits_of_all() {
 fn gates_are_their_definitions() {
     let (x, gates) = (numbers(6 * 1000, 1), numbers(6 * 1000, 2));
     let weight = numbers(40, 3);
-    let silu = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
-    for threads in pools() {
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
+    let kinds = [OutputGates::Silu(&gates), OutputGates::Sigmoid(&gates)];
+    for (threads, kind) in
+        kinds.iter().flat_map(|kind| pools().into_iter().map(move |it| (it, *kind)))
+    {
         let mut found = vec![0.0; x.len()];
         let weights = Some(Elements::F32(&weight));
         let norm = Norm { is_centred: false, weight: weights, bias: None, eps: 1e-5 };
-        gated_norm(&x, norm, &gates, ElementsMut::F32(&mut found), &threads);
+        gated_norm(&x, norm, kind, ElementsMut::F32(&mut found), &threads);
         for ((x, gates), found) in x.chunks(40).zip(gates.chunks(40)).zip(found.chunks(40)) {
             let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
             let scale = 1.0 / (squares / 40.0 + 1e-5).sqrt();
             for (((x, gate), weight), found) in x.iter().zip(gates).zip(&weight).zip(found) {
-                let expected = f64::from(*x) * scale * f64::from(*weight) * silu(*gate);
+                let factor = match kind {
+                    OutputGates::Silu(_) => f64::from(*gate) * sigmoid(*gate),
+                    OutputGates::Sigmoid(_) => sigmoid(*gate),
+                };
+                let expected = f64::from(*x) * scale * f64::from(*weight) * factor;
                 assert!((f64::from(*found) - expected).abs() < 1e-5, "{found}, not {expected}");
             }
         }
         let mut gated = x.clone();
         silu_gate(&mut gated, &gates, &threads);
         for ((x, gate), found) in x.iter().zip(&gates).zip(&gated) {
-            let expected = f64::from(*x) * silu(*gate);
+            let expected = f64::from(*x) * f64::from(*gate) * sigmoid(*gate);
             assert!((f64::from(*found) - expected).abs() < 1e-6, "{found}, not {expected}");
         }
         sigmoid_gate(Elements::F32(&x), &gates, ElementsMut::F32(&mut found), &threads);

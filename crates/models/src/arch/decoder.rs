@@ -56,7 +56,7 @@ impl Decoder {
         let load = |layer_idx: usize| {
             let (layer, layout) = (&spec.layers[layer_idx], &layout.layers[layer_idx]);
             let parts = LayerParts {
-                layer_idx,
+                cache_idx: spec.num_mixers(0..layer_idx),
                 spec: layer,
                 layout,
                 model: spec,
@@ -129,7 +129,7 @@ impl Network for Decoder {
     }
 
     fn cache_shapes(&self) -> Vec<LayerCacheShape> {
-        self.layers.iter().map(DecoderLayer::cache_shape).collect()
+        self.layers.iter().flat_map(DecoderLayer::cache_shapes).collect()
     }
 
     fn dimensions(&self) -> Dimensions {

@@ -55,7 +55,7 @@ impl FeedForwardBlock {
     }
 }
 
-fn dense(spec: &MlpSpec, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
+pub(super) fn dense(spec: &MlpSpec, parts: &LayerParts<'_, '_>) -> Result<Mlp, LoadError> {
     mlp(spec, parts.layout.inner_units[&Dimension::Inner], parts)
 }
 
@@ -96,7 +96,10 @@ fn activation(
     })
 }
 
-fn mixture(spec: &ExpertsSpec, parts: &LayerParts<'_, '_>) -> Result<SparseMlp, LoadError> {
+pub(super) fn mixture(
+    spec: &ExpertsSpec,
+    parts: &LayerParts<'_, '_>,
+) -> Result<SparseMlp, LoadError> {
     let LayerParts { root, parallel, .. } = *parts;
     let (hidden, modules) = (parts.model.hidden_size, &spec.modules);
     let unit = |dimension| parts.layout.inner_units[&dimension];
@@ -178,6 +181,7 @@ fn settings(spec: &ExpertsSpec) -> RouterSettings {
     let RouterSpec { has_bias, scores, groups, normalization_eps, scale, .. } = spec.router;
     RouterSettings {
         num_experts: spec.num_experts,
+        num_identity: spec.num_identity,
         num_chosen: spec.experts_per_token,
         has_bias,
         scores: match scores {

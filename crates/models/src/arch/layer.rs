@@ -8,6 +8,7 @@ use jackalope_mlx::Array;
 use super::feed_forward::FeedForwardBlock;
 use super::mixer::MixerBlock;
 use super::parts::LayerParts;
+use super::second::SecondBlock;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, PerLayerReader, Residual};
@@ -20,13 +21,22 @@ pub(super) struct DecoderLayer {
     mixer_frame: BlockFrame,
     mixer: Option<MixerBlock>,
     feed_forward_frame: BlockFrame,
-    feed_forward: Option<FeedForwardBlock>,
+    rest: Rest,
     /// Whether both blocks read the mixer's norm, and their sum is added to the stream.
     is_parallel: bool,
     /// Reads the layer's input beside the stream, if it has one.
     reader: Option<PerLayerReader>,
     /// Set if there are several streams.
     altup: Option<AltUp>,
+}
+
+/// What follows the mixer.
+#[derive(Debug)]
+enum Rest {
+    /// Nothing, if there is no block.
+    FeedForward(Option<FeedForwardBlock>),
+    /// In a layer with two mixers.
+    Second(Box<SecondBlock>),
 }
 
 impl DecoderLayer {
@@ -48,9 +58,12 @@ impl DecoderLayer {
         assert!(!is_parallel || scale == 1.0, "no family scales the stream after parallel blocks");
         Ok(DecoderLayer {
             mixer_frame: parts.frame(&parts.spec.norms.mixer, 1.0)?,
-            mixer: MixerBlock::load(parts)?,
+            mixer: MixerBlock::load(&parts.spec.mixer, parts)?,
             feed_forward_frame: parts.frame(&parts.spec.norms.feed_forward, scale)?,
-            feed_forward: FeedForwardBlock::load(parts)?,
+            rest: match &parts.spec.second {
+                None => Rest::FeedForward(FeedForwardBlock::load(parts)?),
+                Some(second) => Rest::Second(Box::new(SecondBlock::load(second, parts)?)),
+            },
             is_parallel,
             reader,
             altup,
@@ -90,7 +103,7 @@ impl DecoderLayer {
         let h = self.add_mixer(h, step);
         // Both residuals have the same weight.
         let h = h.replaced(|h| &h.add(&predicted.laurel) * FRAC_1_SQRT_2);
-        let h = self.add_feed_forward(h).finish();
+        let h = self.add_rest(h, step).finish();
         altup.correct(&predicted.streams, &h, input)
     }
 
@@ -101,22 +114,25 @@ impl DecoderLayer {
         }
     }
 
-    fn add_feed_forward(&self, h: Residual) -> Residual {
-        match &self.feed_forward {
-            Some(block) => block.add_to(h, &self.feed_forward_frame),
-            None => h,
+    /// Adds what follows the mixer to the stream.
+    fn add_rest(&self, h: Residual, step: &mut Step<'_, '_>) -> Residual {
+        match &self.rest {
+            Rest::FeedForward(Some(block)) => block.add_to(h, &self.feed_forward_frame),
+            Rest::FeedForward(None) => h,
+            Rest::Second(second) => second.add_to(h, &self.feed_forward_frame, step),
         }
     }
 
     fn blocks(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
         if !self.is_parallel {
             let h = self.add_mixer(x, step);
-            return self.add_feed_forward(h);
+            return self.add_rest(h, step);
         }
-        match (&self.mixer, &self.feed_forward) {
-            (Some(MixerBlock::Attention(attention)), Some(FeedForwardBlock::Dense(mlp))) => {
-                attention.add_beside(mlp, x, &self.mixer_frame, step)
-            }
+        match (&self.mixer, &self.rest) {
+            (
+                Some(MixerBlock::Attention(attention)),
+                Rest::FeedForward(Some(FeedForwardBlock::Dense(mlp))),
+            ) => attention.add_beside(mlp, x, &self.mixer_frame, step),
             _ => panic!("only dense blocks are computed beside a mixer, and only beside attention"),
         }
     }
@@ -124,12 +140,21 @@ impl DecoderLayer {
     /// Returns this rank's part of the inner dimension of the feed-forward block; `None` if there is
     /// no such block.
     pub(super) fn inner(&self) -> Option<&Cut> {
-        self.feed_forward.as_ref().map(FeedForwardBlock::inner)
+        match &self.rest {
+            Rest::FeedForward(block) => block.as_ref().map(FeedForwardBlock::inner),
+            Rest::Second(second) => Some(second.inner()),
+        }
     }
 
-    /// Returns what the layer keeps of a sequence on this rank.
-    pub(super) fn cache_shape(&self) -> LayerCacheShape {
-        self.mixer.as_ref().map_or(LayerCacheShape::None, MixerBlock::cache_shape)
+    /// Returns what each mixer of the layer keeps of a sequence on this rank; a layer without a mixer
+    /// keeps nothing.
+    pub(super) fn cache_shapes(&self) -> impl Iterator<Item = LayerCacheShape> {
+        let first = self.mixer.as_ref().map_or(LayerCacheShape::None, MixerBlock::cache_shape);
+        let second = match &self.rest {
+            Rest::FeedForward(_) => None,
+            Rest::Second(second) => Some(second.cache_shape()),
+        };
+        std::iter::once(first).chain(second)
     }
 
     /// Returns this rank's heads of the mixer; `None` if there is none.

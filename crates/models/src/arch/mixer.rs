@@ -1,8 +1,8 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
 use jackalope_spec::{
-    AttentionSpec, GatedDeltaSpec, HeadRows, LatentSpec, Mixer, NormKind, OutputGate, QkNorm,
-    QkvModules, ShortConvSpec, StackedModule, StateSpaceSpec, ValueKind,
+    AttentionSpec, GatedDeltaSpec, HeadRows, IndexerSpec, LatentSpec, Mixer, NormKind, OutputGate,
+    QkNorm, QkvModules, ShortConvSpec, StackedModule, StateSpaceSpec, ValueKind,
 };
 
 use super::parts::LayerParts;
@@ -10,9 +10,9 @@ use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
-    HeadMatrix, HeadNorms, Heads, KeyValues, LatentAttention, LatentParts, LatentQueries,
-    LatentSizes, Linear, Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers, Residual,
-    ShortConv, ShortConvParts, StateSpace, StateSpaceParts,
+    HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues, LatentAttention, LatentParts,
+    LatentQueries, LatentSizes, Linear, Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers,
+    Residual, ShortConv, ShortConvParts, StateSpace, StateSpaceParts,
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
@@ -30,20 +30,19 @@ pub(super) enum MixerBlock {
 }
 
 impl MixerBlock {
-    /// Loads the mixer of a layer, if it has one.
+    /// Loads a mixer of a layer; `None` if it mixes nothing.
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(super) fn load(parts: &LayerParts<'_, '_>) -> Result<Option<MixerBlock>, LoadError> {
-        Ok(Some(match &parts.spec.mixer {
+    pub(super) fn load(
+        spec: &Mixer,
+        parts: &LayerParts<'_, '_>,
+    ) -> Result<Option<MixerBlock>, LoadError> {
+        Ok(Some(match spec {
             Mixer::Attention(spec) => MixerBlock::Attention(Box::new(attention(spec, parts)?)),
             Mixer::GatedDelta(spec) => MixerBlock::GatedDelta(Box::new(gated_delta(spec, parts)?)),
             Mixer::ShortConv(spec) => MixerBlock::ShortConv(Box::new(short_conv(spec, parts)?)),
-            Mixer::Latent(spec) => MixerBlock::Latent(Box::new(latent(
-                &parts.root.at(format!("{}.self_attn", parts.spec.prefix)),
-                spec,
-                parts,
-            )?)),
+            Mixer::Latent(spec) => MixerBlock::Latent(Box::new(latent(spec, parts)?)),
             Mixer::StateSpace(spec) => {
                 let counts = parts.layout.heads;
                 MixerBlock::StateSpace(Box::new(state_space(spec, counts, parts)?))
@@ -110,7 +109,7 @@ fn gated_delta(spec: &GatedDeltaSpec, parts: &LayerParts<'_, '_>) -> Result<Gate
     let heads = Heads::new(parts.layout.heads, spec.sizes.value_dim, parts.parallel);
     let delta = GatedDeltaParts {
         spec,
-        layer_idx: parts.layer_idx,
+        layer_idx: parts.cache_idx,
         root: parts.root,
         hidden: parts.model.hidden_size,
         norm_eps: spec.norm_eps.unwrap_or(parts.model.norm_eps),
@@ -123,7 +122,7 @@ fn short_conv(spec: &ShortConvSpec, parts: &LayerParts<'_, '_>) -> Result<ShortC
     let heads = Heads::new(parts.layout.heads, spec.unit_channels, parts.parallel);
     let conv = ShortConvParts {
         spec,
-        layer_idx: parts.layer_idx,
+        layer_idx: parts.cache_idx,
         root: parts.root,
         hidden: parts.model.hidden_size,
         parallel: parts.parallel,
@@ -138,7 +137,7 @@ fn state_space(
 ) -> Result<StateSpace, LoadError> {
     StateSpace::load(&StateSpaceParts {
         spec,
-        layer_idx: parts.layer_idx,
+        layer_idx: parts.cache_idx,
         root: parts.root,
         hidden: parts.model.hidden_size,
         counts,
@@ -197,7 +196,7 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         scale: spec.scale,
         soft_cap: spec.soft_cap,
     };
-    Ok(Attention::new(attention, parts.layer_idx, root.dtype(), parallel))
+    Ok(Attention::new(attention, parts.cache_idx, root.dtype(), parallel))
 }
 
 /// Returns the projections to queries, keys and values.
@@ -290,12 +289,9 @@ fn query_and_gate(spec: &AttentionSpec) -> [HeadRows; 2] {
     })
 }
 
-fn latent(
-    w: &Weights<'_>,
-    spec: &LatentSpec,
-    parts: &LayerParts<'_, '_>,
-) -> Result<LatentAttention, LoadError> {
+fn latent(spec: &LatentSpec, parts: &LayerParts<'_, '_>) -> Result<LatentAttention, LoadError> {
     let (hidden, parallel) = (parts.model.hidden_size, parts.parallel);
+    let w = &parts.root.at(&spec.module);
     let &LatentSpec { nope_dim, rope_dim, value_dim, kv_rank, .. } = spec;
     let sizes = LatentSizes { nope: nope_dim, rope: rope_dim, value: value_dim, rank: kv_rank };
     let heads = Heads::new(parts.layout.heads, value_dim, parallel);
@@ -329,12 +325,38 @@ fn latent(
         kv_norm: norm("kv_a_layernorm", kv_rank)?,
         embed,
         unembed,
-        o_proj: heads.o_proj(&w.at("o_proj"), hidden, bias)?,
-        rope: parts.ropes.of(&spec.rope),
+        o_proj: heads.o_proj(&parts.root.at(&spec.output), hidden, bias)?,
+        rope: spec.rope.as_ref().map(|rope| parts.ropes.of(rope)),
+        indexer: indexer(w, spec, parts)?,
         query_growth: spec.query_growth,
         sizes,
         scale: spec.scale as f32,
+        latent_factor: spec.latent_factor,
         heads,
     };
-    Ok(LatentAttention::new(latent, parts.layer_idx, w.dtype(), parallel))
+    Ok(LatentAttention::new(latent, parts.cache_idx, w.dtype(), parallel))
+}
+
+/// Loads the indexer of latent attention at `w`, if it has one.
+fn indexer(
+    w: &Weights<'_>,
+    spec: &LatentSpec,
+    parts: &LayerParts<'_, '_>,
+) -> Result<Option<Indexer>, LoadError> {
+    let (Some(indexer), Some(rank)) = (&spec.indexer, spec.q_rank) else { return Ok(None) };
+    let (w, hidden) = (w.at("indexer"), parts.model.hidden_size);
+    let &IndexerSpec { heads, head_dim, num_chosen, ref rope, norm_eps } = indexer;
+    let linear = |name, input, output| {
+        Linear::column(&w.at(name), input, &Cut::of_all_ranks(output), HasBias::No)
+    };
+    let kind = NormKind { is_centred: true, has_bias: true, ..NormKind::default() };
+    let settings = NormSettings { kind, eps: norm_eps };
+    Ok(Some(Indexer {
+        queries: linear("wq_b", rank, heads * head_dim)?,
+        keys: linear("wk", hidden, head_dim)?,
+        key_norm: Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?,
+        weights: linear("weights_proj", hidden, heads)?,
+        rope: parts.ropes.of(rope),
+        sizes: IndexerSizes { heads, head_dim, num_chosen },
+    }))
 }

@@ -17,7 +17,8 @@ use crate::weights::{Part, Weights};
 /// What a layer is made from.
 #[derive(Clone, Copy)]
 pub(super) struct LayerParts<'a, 'w> {
-    pub(super) layer_idx: usize,
+    /// Number of mixers before this one, each of which has a cache.
+    pub(super) cache_idx: usize,
     pub(super) spec: &'a LayerSpec,
     pub(super) layout: &'a LayerLayout,
     pub(super) model: &'a ModelSpec,

@@ -22,7 +22,7 @@ use super::mlp::{Mlp, MlpKernel};
 use super::norm::{Norm, NormKernel};
 use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
-use super::router::{Router, RouterKernel, StockRoutes};
+use super::router::{Router, RouterKernel, Routes, StockRoutes};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
@@ -137,6 +137,7 @@ impl Experts {
         let row = Array::arange(tokens, Dtype::I32).repeat(chosen, 0);
         let row = order.as_ref().map_or(row.clone(), |order| row.take(order, 0));
         let gather = quant::Gather { indices: &indices, is_sorted };
+        let own = x;
         let mut x = x.take(&row, 0).expand_dims(1); // [choices, 1, hidden]
         if self.sizes.weighs_input {
             let weights = routes.weights.flatten(0, 1);
@@ -162,7 +163,17 @@ impl Experts {
         let out = out.astype(Dtype::F32);
         let weighed =
             if self.sizes.weighs_input { out } else { out.mul(&routes.weights.expand_dims(2)) };
-        weighed.sum(1, false).astype(self.dtype)
+        let sum = weighed.sum(1, false);
+        let sum = match &routes.identity {
+            Some(weights) if self.adds_once() => sum.add(&own.astype(Dtype::F32).mul(weights)),
+            _ => sum,
+        };
+        sum.astype(self.dtype)
+    }
+
+    /// Whether this rank adds what is not divided: one rank of all does.
+    fn adds_once(&self) -> bool {
+        self.inner.own.start == 0 && !self.inner.is_empty()
     }
 
     fn kernel(&self) -> ExpertsKernel {
@@ -176,6 +187,7 @@ impl Experts {
             }),
             activation: self.sizes.activation,
             weighs_input: self.sizes.weighs_input,
+            adds_once: self.adds_once(),
             dtype: self.dtype,
         }
     }
@@ -191,6 +203,8 @@ struct ExpertsKernel {
     biases: Option<BiasesKernel>,
     activation: ExpertActivation,
     weighs_input: bool,
+    /// Whether this rank adds what is not divided.
+    adds_once: bool,
     dtype: Dtype,
 }
 
@@ -227,16 +241,20 @@ fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> A
 
 impl ExpertsKernel {
     /// Computes this rank's part of the weighted sum of the chosen experts, `[tokens, hidden]`.
-    fn product(&self, x: Elements<'_>, rows: &kernels::ExpertRows, threads: &Threads) -> Vec<f64> {
+    fn product(&self, x: Elements<'_>, routes: &Routes, threads: &Threads) -> Vec<f64> {
+        let Routes { experts: rows, identity } = routes;
         let inner = match &self.gate {
             Some(gate) => self.gated(gate, x, rows, threads),
             None => self.ungated(x, rows, threads),
         };
         let DivisibleKernel { matrix, terms } = &self.down;
-        let (down, x) = (&matrix.view(), inner.elements());
-        let mut sums = kernels::divisible_expert_matmul(x, rows, down, *terms, threads);
+        let (down, inner) = (&matrix.view(), inner.elements());
+        let mut sums = kernels::divisible_expert_matmul(inner, rows, down, *terms, threads);
         if let Some(bias) = self.biases.as_ref().and_then(|biases| biases.down.as_ref()) {
             kernels::add_weighted_biases(&mut sums, rows, elements(bias));
+        }
+        if let Some(weights) = identity.as_ref().filter(|_| self.adds_once) {
+            kernels::add_scaled_rows(&mut sums, x, weights);
         }
         sums
     }
@@ -365,32 +383,22 @@ impl SparseMlp {
         if let Some(beside) = &self.beside {
             return self.add_halves(beside, residual, frame);
         }
-        let shared = self.shared.as_ref().filter(|shared| !shared.mlp.inner.is_empty());
-        let has_experts = !self.experts.inner.is_empty();
-        // What a dense block adds for once is that of the expert that every token passes.
-        let bias = self.shared.as_ref().and_then(|shared| shared.mlp.block_output().bias);
-        let output = BlockOutput {
-            hidden: self.hidden,
-            halves: None,
-            bias,
-            num_sums: self.latent.as_ref().map_or(0, |latent| latent.width),
-            is_empty: !has_experts && shared.is_none(),
-            dtype: self.experts.dtype,
-        };
+        let output = self.block_output();
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            return residual.stock_block(frame, output, |x| self.stock(x, shared));
+            let work = |x: &Array| self.stock(x).expect("the block is not empty");
+            return residual.stock_block(frame, output, work);
         };
-        let routed = has_experts.then(|| (self.router.kernel(), self.experts.kernel()));
-        let shared = shared.map(SharedExpert::kernel);
+        let kernel = self.kernel();
         let Some(latent) = &self.latent else {
-            let kernel = SparseKernel { routed, shared };
-            let work = move |x: Elements<'_>, threads: &Threads| kernel.product(x, threads);
-            return residual.kernel_block(frame, output, threads, work);
+            return residual.kernel_block(frame, output, threads, move |x, threads| {
+                kernel.product(x, threads).expect("the block is not empty")
+            });
         };
+        let SparseKernel { routed, shared } = kernel;
         let first = LatentExpertsKernel { routed, down: latent.down.kernel(), width: latent.width };
         let second = LatentSumKernel {
             shared,
-            up: self.adds_latents().then(|| latent.up.divisible_kernel()),
+            up: self.experts.adds_once().then(|| latent.up.divisible_kernel()),
             hidden: self.hidden,
             dtype: self.experts.dtype,
         };
@@ -402,10 +410,17 @@ impl SparseMlp {
         residual.kernel_block_of_two(frame, output, threads, block)
     }
 
-    /// Whether this rank projects the sum of the experts' results to the stream: one rank of all does.
-    fn adds_latents(&self) -> bool {
-        let inner = &self.experts.inner;
-        inner.own.start == 0 && !inner.is_empty()
+    /// Returns what the block adds to the stream, unless there is a dense block beside it.
+    pub(super) fn block_output(&self) -> BlockOutput<'_> {
+        BlockOutput {
+            hidden: self.hidden,
+            halves: None,
+            // What a dense block adds for once is that of the expert that every token passes.
+            bias: self.shared.as_ref().and_then(|shared| shared.mlp.block_output().bias),
+            num_sums: self.latent.as_ref().map_or(0, |latent| latent.width),
+            is_empty: self.experts.inner.is_empty() && self.own_shared().is_none(),
+            dtype: self.experts.dtype,
+        }
     }
 
     /// Adds the experts and the dense block beside them: both halves of a product of twice the width.
@@ -441,12 +456,34 @@ impl SparseMlp {
         residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
     }
 
-    fn stock(&self, x: &Array, shared: Option<&SharedExpert>) -> Array {
-        let shared = shared.map(|shared| shared.stock(x));
+    /// Whether the block is one product: routed experts read the stream itself, and nothing is computed
+    /// beside them.
+    pub(super) fn is_one_product(&self) -> bool {
+        self.latent.is_none() && self.beside.is_none()
+    }
+
+    /// Returns the expert that every token passes, if this rank has a part of it.
+    fn own_shared(&self) -> Option<&SharedExpert> {
+        self.shared.as_ref().filter(|shared| !shared.mlp.inner.is_empty())
+    }
+
+    /// Returns what this rank computes inside a primitive.
+    pub(super) fn kernel(&self) -> SparseKernel {
+        let has_experts = !self.experts.inner.is_empty();
+        SparseKernel {
+            routed: has_experts.then(|| (self.router.kernel(), self.experts.kernel())),
+            shared: self.own_shared().map(SharedExpert::kernel),
+        }
+    }
+
+    /// Computes this rank's part of the product `[tokens, hidden]` with MLX; `None` if this rank has
+    /// no part of the block.
+    pub(super) fn stock(&self, x: &Array) -> Option<Array> {
+        let shared = self.own_shared().map(|shared| shared.stock(x));
         let Some(latent) = &self.latent else {
             let routed = (!self.experts.inner.is_empty())
                 .then(|| self.experts.stock(x, &self.router.stock(x)));
-            return stock_sum_products(routed, shared).expect("the block is not empty");
+            return stock_sum_products(routed, shared);
         };
         let sum = if self.experts.inner.is_empty() {
             zeros_after(x, latent.width, Dtype::F32)
@@ -456,12 +493,12 @@ impl SparseMlp {
         };
         let sum = self.parallel.all_sum(&sum).astype(self.experts.dtype);
         // What every rank returns depends on the sum, so that all take part in it in the same order.
-        let routed = if self.adds_latents() {
+        let routed = if self.experts.adds_once() {
             latent.up.stock(&sum)
         } else {
             zeros_after(&sum, self.hidden, self.experts.dtype)
         };
-        stock_sum_products(Some(routed), shared).expect("the first part is there")
+        stock_sum_products(Some(routed), shared)
     }
 }
 
@@ -515,7 +552,7 @@ impl HalvesKernel {
 }
 
 /// The block for the kernels.
-struct SparseKernel {
+pub(super) struct SparseKernel {
     routed: Option<(RouterKernel, ExpertsKernel)>,
     shared: Option<SharedKernel>,
 }
@@ -527,13 +564,15 @@ struct SharedKernel {
 }
 
 impl SparseKernel {
-    fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+    /// Computes this rank's part of the product `[tokens, hidden]`; `None` if this rank has no part of
+    /// the block.
+    pub(super) fn product(&self, x: Elements<'_>, threads: &Threads) -> Option<Vec<f64>> {
         let routed = self.routed.as_ref().map(|(router, experts)| {
-            let rows = router.route(x, threads);
-            experts.product(x, &rows, threads)
+            let routes = router.route(x, threads);
+            experts.product(x, &routes, threads)
         });
         let shared = self.shared.as_ref().map(|shared| shared.product(x, threads));
-        sum_products(routed, shared).expect("the block is not empty")
+        sum_products(routed, shared)
     }
 }
 

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, Elements, Floats, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
-    RecurrenceWeights, Threads,
+    self as kernels, Elements, Floats, OutputGates, RecurrenceInputs, RecurrenceRule,
+    RecurrenceSizes, RecurrenceWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype, fast};
-use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, NormKind};
+use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta, NormKind};
 
 use super::frame::BlockFrame;
 use super::heads::Heads;
@@ -22,6 +22,7 @@ use super::residual::Residual;
 use crate::cache::{LayerCacheShape, StateArrays};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
+use crate::split::Cut;
 use crate::step::Step;
 use crate::weights::Weights;
 
@@ -43,8 +44,11 @@ pub(crate) struct GatedDeltaParts<'a, 'w> {
 /// A gated delta net, or this rank's heads of it.
 #[derive(Debug)]
 pub(crate) struct GatedDelta {
-    /// Queries, keys, values, gates, rates and decays.
+    /// Queries, keys, values, gates, rates and decays; in Kimi delta attention what gates and decays
+    /// are computed from.
     projections: [Linear; 6],
+    /// Gates and decays from vectors of low rank, in Kimi delta attention.
+    up: Option<[Linear; 2]>,
     out_proj: Linear,
     norm: Norm,
     small: SmallWeights,
@@ -76,13 +80,25 @@ impl GatedDelta {
             Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), HasBias::No)
         };
         let (keys, values) = (&heads.cut.kv_heads, &heads.cut.heads);
+        let (gates, decays, up) = match &spec.kimi {
+            None => (column(&spec.gates, values)?, column(&spec.decays, values)?, None),
+            Some(KimiDelta { decays, gates, rank }) => {
+                let whole = Cut::of_all_ranks(*rank);
+                let down = |module| Linear::column(&root.at(module), hidden, &whole, HasBias::No);
+                let up = |rows: &HeadRows| {
+                    let own = OwnRows::new(rows, values);
+                    Linear::of_rows(&root.at(&rows.module), *rank, &own, HasBias::No)
+                };
+                (down(gates)?, down(decays)?, Some([up(&spec.gates)?, up(&spec.decays)?]))
+            }
+        };
         let projections = [
             column(&spec.queries, keys)?,
             column(&spec.keys, keys)?,
             column(&spec.values, values)?,
-            column(&spec.gates, values)?,
+            gates,
             column(&spec.rates, values)?,
-            column(&spec.decays, values)?,
+            decays,
         ];
         let out_proj = heads.o_proj(&root.at(&spec.output), hidden, HasBias::No)?;
         let settings = NormSettings { kind: NormKind::default(), eps: norm_eps };
@@ -92,18 +108,24 @@ impl GatedDelta {
             conv_width,
             has_conv_bias: false,
             a_log: &spec.a_log,
+            a_log_shape: &spec.a_log_shape(),
             dt_bias: &spec.dt_bias,
+            decays_per_head: spec.decays_per_head(),
             skips: None,
         };
         let small = SmallWeights::load(tensors, &heads, root)?;
         let rate_max = f32::from(spec.rate_max);
-        let rule = RecurrenceRule::GatedDelta { rate_max };
+        let rule = match spec.kimi {
+            None => RecurrenceRule::GatedDelta { rate_max },
+            Some(_) => RecurrenceRule::KimiDelta,
+        };
         let weights = match parallel.compute() {
             Compute::Kernels(_) => Some(Arc::new(small.arranged(sizes, rule))),
             Compute::Stock => None,
         };
         Ok(GatedDelta {
             projections,
+            up,
             out_proj,
             norm,
             small,
@@ -142,6 +164,7 @@ impl GatedDelta {
         let weights = self.weights.as_ref().expect("they are arranged for our kernels");
         let kernel = GatedDeltaKernel {
             projections: self.projections.each_ref().map(Linear::kernel),
+            up: self.up.as_ref().map(|up| up.each_ref().map(Linear::kernel)),
             output: self.out_proj.divisible_kernel(),
             norm: self.norm.kernel(),
             recurrence: RecurrenceKernel::new(weights, self.layer_idx, step),
@@ -153,9 +176,14 @@ impl GatedDelta {
     /// Computes the heads' results `[tokens, value_heads * value_dim]` with MLX, all of it but the
     /// products in single precision.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
-        let projected = |linear: &Linear| linear.stock(x).astype(Dtype::F32);
         let [queries, keys, values, gates, rates, decays] =
-            self.projections.each_ref().map(projected);
+            self.projections.each_ref().map(|linear| linear.stock(x));
+        let [gates, decays] = match &self.up {
+            None => [gates, decays],
+            Some([of_gates, of_decays]) => [of_gates.stock(&gates), of_decays.stock(&decays)],
+        };
+        let [queries, keys, values, gates, rates, decays] =
+            [queries, keys, values, gates, rates, decays].map(|x| x.astype(Dtype::F32));
         let inputs = Array::concatenate(&[&queries, &keys, &values], 1); // [tokens, channels]
         let rates = &rates.sigmoid() * self.rate_max;
         let decays = self.small.stock_decays(&self.small.stock_steps(&decays));
@@ -164,7 +192,8 @@ impl GatedDelta {
         let projected = [inputs, rates, decays];
         let outs = stock_sequences(step, self.layer_idx, &projected, empty, scan);
         let normed = self.norm.stock(&outs).reshape(&gates.shape());
-        normed.mul(&gates.silu()).astype(self.dtype)
+        let gates = if self.up.is_some() { gates.sigmoid() } else { gates.silu() };
+        normed.mul(&gates).astype(self.dtype)
     }
 
     /// Computes the rows of sequences: results `[sequences, seq, value_heads, value_dim]`, and the
@@ -191,7 +220,9 @@ impl GatedDelta {
             let both = at(&keys);
             // [sequences, heads, 1, key_dim]
             let [query, key] = [0, 1].map(|idx| both.slice_axis(1, idx, idx + 1).squeeze(1));
-            let decayed = state.mul(&at(decays).expand_dims(2).expand_dims(3));
+            // One for each head, or one for each element of its key.
+            let decay = at(decays).reshape(&[num_sequences, dim(value_heads), 1, -1]);
+            let decayed = state.mul(&decay);
             let found = decayed.mul(&key).sum(3, false); // [sequences, heads, value_dim]
             let rate = at(rates).expand_dims(2);
             let correction = at(&values).sub(&found).mul(&rate);
@@ -208,6 +239,7 @@ impl GatedDelta {
 /// The state of the primitive's closure: everything except the weights' arrays.
 struct GatedDeltaKernel {
     projections: [LinearKernel; 6],
+    up: Option<[LinearKernel; 2]>,
     output: DivisibleKernel,
     norm: NormKernel,
     recurrence: RecurrenceKernel,
@@ -219,6 +251,12 @@ impl GatedDeltaKernel {
     fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let [queries, keys, values, gates, rates, decays] =
             LinearKernel::products(&self.projections, x, threads);
+        let [gates, decays] = match &self.up {
+            None => [gates, decays],
+            Some([of_gates, of_decays]) => {
+                [self.expand(of_gates, &gates, threads), self.expand(of_decays, &decays, threads)]
+            }
+        };
         let inputs = RecurrenceInputs {
             queries: &queries,
             keys: &keys,
@@ -229,7 +267,20 @@ impl GatedDeltaKernel {
         let out = self.recurrence.results(&inputs, threads);
         let mut normed = Floats::zeros(float(self.dtype), out.len());
         let norm = self.norm.view();
-        kernels::gated_norm(&out, norm, &gates, normed.elements_mut(), threads);
+        let gates = match self.up {
+            None => OutputGates::Silu(&gates),
+            Some(_) => OutputGates::Sigmoid(&gates),
+        };
+        kernels::gated_norm(&out, norm, gates, normed.elements_mut(), threads);
         self.output.multiply(normed.elements(), threads)
+    }
+
+    /// Computes a projection from vectors of low rank, which are rounded to the type of the model.
+    fn expand(&self, up: &LinearKernel, low_rank: &[f32], threads: &Threads) -> Vec<f32> {
+        let mut rounded = Floats::zeros(float(self.dtype), low_rank.len());
+        rounded.store(0, low_rank);
+        let up = std::array::from_ref(up);
+        let [product] = LinearKernel::products(up, rounded.elements(), threads);
+        product
     }
 }

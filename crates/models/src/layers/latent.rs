@@ -11,13 +11,16 @@
 //!   x ─ kv_a ─┬ latent ─ norm ──┐             │
 //!             └ rope ─ rotate ──┴─ cache ─────┘
 //! ```
+//!
+//! With an indexer, a query that sees more positions than are chosen attends to a copy of the chosen
+//! ones, in ascending order; all others attend to all that they see.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, AttentionConfig, Elements, ElementsMut, Floats, HeadResults, KvPage,
-    SequenceKv, Threads,
+    self as kernels, AttentionConfig, ChosenPositions, Elements, ElementsMut, Floats, HeadResults,
+    KvPage, SequenceKv, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::QueryGrowth;
@@ -26,11 +29,13 @@ use super::attention::query_factors;
 use super::frame::BlockFrame;
 use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
 use super::heads::Heads;
+use super::indexer::{IndexRows, Indexer, IndexerKernel};
 use super::kernel::{DivisibleKernel, dim, float};
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
+use super::runs::Runs;
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::parallel::{Compute, Parallel};
@@ -83,12 +88,17 @@ pub(crate) struct LatentParts {
     pub(crate) unembed: HeadMatrix,
     /// Projection `[heads, value] -> [hidden]`, summed over ranks.
     pub(crate) o_proj: Linear,
-    pub(crate) rope: Rc<Rope>,
+    /// `None` if nothing is rotated.
+    pub(crate) rope: Option<Rc<Rope>>,
+    /// Chooses the positions that a query attends to, which is then of low rank.
+    pub(crate) indexer: Option<Indexer>,
     pub(crate) query_growth: Option<QueryGrowth>,
     pub(crate) heads: Heads,
     pub(crate) sizes: LatentSizes,
     /// Factor of the scores.
     pub(crate) scale: f32,
+    /// Factor of a normalised latent.
+    pub(crate) latent_factor: f32,
 }
 
 /// Attention over latents.
@@ -118,10 +128,11 @@ impl LatentAttention {
     /// Returns what the layer keeps of a sequence on this rank: nothing if it has no heads.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let kv_heads = self.parts.heads.cut.kv_heads.len();
+        let index_dim = self.parts.indexer.as_ref().map_or(0, |it| it.sizes.head_dim);
         LayerCacheShape::Positions(KvShape {
             kv_heads,
             key_dim: self.parts.sizes.key(),
-            value_dim: 0,
+            value_dim: index_dim,
         })
     }
 
@@ -160,10 +171,12 @@ impl LatentAttention {
             unembed: parts.unembed.kernel(),
             output: parts.o_proj.divisible_kernel(),
             query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
-            rotations: step.rotations(&parts.rope),
+            rotations: parts.rope.as_ref().map(|rope| step.rotations(rope)),
+            indexer: parts.indexer.as_ref().map(|indexer| indexer.kernel(step)),
             sizes: parts.sizes,
             num_heads: parts.heads.cut.heads.len(),
             scale: parts.scale,
+            latent_factor: parts.latent_factor,
             spans: step.spans.clone(),
             pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
             dtype: self.dtype,
@@ -175,9 +188,13 @@ impl LatentAttention {
         let LatentParts { sizes, ref queries, ref kv_norm, .. } = self.parts;
         let [nope, rope, rank] = [sizes.nope, sizes.rope, sizes.rank].map(dim);
         let tokens = x.dim(0);
-        let q = match queries {
-            LatentQueries::Direct(queries) => queries.stock(x),
-            LatentQueries::LowRank { down, norm, up } => up.stock(&norm.stock(&down.stock(x))),
+        let (q, index) = match queries {
+            LatentQueries::Direct(queries) => (queries.stock(x), None),
+            LatentQueries::LowRank { down, norm, up } => {
+                let low_rank = norm.stock(&down.stock(x));
+                let indexer = self.parts.indexer.as_ref();
+                (up.stock(&low_rank), indexer.map(|indexer| indexer.stock(x, &low_rank)))
+            }
         };
         let mut q = q.reshape(&[tokens, -1, nope + rope]);
         if let Some(growth) = self.parts.query_growth {
@@ -190,10 +207,15 @@ impl LatentAttention {
         let q = Array::concatenate(&[&rotated, &of_heads(&embedded)], 2);
         let kv = self.parts.kv_down.stock(x);
         let latent = kv_norm.stock(&kv.slice_axis(1, 0, rank));
+        let latent = match self.parts.latent_factor {
+            1.0 => latent,
+            factor => &latent * factor,
+        };
         let k = Array::concatenate(&[&kv.slice_axis(1, rank, rank + rope), &latent], 1);
         let attention = StockAttention {
             layer_idx: self.layer_idx,
-            rope: Some(&self.parts.rope),
+            rope: self.parts.rope.as_ref(),
+            index: index.as_ref(),
             soft_cap: None,
             scale: self.parts.scale,
             reach: Reach::ALL,
@@ -219,10 +241,12 @@ struct LatentKernel {
     output: DivisibleKernel,
     /// Factor of each token's queries.
     query_factors: Option<Vec<f32>>,
-    rotations: Arc<RotationTable>,
+    rotations: Option<Arc<RotationTable>>,
+    indexer: Option<IndexerKernel>,
     sizes: LatentSizes,
     num_heads: usize,
     scale: f32,
+    latent_factor: f32,
     spans: Vec<StepSpan>,
     pages: Vec<LayerPages>,
     dtype: Dtype,
@@ -233,8 +257,14 @@ impl LatentKernel {
     fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let LatentSizes { value, rank, .. } = self.sizes;
         let [first, kv] = LinearKernel::products(&self.down, x, threads);
-        let q = self.queries(first, threads);
-        let latents = self.attend(&q, &self.write(&kv, threads), threads);
+        let low_rank = self.low_rank(&first, threads);
+        let index = self.indexer.as_ref().map(|indexer| {
+            let low_rank = low_rank.as_ref().expect("queries with an indexer are of low rank");
+            indexer.rows(x, low_rank.elements(), threads)
+        });
+        let q = self.queries(first, low_rank, threads);
+        let held = self.write(&kv, index.as_ref(), threads);
+        let latents = self.attend(&q, &held, index.as_ref(), threads);
         let shape = [self.num_heads, rank];
         let latents = kernels::heads_apart(latents.elements(), shape, [0, rank], float(self.dtype));
         let tokens = q.len() / (self.num_heads * self.sizes.key());
@@ -244,18 +274,24 @@ impl LatentKernel {
         self.output.multiply(out.elements(), threads)
     }
 
+    /// Returns the vectors from which queries are computed, normalised; `None` if `first` are queries.
+    fn low_rank(&self, first: &[f32], threads: &Threads) -> Option<Floats> {
+        let (norm, _) = self.up.as_ref()?;
+        let mut normed = Floats::zeros(float(self.dtype), first.len());
+        norm.norm(Elements::F32(first), normed.elements_mut(), threads);
+        Some(normed)
+    }
+
     /// Computes queries in the space of what is kept, f32 `[tokens, heads, rope + rank]`.
-    fn queries(&self, first: Vec<f32>, threads: &Threads) -> Vec<f32> {
+    fn queries(&self, first: Vec<f32>, low_rank: Option<Floats>, threads: &Threads) -> Vec<f32> {
         let LatentSizes { nope, rope, .. } = self.sizes;
-        let mut q = match &self.up {
-            None => first,
-            Some((norm, up)) => {
-                let mut normed = Floats::zeros(float(self.dtype), first.len());
-                norm.norm(Elements::F32(&first), normed.elements_mut(), threads);
-                let [q] =
-                    LinearKernel::products(std::array::from_ref(up), normed.elements(), threads);
+        let mut q = match (&self.up, low_rank) {
+            (Some((_, up)), Some(low_rank)) => {
+                let up = std::array::from_ref(up);
+                let [q] = LinearKernel::products(up, low_rank.elements(), threads);
                 q
             }
+            _ => first,
         };
         if let Some(factors) = &self.query_factors {
             kernels::scale_rows(&mut q, factors);
@@ -263,7 +299,7 @@ impl LatentKernel {
         let (width, key) = (self.sizes.query(), self.sizes.key());
         let mut rotated: Vec<f32> =
             q.chunks_exact(width).flat_map(|head| &head[nope..]).copied().collect();
-        kernels::place_heads(&mut rotated, None, self.rotations.rotation(rope), threads);
+        self.rotate(&mut rotated, threads);
         let shape = [self.num_heads, width];
         let plain = kernels::heads_apart(Elements::F32(&q), shape, [0, nope], float(self.dtype));
         let mut queries = vec![0.0; q.len() / width * key];
@@ -276,17 +312,32 @@ impl LatentKernel {
         queries
     }
 
+    /// Rotates the parts of queries or keys that are rotated, if any.
+    fn rotate(&self, x: &mut [f32], threads: &Threads) {
+        if let Some(rotations) = &self.rotations {
+            kernels::place_heads(x, None, rotations.rotation(self.sizes.rope), threads);
+        }
+    }
+
     /// Writes what is kept of the step's positions; `kv` is `[tokens, rank + rope]`. Returns the pages
     /// of each sequence.
-    fn write(&self, kv: &[f32], threads: &Threads) -> Vec<Vec<Arc<Page>>> {
+    fn write(
+        &self,
+        kv: &[f32],
+        index: Option<&IndexRows>,
+        threads: &Threads,
+    ) -> Vec<Vec<Arc<Page>>> {
         let LatentSizes { rank, rope, .. } = self.sizes;
         let key = self.sizes.key();
         let rows = kv.chunks_exact(key);
         let latents: Vec<f32> = rows.clone().flat_map(|row| &row[..rank]).copied().collect();
         let mut rotated: Vec<f32> = rows.flat_map(|row| &row[rank..]).copied().collect();
-        kernels::place_heads(&mut rotated, None, self.rotations.rotation(rope), threads);
+        self.rotate(&mut rotated, threads);
         let mut normed = vec![0.0; latents.len()];
         self.kv_norm.norm(Elements::F32(&latents), ElementsMut::F32(&mut normed), threads);
+        if self.latent_factor != 1.0 {
+            normed.iter_mut().for_each(|value| *value *= self.latent_factor);
+        }
         let mut keys = Vec::with_capacity(kv.len());
         for (rotated, latent) in rotated.chunks_exact(rope).zip(normed.chunks_exact(rank)) {
             keys.extend_from_slice(rotated);
@@ -295,36 +346,107 @@ impl LatentKernel {
         let _writing = threads.span("kv_cache", 0);
         let spans = self.spans.iter().zip(&self.pages);
         let held = spans.map(|(span, pages)| {
-            pages.write(span.start, &keys[span.rows.start * key..span.rows.end * key], &[])
+            let beside = index.map_or(&[][..], |index| {
+                let width = index.keys.len() / (kv.len() / key);
+                &index.keys[span.rows.start * width..span.rows.end * width]
+            });
+            pages.write(span.start, &keys[span.rows.start * key..span.rows.end * key], beside)
         });
         held.collect()
     }
 
     /// Computes each head's mean of latents, `[tokens, heads, rank]`.
-    fn attend(&self, q: &[f32], held: &[Vec<Arc<Page>>], threads: &Threads) -> Floats {
-        let LatentSizes { rank, .. } = self.sizes;
-        let config = AttentionConfig {
+    fn attend(
+        &self,
+        q: &[f32],
+        held: &[Vec<Arc<Page>>],
+        index: Option<&IndexRows>,
+        threads: &Threads,
+    ) -> Floats {
+        let query = self.num_heads * self.sizes.key();
+        let result = self.num_heads * self.sizes.rank;
+        let mut out = Floats::zeros(float(self.dtype), q.len() / query * result);
+        let (mut q, mut rest) = (q, out.elements_mut());
+        let num_chosen = self.indexer.as_ref().map(|it| it.sizes.num_chosen);
+        for runs in Runs::of_step(&self.spans, num_chosen) {
+            let (own, others) = rest.split_at(runs.num_rows() * result);
+            let (queries, later) = q.split_at(runs.num_rows() * query);
+            (q, rest) = (later, others);
+            let rows = QueryRows { q: queries, runs: &runs, held };
+            match index.filter(|_| runs.is_chosen) {
+                Some(index) => self.attend_chosen(&rows, index, own, threads),
+                None => self.attend_all(&rows, own, threads),
+            }
+        }
+        out
+    }
+
+    fn config(&self) -> AttentionConfig<'static> {
+        AttentionConfig {
             heads: self.num_heads,
             kv_heads: 1,
             head_dim: self.sizes.key(),
-            value_dim: rank,
+            value_dim: self.sizes.rank,
             scale: self.scale,
             window: None,
             chunk: None,
             soft_cap: None,
             sinks: None,
-        };
+        }
+    }
+
+    /// Computes rows that attend to all positions that they see.
+    fn attend_all(&self, rows: &QueryRows<'_>, out: ElementsMut<'_>, threads: &Threads) {
+        let QueryRows { q, runs, held } = *rows;
         let views: Vec<Vec<KvPage<'_>>> =
-            held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
-        let spans = self.spans.iter().zip(&views);
-        let sequences = spans.map(|(span, pages)| {
-            let num_queries = span.rows.len();
-            SequenceKv { pages, length: span.start + num_queries, num_queries }
+            runs.of_sequences.iter().map(|run| latents(&held[run.sequence])).collect();
+        let sequences = runs.of_sequences.iter().zip(&views).map(|(run, pages)| {
+            let num_queries = run.span.rows.len();
+            SequenceKv { pages, length: run.span.start + num_queries, num_queries }
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        let mut out = Floats::zeros(float(self.dtype), q.len() / self.sizes.key() * rank);
-        let q = Elements::F32(q);
-        kernels::attention(q, &sequences, &config, out.elements_mut(), threads);
-        out
+        kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
     }
+
+    /// Computes rows that attend to chosen positions, each with a copy of what is kept of them.
+    fn attend_chosen(
+        &self,
+        rows: &QueryRows<'_>,
+        index: &IndexRows,
+        out: ElementsMut<'_>,
+        threads: &Threads,
+    ) {
+        let QueryRows { q, runs, held } = *rows;
+        let mut chosen: Vec<ChosenPositions<'_>> = Vec::new();
+        for run in &runs.of_sequences {
+            let pages = &held[run.sequence];
+            let positions = index.choose(&run.span, pages, threads).into_iter();
+            chosen.extend(
+                positions.map(|positions| ChosenPositions { pages: latents(pages), positions }),
+            );
+        }
+        let copies = kernels::gather_keys(&chosen, self.sizes.key(), threads);
+        let pages = copies.iter().map(|keys| [KvPage { keys: keys.elements(), values: None }]);
+        let pages: Vec<[KvPage<'_>; 1]> = pages.collect();
+        let sequences = pages.iter().zip(&chosen).map(|(pages, chosen)| SequenceKv {
+            pages,
+            length: chosen.positions.len(),
+            num_queries: 1,
+        });
+        let sequences: Vec<SequenceKv<'_>> = sequences.collect();
+        kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
+    }
+}
+
+/// Queries of some rows of a step.
+struct QueryRows<'a> {
+    q: &'a [f32],
+    runs: &'a Runs,
+    /// Pages of each sequence of the step.
+    held: &'a [Vec<Arc<Page>>],
+}
+
+/// Returns the latents of pages, without the keys of an indexer.
+fn latents(pages: &[Arc<Page>]) -> Vec<KvPage<'_>> {
+    pages.iter().map(|page| KvPage { values: None, ..page.view() }).collect()
 }

@@ -15,6 +15,7 @@ use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
 use crate::cache::{StateArrays, StateStep};
 use crate::error::LoadError;
+use crate::split::Cut;
 use crate::step::{Step, StepSpan};
 use crate::weights::{Part, Weights};
 
@@ -27,7 +28,11 @@ pub(super) struct RecurrentTensors<'a> {
     /// Whether the convolutions have biases.
     pub(super) has_conv_bias: bool,
     pub(super) a_log: &'a str,
+    /// Dimensions of that tensor, whose elements are one for each value head.
+    pub(super) a_log_shape: &'a [usize],
     pub(super) dt_bias: &'a str,
+    /// Number of decays of a value head: one, or one for each element of its key.
+    pub(super) decays_per_head: usize,
     /// Factors of the values in the results, if there are any.
     pub(super) skips: Option<&'a str>,
 }
@@ -40,8 +45,9 @@ pub(super) struct SmallWeights {
     /// Their biases, `[channels]` each.
     conv_biases: Option<[Array; 3]>,
     a_log: Array,                    // [value_heads]
-    dt_bias: Array,                  // [value_heads]
+    dt_bias: Array,                  // [value_heads * decays_per_head]
     pub(super) skips: Option<Array>, // [value_heads]
+    decays_per_head: usize,
 }
 
 impl SmallWeights {
@@ -70,13 +76,14 @@ impl SmallWeights {
             None => None,
         };
         let vector =
-            |name: &str| root.at(name).vector_as(Dtype::F32, values.full, Part::rows(values));
+            |name: &str, cut: &Cut| root.at(name).vector_as(Dtype::F32, cut.full, Part::rows(cut));
         Ok(SmallWeights {
             convolutions: [of_queries?, of_keys?, of_values?],
             conv_biases,
-            a_log: vector(tensors.a_log)?,
-            dt_bias: vector(tensors.dt_bias)?,
-            skips: tensors.skips.map(vector).transpose()?,
+            a_log: decay_factors(tensors, values, root)?,
+            dt_bias: vector(tensors.dt_bias, &values.scaled(tensors.decays_per_head))?,
+            skips: tensors.skips.map(|name| vector(name, values)).transpose()?,
+            decays_per_head: tensors.decays_per_head,
         })
     }
 
@@ -103,15 +110,21 @@ impl SmallWeights {
         }
     }
 
-    /// Returns `softplus(projected + dt_bias)` for `projected` `[tokens, value_heads]`, with MLX.
+    /// Returns `softplus(projected + dt_bias)` for `projected` `[tokens, value_heads * decays_per_head]`,
+    /// with MLX.
     pub(super) fn stock_steps(&self, projected: &Array) -> Array {
         let x = projected.add(&self.dt_bias);
         x.maximum(&Array::scalar(0.0)).add(&(&x.abs().neg().exp() + 1.0).log())
     }
 
-    /// Returns the factors by which the states decay in steps `[tokens, value_heads]`, with MLX.
+    /// Returns the factors by which the states decay in steps `[tokens, value_heads * decays_per_head]`,
+    /// with MLX.
     pub(super) fn stock_decays(&self, steps: &Array) -> Array {
-        self.a_log.exp().mul(steps).neg().exp()
+        let mut factors = self.a_log.exp();
+        if self.decays_per_head != 1 {
+            factors = factors.repeat(dim(self.decays_per_head), 0);
+        }
+        factors.mul(steps).neg().exp()
     }
 
     /// Returns `silu(convolution)` of the last rows of `inputs`
@@ -124,6 +137,22 @@ impl SmallWeights {
             None => sum.silu(),
         }
     }
+}
+
+/// Loads the logarithms of the decays' factors of this rank's heads, `[value_heads]`.
+fn decay_factors(
+    tensors: RecurrentTensors<'_>,
+    heads: &Cut,
+    root: &Weights<'_>,
+) -> Result<Array, LoadError> {
+    let (path, name) = tensors.a_log.rsplit_once('.').unwrap_or(("", tensors.a_log));
+    let shape = tensors.a_log_shape;
+    let axis = shape.iter().position(|dim| *dim != 1).unwrap_or(shape.len() / 2);
+    let own = Part::Axis { axis, cut: heads };
+    let a_log = root.at(path).floats_as(Dtype::F32, name, shape, own)?;
+    let a_log = a_log.reshape(&[dim(heads.len())]);
+    a_log.eval()?;
+    Ok(a_log)
 }
 
 /// Returns the state of an empty sequence for MLX's operations.

@@ -15,6 +15,8 @@ use crate::weights::{Part, Weights};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RouterSettings {
     pub(crate) num_experts: usize,
+    /// Number of experts after these that return what they read.
+    pub(crate) num_identity: usize,
     /// Number of experts of a token.
     pub(crate) num_chosen: usize,
     /// Whether the logits have biases.
@@ -63,6 +65,24 @@ pub(super) struct StockRoutes {
     pub(super) experts: Array,
     /// Their weights, f32 `[tokens, chosen]`.
     pub(super) weights: Array,
+    /// Sum of the weights of those that return what they read, f32 `[tokens, 1]`, if there are such
+    /// experts. Among `experts`, each of these is expert 0 with the weight 0.
+    pub(super) identity: Option<Array>,
+}
+
+/// The experts of each token, for the kernels.
+#[derive(Debug)]
+pub(super) struct Routes {
+    pub(super) experts: ExpertRows,
+    /// Sum of the weights of those that return what they read, `[tokens]`, if there are such experts.
+    pub(super) identity: Option<Vec<f32>>,
+}
+
+impl RouterSettings {
+    /// Returns the number of experts, those included that return what they read.
+    fn num_scores(&self) -> usize {
+        self.num_experts + self.num_identity
+    }
 }
 
 impl Router {
@@ -74,7 +94,7 @@ impl Router {
         settings: RouterSettings,
         parallel: &Parallel,
     ) -> Result<Router, LoadError> {
-        let num_experts = settings.num_experts;
+        let num_experts = settings.num_scores();
         let rows = Cut::of_all_ranks(num_experts);
         let matrix = Matrix::load(gate, MatrixCut::Output { output: &rows, input: hidden })?;
         let logit_bias = settings
@@ -155,7 +175,25 @@ impl Router {
         if let Some(scales) = &self.expert_scales {
             weights = weights.mul(&scales.take(&experts, 0));
         }
-        StockRoutes { experts, weights }
+        match settings.num_identity {
+            0 => StockRoutes { experts, weights, identity: None },
+            _ => without_identity(&experts, &weights, settings.num_experts),
+        }
+    }
+}
+
+/// Takes the experts from `num_experts` on out of the experts of each token, which return what they
+/// read.
+fn without_identity(experts: &Array, weights: &Array, num_experts: usize) -> StockRoutes {
+    let indices = experts.astype(Dtype::I32);
+    let has_matrices = indices.less(&Array::from_slice(&[dim(num_experts)], &[1]));
+    let [no_weight, no_index] = [Dtype::F32, Dtype::I32].map(|dtype| Array::zeros(&[1], dtype));
+    let identity = Array::where_(&has_matrices, &no_weight, weights).sum(-1, true);
+    let indices = Array::where_(&has_matrices, &indices, &no_index);
+    StockRoutes {
+        experts: indices.astype(experts.dtype()),
+        weights: Array::where_(&has_matrices, weights, &no_weight),
+        identity: Some(identity),
     }
 }
 
@@ -208,8 +246,9 @@ pub(super) struct RouterKernel {
 
 impl RouterKernel {
     /// Chooses experts for `x` `[tokens, hidden]`.
-    pub(super) fn route(&self, x: Elements<'_>, threads: &Threads) -> ExpertRows {
-        let RouterSettings { num_experts, num_chosen, .. } = self.settings;
+    pub(super) fn route(&self, x: Elements<'_>, threads: &Threads) -> Routes {
+        let RouterSettings { num_identity, num_chosen, .. } = self.settings;
+        let num_experts = self.settings.num_scores();
         let gate = kernels::DenseMatrix {
             out: num_experts,
             input: self.hidden,
@@ -235,6 +274,8 @@ impl RouterKernel {
             scale: self.settings.scale,
             expert_scales: self.expert_scales.as_ref().map(|it| it.values::<f32>()),
         };
-        kernels::route(&logits, num_experts, &config)
+        let mut experts = kernels::route(&logits, num_experts, &config);
+        let identity = (0 < num_identity).then(|| experts.split_off_last(num_identity));
+        Routes { experts, identity }
     }
 }

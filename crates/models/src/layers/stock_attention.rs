@@ -5,6 +5,7 @@ use std::rc::Rc;
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, fast};
 
+use super::indexer::StockIndex;
 use super::kernel::dim;
 use super::norm::Norm;
 use super::rope::Rope;
@@ -68,6 +69,9 @@ pub(super) struct StockAttention<'a> {
     pub(super) layer_idx: usize,
     /// Rotation of queries and keys; `None` if they have none.
     pub(super) rope: Option<&'a Rc<Rope>>,
+    /// Chooses the keys that a query attends to; its own keys are then kept in place of values, which
+    /// are parts of keys.
+    pub(super) index: Option<&'a StockIndex<'a>>,
     /// Factor of the scores.
     pub(super) scale: f32,
     /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
@@ -109,14 +113,26 @@ impl StockAttention<'_> {
         let held = match &heads.kv {
             StockKv::New { k, v } => {
                 let keys = self.placed(&group.rows(k), 1, place());
-                let new = KvArrays { keys, values: v.rows(|v| group.rows(v)) };
+                let values = match self.index {
+                    Some(index) => Some(index.placed(&group.rows(&index.keys), place())),
+                    None => v.rows(|v| group.rows(v)),
+                };
+                let new = KvArrays { keys, values };
                 slots.write(group.class, layer, &new, [&group.slots, &group.positions])
             }
             // Both layers are on this rank, whose layers follow one another.
             StockKv::OfLayer(source) => slots.held(group.class, layer + source - self.layer_idx),
         };
-        let VisibleKeys { start, stop, mask } = group.visible(self.reach);
-        let [keys, values] = heads.kv.held(held.positions(start, stop));
+        let VisibleKeys { start, stop, mut mask } = group.visible(self.reach);
+        let held = held.positions(start, stop);
+        if let (Some(index), Some(keys)) = (self.index, &held.values)
+            && index.chooses_of(keys.dim(2))
+        {
+            let queries = group.by_slot(&index.placed(&group.rows(&index.queries), place()));
+            let weights = group.by_slot(&group.rows(&index.weights));
+            mask = Some(index.chosen(&queries, &weights, keys, mask.as_ref()));
+        }
+        let [keys, values] = heads.kv.held(held);
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
         group.by_sequence(&self.weigh(&q, &keys, &values, mask))
@@ -129,13 +145,27 @@ impl StockAttention<'_> {
         let held = match &heads.kv {
             StockKv::New { k, v } => {
                 let keys = self.placed(&rows(k, span), 1, place());
-                let new = KvArrays { keys, values: v.rows(|v| rows(v, span)) };
-                cache.append(self.layer_idx, span.start, &new)
+                let values = match self.index {
+                    Some(index) => Some(index.placed(&rows(&index.keys, span), place())),
+                    None => v.rows(|v| rows(v, span)),
+                };
+                cache.append(self.layer_idx, span.start, &KvArrays { keys, values })
             }
             StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),
         };
+        let chosen = match (self.index, &held.values) {
+            (Some(index), Some(keys)) if index.chooses_of(keys.dim(2)) => {
+                let queries = index.placed(&rows(&index.queries, span), place());
+                let visible = causal(q.dim(2), keys.dim(2));
+                Some(index.chosen(&queries, &rows(&index.weights, span), keys, Some(&visible)))
+            }
+            _ => None,
+        };
         let [keys, values] = heads.kv.held(held);
-        let out = self.attend(&q, &keys, &values);
+        let out = match &chosen {
+            Some(mask) => self.weigh(&q, &keys, &values, fast::Mask::Array(mask)),
+            None => self.attend(&q, &keys, &values),
+        };
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
 

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import math
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -128,7 +129,8 @@ def linear_modules(model):
 
 
 def is_norm(path):
-    last = path.rpartition(".")[2]
+    # Some layers have several norms of a name: `input_layernorm.0`.
+    last = re.sub(r"\.\d+$", "", path).rpartition(".")[2]
     is_named = last.rstrip("_12").endswith("norm") or last in ("ln_1", "ln_2", "ln_f", "norm_f")
     return is_named or ".norms." in path
 
@@ -169,7 +171,7 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
         elif kind == "dt_bias":
             tensors[name] = uniform(dtype, value.shape, 0.0, 1.0)
-        elif path.endswith(("conv1d", "conv.conv")):
+        elif path.endswith(("conv1d", ".conv")):
             tensors[name] = uniform(dtype, value.shape, 0.0, 2.0)
         elif kind == "weight" and value.ndim == 2:  # a router that is never quantised
             matrix(tensors, path, value.shape, dtype, None, 1.3 / math.sqrt(value.shape[-1]))

@@ -41,6 +41,8 @@ const CASES: &[&str] = &[
     "qwen3_next-uneven-f32",
     "qwen3_next-q4-bf16",
     "qwen3_5-q4-f32",
+    "kimi_linear-f32",
+    "kimi_linear-q4-bf16",
     "qwen3_5_moe-f32",
     "qwen3_5_moe-original-f32",
     "qwen3_vl_moe-original-f32",
@@ -53,6 +55,9 @@ const CASES: &[&str] = &[
     "deepseek_v3-kv-b-q4-f32",
     "deepseek_v2-q4-bf16",
     "mistral4-f32",
+    "longcat_flash-f32",
+    "deepseek_v32-f32",
+    "glm_moe_dsa-f32",
     "cohere-norms-f32",
     "stablelm-parallel-f32",
     "gemma2-q8-f32",
@@ -74,8 +79,13 @@ const CASES: &[&str] = &[
 ];
 
 /// Of these, one for each kind of state.
-const STATE_CASES: &[&str] =
-    &["qwen3_next-f32", "lfm2-f32", "granitemoehybrid-f32", "falcon_h1-uneven-f32"];
+const STATE_CASES: &[&str] = &[
+    "qwen3_next-f32",
+    "lfm2-f32",
+    "kimi_linear-f32",
+    "granitemoehybrid-f32",
+    "falcon_h1-uneven-f32",
+];
 
 /// Layers of the models that pipelines compute.
 const PIPELINE_LAYERS: usize = 5;

@@ -116,6 +116,16 @@ impl Case {
             let is_dense = |idx: &usize| dense.contains(&Value::from(idx % own));
             *dense = (0..num_layers).filter(is_dense).map(Value::from).collect();
         }
+        // Numbers of layers, from 1 on.
+        let linear = text.pointer_mut("/linear_attn_config/kda_layers");
+        if let Some(linear) = linear.and_then(Value::as_array_mut) {
+            let is_linear = |idx: &usize| {
+                let layer_idx = if *idx < own { *idx } else { source(*idx) };
+                linear.contains(&Value::from(layer_idx + 1))
+            };
+            let layers = (0..num_layers).filter(is_linear);
+            *linear = layers.map(|layer_idx| Value::from(layer_idx + 1)).collect();
+        }
         if let Some(Value::String(letters)) = text.get_mut("hybrid_override_pattern") {
             *letters = letters.chars().cycle().take(num_layers).collect();
         }

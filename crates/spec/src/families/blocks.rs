@@ -399,6 +399,8 @@ impl ExpertCounts {
 #[derive(Clone, Copy)]
 pub(super) struct ExpertSizes {
     pub(super) num_experts: usize,
+    /// Number of experts after these that return what they read.
+    pub(super) num_identity: usize,
     pub(super) experts_per_token: usize,
     pub(super) inner: usize,
     pub(super) shared_inner: Option<usize>,
@@ -420,6 +422,7 @@ impl ExpertSizes {
         let activation = ExpertActivation::Swiglu;
         ExpertSizes {
             num_experts,
+            num_identity: 0,
             experts_per_token,
             inner,
             shared_inner: None,
@@ -440,17 +443,17 @@ pub(super) fn experts(
     names: &ExpertNames,
     sizes: ExpertSizes,
 ) -> Block {
-    let ExpertSizes { num_experts, inner, shared_inner, router, .. } = sizes;
+    let ExpertSizes { num_experts, num_identity, inner, shared_inner, router, .. } = sizes;
     let modules = expert_modules(module, names, inner);
-    let role = TensorRole::Router;
+    let (role, num_scores) = (TensorRole::Router, num_experts + num_identity);
     let mut tensors =
-        vec![matrix(&modules.router, role, vec![num_experts, hidden], TensorCut::Replicated)];
+        vec![matrix(&modules.router, role, vec![num_scores, hidden], TensorCut::Replicated)];
     if router.has_bias {
         let name = format!("{}.bias", modules.router);
-        tensors.push(vector(&name, role, num_experts, TensorCut::Replicated));
+        tensors.push(vector(&name, role, num_scores, TensorCut::Replicated));
     }
     if let Some(name) = &modules.selection_bias {
-        tensors.push(vector(name, role, num_experts, TensorCut::Replicated));
+        tensors.push(vector(name, role, num_scores, TensorCut::Replicated));
     }
     let latent = sizes.latent.map(|width| ExpertLatent {
         width,
@@ -478,6 +481,7 @@ pub(super) fn experts(
     let ExpertSizes { experts_per_token, activation, has_bias, .. } = sizes;
     let spec = ExpertsSpec {
         num_experts,
+        num_identity,
         experts_per_token,
         inner,
         shared,

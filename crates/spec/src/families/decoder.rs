@@ -7,7 +7,8 @@ use crate::altup::AltUpSpec;
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
 use crate::model::{
-    AttentionSpec, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind, ShiftedNorms,
+    AttentionSpec, FeedForward, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind, SecondHalf,
+    ShiftedNorms,
 };
 use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
@@ -276,6 +277,7 @@ impl LayerBuilder {
             mixer,
             feed_forward,
             norms,
+            second: None,
             is_parallel,
             residual_factor,
             per_layer_input: None,
@@ -284,6 +286,26 @@ impl LayerBuilder {
             cache,
             tensors,
         }
+    }
+}
+
+impl LayerSpec {
+    /// Adds a second half: another layer of a mixer and a dense block, and the experts beside it.
+    ///
+    /// # Panics
+    /// Panics if the other layer is not of that kind.
+    pub(super) fn with_second(mut self, second: LayerSpec, experts: Block) -> LayerSpec {
+        let LayerSpec { mixer, feed_forward, norms, tensors, cache, .. } = second;
+        let (FeedForward::Mlp(mlp), FeedForward::Experts(spec)) =
+            (feed_forward, experts.feed_forward)
+        else {
+            panic!("a dense block, and experts beside it")
+        };
+        self.second = Some(Box::new(SecondHalf { mixer, mlp, norms, experts: *spec }));
+        self.cache = self.cache.joined(cache);
+        self.tensors.extend(tensors);
+        self.tensors.extend(experts.tensors);
+        self
     }
 }
 

@@ -2,6 +2,8 @@
 //! attention; dense layers first, then experts with some that every token passes.
 
 mod config;
+mod longcat;
+mod sparse;
 
 use serde_json::Value;
 
@@ -14,6 +16,8 @@ use crate::error::SpecError;
 use crate::model::MlpSpec;
 use crate::names::TensorNames;
 
+pub(super) use self::longcat::read as read_longcat;
+
 const V3: Variant = Variant {
     scoring: Some("sigmoid"),
     methods: &["noaux_tc"],
@@ -24,7 +28,12 @@ const V3: Variant = Variant {
     form: ExpansionForm::Either,
     default_theta: 10_000.0,
     fused: &[],
+    indexer: None,
 };
+
+const V32: Variant = Variant { indexer: Some(false), ..V3 };
+
+const GLM_DSA: Variant = Variant { indexer: Some(true), ..V3 };
 
 const V2: Variant = Variant {
     scoring: Some("softmax"),
@@ -57,6 +66,16 @@ pub(super) fn read_v3(config: &Value) -> Result<Description, SpecError> {
     describe(config, &V3)
 }
 
+/// Reads DeepSeek V3.2, whose queries attend to chosen positions only.
+pub(super) fn read_v32(config: &Value) -> Result<Description, SpecError> {
+    describe(config, &V32)
+}
+
+/// Reads GLM-5.
+pub(super) fn read_glm_dsa(config: &Value) -> Result<Description, SpecError> {
+    describe(config, &GLM_DSA)
+}
+
 pub(super) fn read_glm_lite(config: &Value) -> Result<Description, SpecError> {
     describe(config, &GLM_LITE)
 }
@@ -80,6 +99,10 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
     // Mistral 4, the only family that does not name its scores.
     let growth = variant.scoring.is_none().then(|| growth(value)).transpose()?;
     let latent = config.latent(&sizes, variant, growth)?;
+    let latent = match variant.indexer {
+        Some(is_traditional) => sparse::with_indexer(value, latent, is_traditional)?,
+        None => latent,
+    };
     let sparse = config.experts(variant)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let names = ExpertNames {

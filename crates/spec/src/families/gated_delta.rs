@@ -7,7 +7,7 @@ use super::decoder::norm;
 use crate::config::{bad_value, dimension};
 use crate::error::SpecError;
 use crate::model::{CacheKind, LayerSpec, Mixer, ShiftedNorms};
-use crate::recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows};
+use crate::recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta};
 use crate::tensor::{CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec};
 
 /// The fields of `config.json` about gated delta nets.
@@ -207,6 +207,7 @@ fn unfused(module: &str, sizes: GatedDeltaSizes) -> GatedDeltaSpec {
         norm_eps: None,
         output: at("out_proj"),
         rate_max: 1,
+        kimi: None,
     }
 }
 
@@ -221,16 +222,55 @@ fn projection(module: &str, hidden: usize, rows: &[(Dimension, usize)]) -> Tenso
 /// Adds the tensors that all nets have to the projections.
 fn block(hidden: usize, spec: GatedDeltaSpec, projections: Vec<TensorSpec>) -> MixerBlock {
     let sizes = spec.sizes;
-    let values = sizes.value_heads * sizes.value_dim;
-    let heads = || TensorCut::whole_column(Dimension::Heads, sizes.value_heads);
     let mut tensors = projections;
     tensors.extend(kernels(&spec));
-    tensors.push(vector(&spec.a_log, TensorRole::Mixer, sizes.value_heads, heads()));
-    tensors.push(vector(&spec.dt_bias, TensorRole::Mixer, sizes.value_heads, heads()));
+    let of_heads = |name: &str, len: usize| {
+        let cut = TensorCut::whole_column(Dimension::Heads, len);
+        vector(name, TensorRole::Mixer, len, cut)
+    };
+    let a_log = of_heads(&spec.a_log, sizes.value_heads);
+    tensors.push(TensorSpec { shape: spec.a_log_shape(), ..a_log });
+    tensors.push(of_heads(&spec.dt_bias, sizes.value_heads * spec.decays_per_head()));
     tensors.push(norm(&spec.norm, sizes.value_dim));
-    let output = Linear { role: TensorRole::Mixer, output: hidden, input: values, has_bias: false };
+    let input = sizes.value_heads * sizes.value_dim;
+    let output = Linear { role: TensorRole::Mixer, output: hidden, input, has_bias: false };
     tensors.extend(output.row(&spec.output, Dimension::Heads));
     MixerBlock { mixer: Mixer::GatedDelta(Box::new(spec)), cache: cache(sizes), tensors }
+}
+
+/// Returns Kimi delta attention at `module`: a projection and a convolution each of queries, keys and
+/// values; decays and gates of low rank.
+pub(super) fn kimi(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> MixerBlock {
+    let GatedDeltaSizes { value_heads: heads, key_dim, .. } = sizes;
+    let at = |name: &str| format!("{module}.{name}");
+    let rows = |name: &str| HeadRows::whole(at(name), heads, key_dim);
+    let spec = GatedDeltaSpec {
+        queries: rows("q_proj"),
+        keys: rows("k_proj"),
+        values: rows("v_proj"),
+        gates: rows("g_b_proj"),
+        rates: HeadRows::whole(at("b_proj"), heads, 1),
+        decays: rows("f_b_proj"),
+        convolutions: ["q_conv.conv", "k_conv.conv", "v_conv.conv"].map(rows),
+        norm: at("o_norm"),
+        output: at("o_proj"),
+        kimi: Some(KimiDelta { decays: at("f_a_proj"), gates: at("g_a_proj"), rank: key_dim }),
+        ..unfused(module, sizes)
+    };
+    let width = heads * key_dim;
+    let dimensions = [Dimension::KvHeads, Dimension::KvHeads, Dimension::Heads];
+    let mut projections = Vec::new();
+    for (rows, dimension) in [&spec.queries, &spec.keys, &spec.values].into_iter().zip(dimensions) {
+        projections.push(projection(&rows.module, hidden, &[(dimension, width)]));
+    }
+    projections.push(projection(&spec.rates.module, hidden, &[(Dimension::Heads, heads)]));
+    for (down, up) in [("f_a_proj", &spec.decays), ("g_a_proj", &spec.gates)] {
+        let whole =
+            Linear { role: TensorRole::Mixer, output: key_dim, input: hidden, has_bias: false };
+        projections.extend(whole.whole(&at(down)));
+        projections.push(projection(&up.module, key_dim, &[(Dimension::Heads, width)]));
+    }
+    block(hidden, spec, projections)
 }
 
 /// Returns the kernels of the convolutions, which are in one tensor or in three.

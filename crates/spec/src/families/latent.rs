@@ -1,8 +1,8 @@
 //! Latent attention.
 
-use super::blocks::{Linear, MixerBlock, matrix};
+use super::blocks::{Linear, MixerBlock, matrix, vector};
 use super::decoder::norm;
-use crate::latent::LatentSpec;
+use crate::latent::{IndexerSpec, LatentSpec};
 use crate::model::Mixer;
 use crate::tensor::{Dimension, Presence, TensorCut, TensorRole, TensorSpec};
 
@@ -20,9 +20,11 @@ pub(super) enum ExpansionForm {
 pub(super) fn latent_attention(
     module: &str,
     hidden: usize,
-    spec: LatentSpec,
+    mut spec: LatentSpec,
     form: ExpansionForm,
 ) -> MixerBlock {
+    spec.module = module.to_owned();
+    spec.output = format!("{module}.o_proj");
     let LatentSpec { heads, nope_dim, rope_dim, value_dim, kv_rank, q_rank, has_bias, .. } = spec;
     let role = TensorRole::Mixer;
     let at = |name: &str| format!("{module}.{name}");
@@ -58,7 +60,30 @@ pub(super) fn latent_attention(
             }));
         }
     }
+    if let (Some(indexer), Some(rank)) = (&spec.indexer, q_rank) {
+        tensors.extend(indexer_tensors(&at("indexer"), hidden, rank, indexer));
+    }
     let output = linear(hidden, heads * value_dim, has_bias);
-    tensors.extend(output.row(&at("o_proj"), Dimension::Heads));
+    tensors.extend(output.row(&spec.output, Dimension::Heads));
     MixerBlock { cache: spec.cache(), mixer: Mixer::Latent(Box::new(spec)), tensors }
+}
+
+/// Returns the tensors of an indexer, which reads the residual stream and the vectors of `rank` elements
+/// from which queries are computed.
+fn indexer_tensors(
+    module: &str,
+    hidden: usize,
+    rank: usize,
+    spec: &IndexerSpec,
+) -> Vec<TensorSpec> {
+    let &IndexerSpec { heads, head_dim, .. } = spec;
+    let at = |name: &str| format!("{module}.{name}");
+    let linear = |output, input| Linear { role: TensorRole::Mixer, output, input, has_bias: false };
+    let mut tensors = linear(heads * head_dim, rank).whole(&at("wq_b"));
+    tensors.extend(linear(head_dim, hidden).whole(&at("wk")));
+    tensors.push(norm(&at("k_norm"), head_dim));
+    let bias = at("k_norm.bias");
+    tensors.push(vector(&bias, TensorRole::Norm, head_dim, TensorCut::Replicated));
+    tensors.extend(linear(heads, hidden).whole(&at("weights_proj")));
+    tensors
 }

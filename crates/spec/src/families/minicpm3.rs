@@ -84,7 +84,11 @@ fn latent(config: &Config) -> Result<LatentSpec, SpecError> {
         has_bias: config.attention_bias,
         norm_eps: LOW_RANK_NORM_EPS,
         scale: 1.0 / ((nope_dim + rope_dim) as f64).sqrt(),
-        rope: RopeSpec { is_traditional: false, ..rope },
+        rope: Some(RopeSpec { is_traditional: false, ..rope }),
         query_growth: None,
+        latent_factor: 1.0,
+        indexer: None,
+        module: String::new(),
+        output: String::new(),
     })
 }

@@ -121,6 +121,14 @@ fn every_rank_with_heads_keeps_all_latents() {
 }
 
 #[test]
+fn what_an_indexer_and_a_second_mixer_keep_is_counted() {
+    let cached =
+        |name: &str| sample(name).layout().tensor_shards(&Shares::even(1))[0].cache.bytes_per_token;
+    assert_eq!(cached("deepseek_v32-f32"), 3 * (88 + 12 + 20) * 4);
+    assert_eq!(cached("longcat_flash-f32"), 2 * 2 * (88 + 12) * 4);
+}
+
+#[test]
 fn layers_that_predict_several_tokens_and_parts_for_images_are_not_needed() {
     let mut sample = sample("kimi_k25-q4-f32");
     let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![4] };

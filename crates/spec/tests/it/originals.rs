@@ -4,9 +4,7 @@
 use std::collections::BTreeSet;
 
 use jackalope_protocol::split::Shares;
-use jackalope_spec::{
-    ElementType, FeedForward, ModelSpec, TensorHeader, TensorHeaders, UnusedPart,
-};
+use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders, UnusedPart};
 
 use crate::checkpoints::{Sample, sample, samples};
 
@@ -51,6 +49,11 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("qwen3_5_moe", Stored::Rows(FUSED)),
     ("deepseek_v2", EACH),
     ("deepseek_v3", EACH),
+    ("deepseek_v32", EACH),
+    ("glm_moe_dsa", EACH),
+    ("longcat_flash", EACH),
+    // Its blocks of experts have another name; see the test of names.
+    ("kimi_linear", NUMBERED),
     ("kimi_k2", EACH),
     ("kimi_k25", EACH),
     ("kimi_vl", EACH),
@@ -128,10 +131,7 @@ fn every_family_with_experts_loads_as_its_makers_publish_it() {
     let mut checked: BTreeSet<String> = BTreeSet::new();
     for mut sample in samples() {
         let spec = ModelSpec::from_config(&sample.config).unwrap();
-        let is_mixture = |spec: &ModelSpec| {
-            spec.layers.iter().any(|it| matches!(it.feed_forward, FeedForward::Experts(_)))
-        };
-        if !is_mixture(&spec) {
+        if spec.layers.iter().all(|layer| layer.experts().is_none()) {
             continue;
         }
         let row = EXPERTS.iter().find(|(name, _)| *name == family(&sample));
@@ -166,6 +166,32 @@ fn language_models_beside_others_are_found_under_the_names_of_transformers() {
         checked += 1;
     }
     assert!(10 < checked, "{checked} samples");
+}
+
+#[test]
+fn kimi_linear_is_found_under_the_names_of_its_makers() {
+    let mut sample = sample("kimi_linear-f32");
+    let expected = sample.layout().tensor_shards(&Shares::even(1));
+    let names = [
+        (".mlp.e_score", ".block_sparse_moe.gate.e_score"),
+        (".mlp.gate.", ".block_sparse_moe.gate."),
+        (".mlp.experts.", ".block_sparse_moe.experts."),
+        (".mlp.shared_experts.", ".block_sparse_moe.shared_experts."),
+        (".q_conv.conv.", ".q_conv1d."),
+        (".k_conv.conv.", ".k_conv1d."),
+        (".v_conv.conv.", ".v_conv1d."),
+    ];
+    let headers = original(&sample.headers, NUMBERED);
+    let renamed = headers.into_iter().map(|(name, mut header)| {
+        let pair = names.iter().find(|(ours, _)| name.contains(ours));
+        if name.contains("_conv.") {
+            header.shape.swap(1, 2);
+        }
+        (pair.map_or(name.clone(), |(ours, theirs)| name.replace(ours, theirs)), header)
+    });
+    sample.headers = renamed.collect();
+    assert!(sample.headers.keys().any(|name| name.contains("block_sparse_moe.experts.3.w2")));
+    assert_eq!(sample.layout().tensor_shards(&Shares::even(1)), expected);
 }
 
 #[test]

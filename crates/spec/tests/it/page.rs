@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use jackalope_protocol::split::Shares;
 use jackalope_spec::{
-    CacheKind, ElementType, FeedForward, HeadTable, Mixer, ModelLayout, ModelSpec, TensorHeader,
-    TensorHeaders, TensorRole, computed_types,
+    CacheKind, ElementType, HeadTable, Mixer, ModelLayout, ModelSpec, TensorHeader, TensorHeaders,
+    TensorRole, computed_types,
 };
 use serde_json::{Value, json};
 
@@ -57,16 +57,19 @@ fn layers(cases: &[Case]) -> String {
         for layer in &ModelSpec::from_config(&case.config).unwrap().layers {
             parts.insert(match &layer.mixer {
                 Mixer::Attention(_) => "attention",
+                Mixer::GatedDelta(delta) if delta.kimi.is_some() => "Kimi delta attention",
                 Mixer::GatedDelta(_) => "gated delta net",
                 Mixer::ShortConv(_) => "short convolution",
+                Mixer::Latent(latent) if latent.indexer.is_some() => {
+                    "latent attention to chosen positions"
+                }
                 Mixer::Latent(_) => "latent attention",
                 Mixer::StateSpace(_) => "Mamba-2",
                 Mixer::Parallel(_) => "attention beside Mamba-2",
                 Mixer::None => "",
             });
             parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));
-            parts
-                .extend(matches!(layer.feed_forward, FeedForward::Experts(_)).then_some("experts"));
+            parts.extend(layer.experts().map(|_| "experts"));
         }
     }
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")

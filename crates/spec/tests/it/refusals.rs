@@ -123,6 +123,28 @@ fn what_a_family_does_not_compute_is_refused_by_its_field() {
     let many = json!({"num_experts_per_tok": 11});
     check_sample("gpt_oss-f32", &many, "`num_experts_per_tok` is 11, expected at most 10");
     check_sample("ernie4_5_moe-f32", &json!({"use_bias": true}), "unsupported use_bias: `true`");
+    let longcat = |edit: Value, expected: &str| check_sample("longcat_flash-f32", &edit, expected);
+    longcat(json!({"attention_method": "GQA"}), "unsupported attention_method: `GQA`");
+    longcat(json!({"zero_expert_type": "copy"}), "unsupported zero_expert_type: `copy`");
+    longcat(json!({"mla_scale_q_lora": false}), "`mla_scale_q_lora` is false, expected true");
+    longcat(json!({"moe_topk": 17}), "`moe_topk` is 17, expected at most 16");
+    let sparse = |edit: Value, expected: &str| check_sample("deepseek_v32-f32", &edit, expected);
+    let types = json!({"indexer_types": ["full", "shared", "full"]});
+    sparse(types, "unsupported indexer type: `shared`");
+    sparse(json!({"index_topk_freq": 4}), "`index_topk_freq` is 4, expected 1");
+    sparse(
+        json!({"index_topk_pattern": "FSS"}),
+        "`index_topk_pattern` is FSS, expected an indexer",
+    );
+    sparse(json!({"index_head_dim": 8}), "expected at least qk_rope_head_dim, 12");
+    sparse(json!({"index_topk": 0}), "`index_topk` is 0, expected a number from 1");
+    sparse(json!({"q_lora_rank": null}), "`q_lora_rank` is absent, expected a number");
+    let kimi = |edit: Value, expected: &str| check_sample("kimi_linear-f32", &edit, expected);
+    kimi(json!({"mla_use_nope": false}), "`mla_use_nope` is false, expected true");
+    kimi(json!({"q_lora_rank": 64}), "`q_lora_rank` is 64, expected null");
+    kimi(json!({"qk_rope_head_dim": null}), "`qk_rope_head_dim` is 0");
+    let scores = json!({"moe_router_activation_func": "tanh"});
+    kimi(scores, "`moe_router_activation_func` is tanh, expected sigmoid or softmax");
     let gate = json!({"moe_gate_act": "relu"});
     check_sample("ernie4_5_moe-f32", &gate, "unsupported moe_gate_act: `relu`");
     let layers = json!({"no_rope_layers": [1, 0]});

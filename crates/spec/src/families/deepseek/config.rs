@@ -29,6 +29,9 @@ pub(super) struct Variant {
     pub(super) default_theta: f64,
     /// How original checkpoints may fuse gate and up of all experts.
     pub(super) fused: &'static [FusedNames],
+    /// Whether the pairs of elements that an indexer rotates are neighbours, if that is not stated;
+    /// `None` if there is no indexer.
+    pub(super) indexer: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -42,17 +45,17 @@ pub(super) struct Config {
     #[serde(default)]
     attention_bias: bool,
     rope_interleave: Option<bool>,
-    moe_intermediate_size: Option<u32>,
-    n_routed_experts: Option<u32>,
+    pub(super) moe_intermediate_size: Option<u32>,
+    pub(super) n_routed_experts: Option<u32>,
     n_shared_experts: Option<u32>,
-    num_experts_per_tok: Option<u32>,
+    pub(super) num_experts_per_tok: Option<u32>,
     pub(super) moe_layer_freq: Option<u32>,
     #[serde(default)]
     pub(super) first_k_dense_replace: usize,
     n_group: Option<u32>,
     topk_group: Option<u32>,
-    norm_topk_prob: Option<bool>,
-    routed_scaling_factor: Option<f32>,
+    pub(super) norm_topk_prob: Option<bool>,
+    pub(super) routed_scaling_factor: Option<f32>,
     topk_method: Option<String>,
     scoring_func: Option<String>,
     pub(super) num_nextn_predict_layers: Option<usize>,
@@ -102,8 +105,12 @@ impl Config {
             has_bias: self.attention_bias,
             norm_eps: variant.norm_eps.unwrap_or(self.decoder.rms_norm_eps),
             scale: self.decoder.rope.score_factor() / ((nope_dim + rope_dim) as f64).sqrt(),
-            rope: RopeSpec { is_traditional, ..rope },
+            latent_factor: 1.0,
+            rope: Some(RopeSpec { is_traditional, ..rope }),
             query_growth: growth,
+            indexer: None,
+            module: String::new(),
+            output: String::new(),
         })
     }
 

@@ -1,0 +1,206 @@
+//! The choice of the positions that a query attends to, by an indexer (DeepSeek-AI 2025,
+//! "DeepSeek-V3.2", section 2.1), and attention's copy of what is kept of them.
+//!
+//! A score is computed head by head in ascending order, and of equal scores the lower position is
+//! chosen, so that a row's choice does not depend on what else is computed.
+
+use crate::attention::{KvPage, key_place};
+use crate::elements::{Elements, ElementsMut};
+use crate::floats::Floats;
+use crate::matmul::matmul;
+use crate::matrix::DenseMatrix;
+use crate::router::largest;
+use crate::threads::Threads;
+
+/// The rows of a sequence that choose positions.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexQueries<'a> {
+    /// `[rows, heads, head_dim]`.
+    pub queries: &'a [f32],
+    /// Factor of each head, `[rows, heads]`.
+    pub weights: &'a [f32],
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Position of the first row. A row sees the positions up to its own.
+    pub first_position: usize,
+    /// Number of positions that a row chooses.
+    pub num_chosen: usize,
+}
+
+/// Returns the positions that each row chooses, in ascending order: those with the largest scores
+/// `Σ weight · max(query · key, 0)` over the heads; all that the row sees if they are no more. The keys
+/// are pages `[positions, head_dim]` of equal length.
+///
+/// # Panics
+/// Panics if a length does not fit, or the pages hold fewer positions than the rows see.
+#[track_caller]
+pub fn choose_positions(
+    rows: &IndexQueries<'_>,
+    keys: &[Elements<'_>],
+    threads: &Threads,
+) -> Vec<Vec<usize>> {
+    let _span = threads.span("indexer", 0);
+    let &IndexQueries { queries, weights, heads, head_dim, first_position, num_chosen } = rows;
+    assert!(0 < heads * head_dim && weights.len().is_multiple_of(heads), "a factor for each head");
+    let num_rows = weights.len() / heads;
+    assert_eq!(queries.len(), num_rows * heads * head_dim, "a query for each head");
+    let page_tokens = keys.first().map_or(0, |page| page.len() / head_dim);
+    let num_positions = first_position + num_rows;
+    assert!(num_positions <= page_tokens * keys.len(), "keys of {num_positions} positions");
+    let num_pages = num_positions.div_ceil(page_tokens.max(1));
+    let mut scores = vec![0.0; num_rows * num_positions];
+    let mut products = vec![0.0; num_rows * heads * page_tokens];
+    for (page_idx, page) in keys[..num_pages].iter().enumerate() {
+        let matrix = DenseMatrix { out: page_tokens, input: head_dim, values: *page };
+        matmul(Elements::F32(queries), &matrix, ElementsMut::F32(&mut products), threads);
+        let first = page_idx * page_tokens;
+        let len = page_tokens.min(num_positions - first);
+        let jobs: Vec<_> = scores.chunks_exact_mut(num_positions).enumerate().collect();
+        threads.for_each(jobs, |(row, scores): (usize, &mut [f32])| {
+            for head in row * heads..(row + 1) * heads {
+                let products = &products[head * page_tokens..][..len];
+                for (score, product) in scores[first..first + len].iter_mut().zip(products) {
+                    *score += weights[head] * product.max(0.0);
+                }
+            }
+        });
+    }
+    let mut chosen = vec![Vec::new(); num_rows];
+    let jobs: Vec<_> = scores.chunks_exact(num_positions).zip(&mut chosen).enumerate().collect();
+    threads.for_each(jobs, |(row, (scores, chosen)): (usize, (&[f32], &mut Vec<usize>))| {
+        *chosen = largest(&scores[..first_position + row + 1], num_chosen);
+        chosen.sort_unstable();
+    });
+    chosen
+}
+
+/// Chosen positions of a sequence.
+#[derive(Clone, Debug)]
+pub struct ChosenPositions<'a> {
+    /// The sequence's pages, of one head.
+    pub pages: Vec<KvPage<'a>>,
+    /// In ascending order.
+    pub positions: Vec<usize>,
+}
+
+/// Returns the keys at chosen positions, as the keys of a page with these positions only.
+///
+/// # Panics
+/// Panics if a position is not in its pages.
+#[track_caller]
+pub fn gather_keys(
+    chosen: &[ChosenPositions<'_>],
+    head_dim: usize,
+    threads: &Threads,
+) -> Vec<Floats> {
+    let _span = threads.span("kv_cache", 0);
+    let mut copies = vec![Floats::F32(Vec::new()); chosen.len()];
+    let jobs: Vec<_> = chosen.iter().zip(&mut copies).collect();
+    threads.for_each(jobs, |(chosen, copy): (&ChosenPositions<'_>, &mut Floats)| {
+        *copy = gathered(&chosen.pages, head_dim, &chosen.positions);
+    });
+    copies
+}
+
+fn gathered(pages: &[KvPage<'_>], head_dim: usize, positions: &[usize]) -> Floats {
+    fn copy<'a, E: Copy + 'a>(
+        pages: impl Fn(usize) -> &'a [E],
+        out: &mut [E],
+        head_dim: usize,
+        page_tokens: usize,
+        positions: &[usize],
+    ) {
+        for (idx, position) in positions.iter().enumerate() {
+            let from = pages(position / page_tokens);
+            let place = key_place(page_tokens, head_dim, 0, position % page_tokens);
+            let own = key_place(positions.len(), head_dim, 0, idx);
+            for element in 0..head_dim {
+                out[own.start + element * own.step] = from[place.start + element * place.step];
+            }
+        }
+    }
+    let first = pages.first().expect("chosen positions are kept").keys;
+    let page_tokens = first.len() / head_dim;
+    let mut keys = Floats::zeros(first.float(), positions.len() * head_dim);
+    match &mut keys {
+        Floats::F32(out) => {
+            let page = |idx: usize| match pages[idx].keys {
+                Elements::F32(values) => values,
+                _ => panic!("all pages have one type"),
+            };
+            copy(page, out, head_dim, page_tokens, positions);
+        }
+        Floats::F16(out) => {
+            let page = |idx: usize| match pages[idx].keys {
+                Elements::F16(values) => values,
+                _ => panic!("all pages have one type"),
+            };
+            copy(page, out, head_dim, page_tokens, positions);
+        }
+        Floats::Bf16(out) => {
+            let page = |idx: usize| match pages[idx].keys {
+                Elements::Bf16(values) => values,
+                _ => panic!("all pages have one type"),
+            };
+            copy(page, out, head_dim, page_tokens, positions);
+        }
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows<'a>(queries: &'a [f32], weights: &'a [f32]) -> IndexQueries<'a> {
+        let (heads, head_dim) = (2, 1);
+        IndexQueries { queries, weights, heads, head_dim, first_position: 4, num_chosen: 3 }
+    }
+
+    #[test]
+    fn the_best_positions_are_chosen_and_of_equal_ones_the_lower() {
+        let threads = Threads::new(2);
+        let keys = [[1.0, -2.0, 3.0, 0.5], [2.0, -1.0, 9.0, 9.0]];
+        let keys = keys.each_ref().map(|page| Elements::F32(page));
+        // Row 0 sees 5 positions: scores 1, 0, 3, 0.5, 2 by the first head.
+        // Row 1 sees 6, of which only negative keys count, and these against it: all others are 0.
+        let (queries, weights) = ([1.0, 1.0, 1.0, -1.0], [1.0, 0.0, 0.0, -1.0]);
+        let found = choose_positions(&rows(&queries, &weights), &keys, &threads);
+        assert_eq!(found, [[0, 2, 4], [0, 2, 3]]);
+    }
+
+    #[test]
+    fn a_row_that_sees_few_positions_chooses_all() {
+        let threads = Threads::new(1);
+        let keys = [1.0, 2.0, 3.0, 4.0];
+        let few = IndexQueries { first_position: 1, ..rows(&[1.0, 1.0], &[1.0, 1.0]) };
+        let found = choose_positions(&few, &[Elements::F32(&keys)], &threads);
+        assert_eq!(found, [[0, 1]]);
+    }
+
+    #[test]
+    fn gathered_keys_are_those_of_their_positions() {
+        let (head_dim, page_tokens) = (3, 40);
+        let mut pages = vec![vec![0.0; page_tokens * head_dim]; 2];
+        for position in 0..2 * page_tokens {
+            let place = key_place(page_tokens, head_dim, 0, position % page_tokens);
+            for element in 0..head_dim {
+                let value = (position * 10 + element) as f32;
+                pages[position / page_tokens][place.start + element * place.step] = value;
+            }
+        }
+        let views: Vec<KvPage<'_>> =
+            pages.iter().map(|keys| KvPage { keys: Elements::F32(keys), values: None }).collect();
+        let positions: Vec<usize> = (0..80).step_by(2).collect();
+        let Floats::F32(keys) = gathered(&views, head_dim, &positions) else {
+            panic!("the pages are f32")
+        };
+        for (idx, position) in positions.iter().enumerate() {
+            let place = key_place(positions.len(), head_dim, 0, idx);
+            let found = [0, 1, 2].map(|element| keys[place.start + element * place.step]);
+            assert_eq!(found, [0, 1, 2].map(|element| (position * 10 + element) as f32));
+        }
+    }
+}

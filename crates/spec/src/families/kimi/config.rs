@@ -1,0 +1,142 @@
+//! The fields of Kimi Linear's configurations, and what they say of a layer.
+
+use serde::Deserialize;
+
+use crate::config::{bad_value, count, dimension};
+use crate::error::SpecError;
+use crate::families::blocks::{ExpertCounts, ExpertSizes};
+use crate::families::decoder::{DecoderConfig, Sizes};
+use crate::latent::LatentSpec;
+use crate::model::{RouterGroups, RouterScores, RouterSpec};
+use crate::recurrent::GatedDeltaSizes;
+
+/// Positions that a convolution sees, where their number is not stated.
+const CONV_WIDTH: u32 = 4;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    pub(super) intermediate_size: u32,
+    head_dim: u32,
+    linear_attn_config: Linear,
+    kv_lora_rank: u32,
+    q_lora_rank: Option<u32>,
+    qk_nope_head_dim: Option<u32>,
+    qk_rope_head_dim: Option<u32>,
+    v_head_dim: Option<u32>,
+    mla_use_nope: Option<bool>,
+    num_experts: u32,
+    moe_intermediate_size: u32,
+    num_experts_per_token: Option<u32>,
+    num_shared_experts: Option<u32>,
+    moe_router_activation_func: Option<String>,
+    moe_renormalize: Option<bool>,
+    routed_scaling_factor: Option<f32>,
+    #[serde(default)]
+    pub(super) first_k_dense_replace: usize,
+    pub(super) moe_layer_freq: Option<u32>,
+    num_expert_group: Option<u32>,
+    topk_group: Option<u32>,
+    #[serde(flatten)]
+    pub(super) decoder: DecoderConfig,
+}
+
+#[derive(Debug, Deserialize)]
+struct Linear {
+    num_heads: u32,
+    head_dim: u32,
+    short_conv_kernel_size: Option<u32>,
+    /// Numbers of the layers with Kimi delta attention; the first layer is 1.
+    kda_layers: Vec<usize>,
+}
+
+impl Config {
+    /// Whether a layer has Kimi delta attention.
+    pub(super) fn is_linear(&self, layer_idx: usize) -> bool {
+        self.linear_attn_config.kda_layers.contains(&(layer_idx + 1))
+    }
+
+    pub(super) fn delta(&self) -> Result<GatedDeltaSizes, SpecError> {
+        let linear = &self.linear_attn_config;
+        let heads = dimension("linear_attn_config.num_heads", linear.num_heads)?;
+        let head_dim = dimension("linear_attn_config.head_dim", linear.head_dim)?;
+        let width = linear.short_conv_kernel_size.unwrap_or(CONV_WIDTH);
+        Ok(GatedDeltaSizes {
+            key_heads: heads,
+            value_heads: heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            conv_width: dimension("linear_attn_config.short_conv_kernel_size", width)?,
+        })
+    }
+
+    pub(super) fn latent(&self, sizes: &Sizes) -> Result<LatentSpec, SpecError> {
+        if self.mla_use_nope == Some(false) {
+            return Err(bad_value("mla_use_nope", false, "true"));
+        }
+        if let Some(rank) = self.q_lora_rank {
+            return Err(bad_value("q_lora_rank", rank, "null"));
+        }
+        let or_head =
+            |field, stated: Option<u32>| dimension(field, stated.unwrap_or(self.head_dim));
+        let nope_dim = or_head("qk_nope_head_dim", self.qk_nope_head_dim)?;
+        let rope_dim = dimension("qk_rope_head_dim", self.qk_rope_head_dim.unwrap_or(0))?;
+        Ok(LatentSpec {
+            heads: sizes.heads,
+            nope_dim,
+            rope_dim,
+            value_dim: or_head("v_head_dim", self.v_head_dim)?,
+            kv_rank: dimension("kv_lora_rank", self.kv_lora_rank)?,
+            q_rank: None,
+            has_bias: false,
+            norm_eps: self.decoder.rms_norm_eps,
+            scale: 1.0 / ((nope_dim + rope_dim) as f64).sqrt(),
+            latent_factor: 1.0,
+            rope: None,
+            query_growth: None,
+            indexer: None,
+            module: String::new(),
+            output: String::new(),
+        })
+    }
+
+    /// Returns the experts; `None` if all layers are dense.
+    pub(super) fn experts(&self) -> Result<Option<ExpertSizes>, SpecError> {
+        if self.num_experts == 0 {
+            return Ok(None);
+        }
+        let chosen = self.num_experts_per_token.unwrap_or(1);
+        let counts = ExpertCounts::new("num_experts", self.num_experts, chosen)?;
+        let inner = dimension("moe_intermediate_size", self.moe_intermediate_size)?;
+        let shared_inner = match self.num_shared_experts.unwrap_or(0) {
+            0 => None,
+            number => Some(inner * count("num_shared_experts", number)?),
+        };
+        let router = self.router(counts)?;
+        Ok(Some(ExpertSizes { shared_inner, ..ExpertSizes::plain(counts, inner, router) }))
+    }
+
+    fn router(&self, counts: ExpertCounts) -> Result<RouterSpec, SpecError> {
+        let scores = match self.moe_router_activation_func.as_deref() {
+            None | Some("sigmoid") => RouterScores::Sigmoid,
+            Some("softmax") => RouterScores::Softmax,
+            Some(found) => {
+                return Err(bad_value("moe_router_activation_func", found, "sigmoid or softmax"));
+            }
+        };
+        let groups = count("num_expert_group", self.num_expert_group.unwrap_or(1))?;
+        let chosen = count("topk_group", self.topk_group.unwrap_or(1))?;
+        if !counts.num_experts.is_multiple_of(groups) {
+            let expected = format!("a divisor of {} experts", counts.num_experts);
+            return Err(bad_value("num_expert_group", groups, expected));
+        }
+        let is_normalized = self.moe_renormalize.unwrap_or(true) && 1 < counts.experts_per_token;
+        let has_choice = chosen < groups;
+        Ok(RouterSpec {
+            scores,
+            groups: has_choice.then_some(RouterGroups { count: groups, chosen, best: 2 }),
+            normalization_eps: is_normalized.then_some(1e-20),
+            scale: self.routed_scaling_factor.unwrap_or(1.0),
+            ..RouterSpec::SOFTMAX
+        })
+    }
+}
