@@ -46,6 +46,16 @@ fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
     }
 }
 
+/// The option of ranks that round their parts reaches every rank.
+#[test]
+fn rounded_sums_depend_on_the_split_but_not_on_the_run() {
+    let rounded = |ranks| generate(exact(), &format!("{ranks} --no-exact-sums"), PROMPTS[0]);
+    let [alone, cut, again] =
+        ["--ranks 1", "--ranks 3 --share 5,1,2", "--ranks 3 --share 5,1,2"].map(rounded);
+    assert_ne!(cut["logprobs"], alone["logprobs"]);
+    assert_eq!(cut["logprobs"], again["logprobs"]);
+}
+
 /// A pipeline has no sums over ranks.
 #[test]
 fn a_pipeline_generates_what_one_rank_does() {

@@ -209,11 +209,44 @@ pub(super) fn stock_sequences(
     Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0)
 }
 
+/// The states of a step's sequences, for use inside a primitive.
+pub(super) struct StepStates {
+    spans: Vec<StepSpan>,
+    states: Vec<StateStep>,
+}
+
+impl StepStates {
+    /// Takes the states of a layer.
+    pub(super) fn new(layer_idx: usize, step: &mut Step<'_, '_>) -> StepStates {
+        StepStates {
+            spans: step.spans.clone(),
+            states: step.caches.iter_mut().map(|it| it.state_step(layer_idx)).collect(),
+        }
+    }
+
+    /// Returns what `work` computes from the states of `len` elements each, and stores the states
+    /// that it leaves.
+    pub(super) fn update<R>(
+        &self,
+        len: usize,
+        work: impl FnOnce(Vec<SequenceState<'_>>) -> R,
+    ) -> R {
+        let mut states: Vec<Vec<f32>> = self.states.iter().map(|step| step.take(len)).collect();
+        let sequences = self.spans.iter().zip(&mut states);
+        let sequences =
+            sequences.map(|(span, state)| SequenceState { num_rows: span.rows.len(), state });
+        let results = work(sequences.collect());
+        for (step, state) in self.states.iter().zip(states) {
+            step.put(state);
+        }
+        results
+    }
+}
+
 /// The part of a primitive's closure that computes a recurrence.
 pub(super) struct RecurrenceKernel {
     weights: Arc<RecurrenceWeights>,
-    spans: Vec<StepSpan>,
-    states: Vec<StateStep>,
+    states: StepStates,
 }
 
 impl RecurrenceKernel {
@@ -223,24 +256,13 @@ impl RecurrenceKernel {
         layer_idx: usize,
         step: &mut Step<'_, '_>,
     ) -> RecurrenceKernel {
-        RecurrenceKernel {
-            weights: Arc::clone(weights),
-            spans: step.spans.clone(),
-            states: step.caches.iter_mut().map(|it| it.state_step(layer_idx)).collect(),
-        }
+        RecurrenceKernel { weights: Arc::clone(weights), states: StepStates::new(layer_idx, step) }
     }
 
     /// Returns the results `[tokens, value_heads * value_dim]`, and stores the states after them.
     pub(super) fn results(&self, inputs: &RecurrenceInputs<'_>, threads: &Threads) -> Vec<f32> {
         let len = self.weights.sizes().state_len();
-        let mut states: Vec<Vec<f32>> = self.states.iter().map(|step| step.take(len)).collect();
-        let sequences = self.spans.iter().zip(&mut states);
-        let sequences =
-            sequences.map(|(span, state)| SequenceState { num_rows: span.rows.len(), state });
-        let out = kernels::recurrence(inputs, sequences.collect(), &self.weights, threads);
-        for (step, state) in self.states.iter().zip(states) {
-            step.put(state);
-        }
-        out
+        self.states
+            .update(len, |states| kernels::recurrence(inputs, states, &self.weights, threads))
     }
 }

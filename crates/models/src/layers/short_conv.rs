@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, Elements, Floats, SequenceState, ShortConvInputs, ShortConvWeights, Threads,
+    self as kernels, Elements, Floats, ShortConvInputs, ShortConvWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::ShortConvSpec;
@@ -14,12 +14,12 @@ use super::frame::BlockFrame;
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, OwnRows, float, pinned};
 use super::linear::{HasBias, Linear, LinearKernel};
-use super::recurrent::{StockRows, stock_sequences};
+use super::recurrent::{StepStates, StockRows, stock_sequences};
 use super::residual::Residual;
-use crate::cache::{LayerCacheShape, StateArrays, StateStep};
+use crate::cache::{LayerCacheShape, StateArrays};
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
-use crate::step::{Step, StepSpan};
+use crate::step::Step;
 use crate::weights::{Part, Weights};
 
 /// What a gated short convolution is loaded from.
@@ -122,8 +122,7 @@ impl ShortConv {
             projections: self.projections.each_ref().map(Linear::kernel),
             output: self.out_proj.divisible_kernel(),
             weights: Arc::clone(weights),
-            spans: step.spans.clone(),
-            states: step.caches.iter_mut().map(|it| it.state_step(self.layer_idx)).collect(),
+            states: StepStates::new(self.layer_idx, step),
             dtype: self.dtype,
         };
         residual.kernel_block(frame, output, threads, move |x, threads| kernel.product(x, threads))
@@ -158,8 +157,7 @@ struct ShortConvKernel {
     projections: [LinearKernel; 3],
     output: DivisibleKernel,
     weights: Arc<ShortConvWeights>,
-    spans: Vec<StepSpan>,
-    states: Vec<StateStep>,
+    states: StepStates,
     dtype: Dtype,
 }
 
@@ -167,18 +165,12 @@ impl ShortConvKernel {
     /// Computes this rank's part of the product `[tokens, hidden]`.
     fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let [before, after, values] = LinearKernel::products(&self.projections, x, threads);
-        let len = self.weights.state_len();
-        let mut states: Vec<Vec<f32>> = self.states.iter().map(|step| step.take(len)).collect();
-        let sequences = self.spans.iter().zip(&mut states);
-        let sequences =
-            sequences.map(|(span, state)| SequenceState { num_rows: span.rows.len(), state });
         let inputs = ShortConvInputs { before: &before, values: &values, after: &after };
         let mut out = Floats::zeros(float(self.dtype), after.len());
-        let sequences = sequences.collect();
-        kernels::short_convolution(&inputs, sequences, &self.weights, out.elements_mut(), threads);
-        for (step, state) in self.states.iter().zip(states) {
-            step.put(state);
-        }
+        self.states.update(self.weights.state_len(), |states| {
+            let out = out.elements_mut();
+            kernels::short_convolution(&inputs, states, &self.weights, out, threads);
+        });
         self.output.multiply(out.elements(), threads)
     }
 }
