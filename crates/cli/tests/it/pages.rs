@@ -150,12 +150,47 @@ fn functions(dir: &Path, crate_name: &str, found: &mut BTreeSet<String>) {
     }
 }
 
+/// Collects every function of the workspace.
+fn all_functions() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    functions(&root().join("crates"), "", &mut found);
+    functions(&root().join("xtask"), "xtask", &mut found);
+    found
+}
+
+/// Panics if one of the tests or pages in this cell of a table does not exist.
+fn assert_are_there(row: &str, shown: &str, functions_found: &BTreeSet<String>) {
+    for name in shown.split(", ").filter(|it| !it.is_empty()) {
+        let name = name.trim_matches('`');
+        let is_there = match (name.split("::").next(), name.rsplit_once("::")) {
+            (Some(first), Some((_, last))) => functions_found.contains(&format!("{first} {last}")),
+            _ => root().join(name).is_file(),
+        };
+        assert!(is_there, "{row} names {name}, which is not there");
+    }
+}
+
+#[test]
+fn the_page_of_faults_names_tests_that_exist() {
+    let page = std::fs::read_to_string(root().join("docs/faults.md")).unwrap();
+    let functions_found = all_functions();
+    let mut num_rows = 0;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, fault, _, shown, _] = cells[..] else { continue };
+        if shown != "Shown by" && !shown.starts_with("---") {
+            assert!(!shown.is_empty(), "{fault} is shown by nothing");
+            assert_are_there(fault, shown, &functions_found);
+            num_rows += 1;
+        }
+    }
+    assert!(25 < num_rows, "only {num_rows} rows were read");
+}
+
 #[test]
 fn parity_has_every_row_once_and_names_tests_that_exist() {
     let page = std::fs::read_to_string(root().join("docs/parity.md")).unwrap();
-    let mut functions_found = BTreeSet::new();
-    functions(&root().join("crates"), "", &mut functions_found);
-    functions(&root().join("xtask"), "xtask", &mut functions_found);
+    let functions_found = all_functions();
     let mut rows = Vec::new();
     let mut counted: BTreeMap<(String, String), usize> = BTreeMap::new();
     for line in page.lines() {
@@ -172,16 +207,7 @@ fn parity_has_every_row_once_and_names_tests_that_exist() {
         assert!(VERDICTS.contains(&verdict), "{row} is `{verdict}`, not one of {VERDICTS:?}");
         assert!(verdict != "no" || verdict != told, "{row} does not say what is missing");
         assert!(verdict == "no" || !shown.is_empty(), "{row} is shown by nothing");
-        for name in shown.split(", ").filter(|it| !it.is_empty()) {
-            let name = name.trim_matches('`');
-            let is_there = match (name.split("::").next(), name.rsplit_once("::")) {
-                (Some(first), Some((_, last))) => {
-                    functions_found.contains(&format!("{first} {last}"))
-                }
-                _ => root().join(name).is_file(),
-            };
-            assert!(is_there, "{row} names {name}, which is not there");
-        }
+        assert_are_there(row, shown, &functions_found);
         rows.push(row.to_owned());
         *counted.entry((area.to_owned(), verdict.to_owned())).or_insert(0) += 1;
     }

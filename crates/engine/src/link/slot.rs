@@ -217,38 +217,19 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::net::TcpListener;
     use std::sync::mpsc;
 
-    use jackalope_protocol::Secret;
-    use jackalope_protocol::secure::{self, Accepted, HintedKey, PeerPolicy};
+    use jackalope_protocol::secure::Accepted;
 
     use super::super::connection::WRITE_QUEUE_MAX;
+    use super::super::connection::tests::{TIMEOUT, connect};
     use super::*;
-
-    /// Accepts any peer that holds this ticket.
-    struct Ticket(Secret);
-
-    impl PeerPolicy for Ticket {
-        fn key_of(&self, _hint: &[u8]) -> Option<Secret> {
-            Some(self.0)
-        }
-    }
-
-    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// `write` never blocks, neither on a rank that reads nothing nor for its timeout.
     #[test]
     fn a_rank_that_does_not_read_is_lost_and_holds_nobody_up() {
-        let ticket = Ticket(Secret([1; 32]));
-        let key = HintedKey::of_rank(0, ticket.0);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let addr = listener.local_addr().unwrap();
-        let dialling = std::thread::spawn(move || secure::dial(addr, &key, TIMEOUT).unwrap());
-        let (stream, _) = listener.accept().unwrap();
-        let accepted = secure::accept(stream, &ticket, TIMEOUT).unwrap();
-        let Accepted { sender, receiver, .. } = accepted;
-        let _deaf = dialling.join().unwrap();
+        let (Accepted { sender, receiver, .. }, _deaf) = connect();
+        let addr = sender.stream().local_addr().unwrap();
         let hello = Hello { rank: 0, pid: 7, mlx: String::new(), data_addr: addr };
         let mut slot = Slot::new(Instant::now());
         let (reports, heard) = mpsc::channel();
