@@ -56,6 +56,9 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport"]),
 ];
 
+/// The programs, whose errors are only shown to people. Libraries have typed errors.
+const USES_ANYHOW: &[&str] = &["jackalope-cli", "jackalope-runner", "xtask"];
+
 /// Words that mark unfinished work.
 const LEFTOVERS: &[&str] = &["dbg!(", "todo!(", "unimplemented!(", "FIXME", "#[ignore"];
 
@@ -153,6 +156,9 @@ fn check_dependencies(findings: &mut Vec<String>) -> anyhow::Result<()> {
                 findings.push(format!("{name}: no source names its dependency {used}"));
             }
             let is_normal = dependency["kind"].is_null();
+            if is_normal && used == "anyhow" && !USES_ANYHOW.contains(&name) {
+                findings.push(format!("{name}: a library has typed errors instead of `anyhow`"));
+            }
             if let (Some(crate_name), Some(used), true) =
                 (name.strip_prefix("jackalope-"), used.strip_prefix("jackalope-"), is_normal)
             {

@@ -109,7 +109,7 @@ async fn serve(
             () = keep_log_short(args.detached, &home) => {}
         }
     };
-    jackalope_deploy::agent::serve(config, &environment.local, end).await
+    Ok(jackalope_deploy::agent::serve(config, &environment.local, end).await?)
 }
 
 /// Never returns. Keeps the log short if the agent is detached.

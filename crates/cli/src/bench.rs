@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::BenchArgs;
 use crate::environment::Environment;
-use crate::report::Interrupted;
+use crate::report::interruptible;
 use crate::{output, progress, split};
 
 mod calibration;
@@ -104,12 +104,9 @@ pub(crate) async fn run(args: BenchArgs, environment: &Environment) -> anyhow::R
         let status = progress::ready(&mut cluster).await?;
         measure(&args, &model.dir, &cluster.engine, &status).await
     };
-    let result = tokio::select! {
-        result = work => result,
-        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
-    };
+    let result = interruptible(work).await;
     let stopped = cluster.stop().await;
-    result.and(stopped)
+    result.and(stopped.map_err(Into::into))
 }
 
 async fn measure(

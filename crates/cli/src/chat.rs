@@ -18,7 +18,7 @@ use crate::args::ChatArgs;
 use crate::client::Server;
 use crate::environment::Environment;
 use crate::events::{next_data, read_line};
-use crate::report::{self, Interrupted};
+use crate::report::{self, interruptible};
 use crate::{operate, output, progress};
 
 /// Default server.
@@ -56,12 +56,9 @@ pub(crate) async fn run(args: ChatArgs, environment: &Environment) -> anyhow::Re
         server.stop().await;
         result
     };
-    let result = tokio::select! {
-        result = work => result,
-        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
-    };
+    let result = interruptible(work).await;
     let stopped = cluster.stop().await;
-    result.and(stopped)
+    result.and(stopped.map_err(Into::into))
 }
 
 /// Runs the conversation on its own thread, because reading a terminal cannot be interrupted.

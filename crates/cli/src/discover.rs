@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use jackalope_deploy::machines::{HOW_TO_ANSWER, find};
+use jackalope_deploy::error::HOW_TO_ANSWER;
+use jackalope_deploy::machines::find;
 use jackalope_fleet::discovery::{self, Found, FoundMachine, LeftOut, Listed, MachineState};
 use jackalope_protocol::machine::{Interface, NodeFacts};
 use jackalope_protocol::secure::Build;

@@ -252,7 +252,7 @@ impl Environment {
 
     /// Returns Jackalope's own directory on this machine.
     pub(crate) fn home(&self) -> anyhow::Result<Home> {
-        self.local.home()
+        Ok(self.local.home()?)
     }
 
     /// Returns the directories that are searched for models.
@@ -280,7 +280,7 @@ impl Environment {
 
     /// Returns the credentials that this machine presents to agents.
     pub(crate) fn credentials(&self, token: Option<&str>) -> anyhow::Result<Credentials> {
-        machines::credentials(self.agent_token(token).as_deref(), &self.local)
+        Ok(machines::credentials(self.agent_token(token).as_deref(), &self.local)?)
     }
 }
 

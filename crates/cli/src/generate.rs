@@ -17,7 +17,7 @@ use crate::args::GenerateArgs;
 use crate::environment::Environment;
 use crate::output::{self, OutputError};
 use crate::progress;
-use crate::report::Interrupted;
+use crate::report::interruptible;
 
 /// Maximum size of a prompt on standard input.
 const PROMPT_BYTES_MAX: u64 = 64 << 20;
@@ -46,12 +46,9 @@ pub(crate) async fn run(args: GenerateArgs, environment: &Environment) -> anyhow
         let generated = listen(generation, &cluster.text, args.json).await?;
         print(&args, &prompt, &generated)
     };
-    let result = tokio::select! {
-        result = work => result,
-        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
-    };
+    let result = interruptible(work).await;
     let stopped = cluster.stop().await;
-    result.and(stopped)
+    result.and(stopped.map_err(Into::into))
 }
 
 /// Returns the arguments; a prompt of `-` is replaced by the text of standard input.

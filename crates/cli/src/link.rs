@@ -15,7 +15,7 @@ use self::table::{Table, Verdicts};
 use crate::args::LinkArgs;
 use crate::environment::Environment;
 use crate::output;
-use crate::report::Interrupted;
+use crate::report::interruptible;
 
 /// Maximum time from starting a rank to its first line.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -34,10 +34,7 @@ const POLL: Duration = Duration::from_millis(200);
 type Rows = mpsc::Receiver<(usize, Value)>;
 
 pub(crate) async fn run(args: &LinkArgs, environment: &Environment) -> anyhow::Result<()> {
-    tokio::select! {
-        result = start_and_measure(args, environment) => result,
-        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
-    }
+    interruptible(start_and_measure(args, environment)).await
 }
 
 async fn start_and_measure(args: &LinkArgs, environment: &Environment) -> anyhow::Result<()> {

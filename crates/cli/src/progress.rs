@@ -161,7 +161,7 @@ pub(crate) async fn ready(cluster: &mut Cluster) -> anyhow::Result<Status> {
     let loading = Loading::new();
     let status = cluster.ready(|status| loading.show(status)).await;
     loading.finish();
-    status
+    Ok(status?)
 }
 
 fn draw_loading(shown: &Receiver<LoadingShown>) {

@@ -82,7 +82,7 @@ fn control(args: &RankArgs, environment: &Environment) -> anyhow::Result<SocketA
     let has_port = host.parse::<SocketAddr>().is_ok()
         || host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let host = if has_port { host } else { format!("{host}:{CONTROL_PORT}") };
-    address(&host)
+    Ok(address(&host)?)
 }
 
 /// Returns the host without the port, which belongs to another transport.

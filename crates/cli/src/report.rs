@@ -1,12 +1,21 @@
 //! Formats errors for people: the causes in one line, each once, then the hints.
 
-pub(crate) use jackalope_deploy::error::text;
 use thiserror::Error;
 
 /// The user pressed Ctrl-C before the command had its result.
 #[derive(Clone, Copy, Debug, Error)]
 #[error("interrupted")]
 pub(crate) struct Interrupted;
+
+/// Waits for the result of `work`, or for Ctrl-C.
+pub(crate) async fn interruptible<T>(
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    tokio::select! {
+        result = work => result,
+        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
+    }
+}
 
 /// Exit status of an interrupted command, as in shells: 128 plus the number of the signal.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -15,6 +24,11 @@ pub(crate) const INTERRUPTED: u8 = 130;
 const RED_BOLD: &str = "\x1b[1m\x1b[31m";
 const BOLD: &str = "\x1b[1m";
 const PLAIN: &str = "\x1b[0m";
+
+/// Returns the causes of an error, and the hints.
+pub(crate) fn text(err: &anyhow::Error) -> String {
+    jackalope_deploy::error::text(err.as_ref())
+}
 
 /// Returns the text with `error: ` before it.
 pub(crate) fn with_label(text: &str, has_colors: bool) -> String {

@@ -99,7 +99,7 @@ pub(crate) async fn run(
             tracing::warn!(%err, "these arguments were not recorded for `restart`");
         }
         announce(&args, &server.offered, &url, grpc_addr, &status).await;
-        server.look_after().await
+        anyhow::Ok(server.look_after().await?)
     };
     let (result, ending) = tokio::select! {
         result = serving => (result, ShutdownMode::Shutdown),

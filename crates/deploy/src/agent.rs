@@ -1,17 +1,15 @@
 //! Runs the agent of this machine.
 
 use std::future::Future;
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
 use jackalope_fleet::agent::{self as agents, Agent, NewListeners, Trust};
-use jackalope_fleet::discovery::{DISCOVERY_PORT, Responder};
-use jackalope_fleet::home::Home;
+use jackalope_fleet::discovery::Responder;
+use jackalope_fleet::home::{Home, HomeError};
 use jackalope_fleet::listen::{AgentAddresses, own_addresses};
 use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::own_program;
@@ -21,6 +19,7 @@ use jackalope_protocol::Secret;
 use serde_json::json;
 
 use crate::context::LocalContext;
+use crate::error::DeployError;
 
 /// Name of the agent's record.
 pub const RECORD: &str = "agent";
@@ -54,24 +53,15 @@ pub async fn serve(
     config: AgentServiceConfig,
     context: &LocalContext,
     end: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
+) -> Result<(), DeployError> {
     let home = context.home()?;
     // Removes the list of an earlier agent.
     let list = listen_list(&home, config.port)?;
     std::fs::remove_file(&list).ok();
     let mut addresses = AgentAddresses::new(config.listen.clone(), config.port, list);
-    let mut first = Some(addresses.first().map_err(|(addr, err)| {
-        let hint = match err.kind() {
-            ErrorKind::AddrNotAvailable => {
-                "this machine has none of the addresses of `--listen`; pass other ones"
-            }
-            _ => {
-                "another agent or program uses the port; `jackalope agent status` shows whether \
-                 an agent does, `--port` selects another port"
-            }
-        };
-        anyhow::Error::new(err).context(format!("cannot listen on {addr}\nhint: {hint}"))
-    })?);
+    let first = addresses.first();
+    let mut first =
+        Some(first.map_err(|(addr, source)| DeployError::AgentAddress { addr, source })?);
     let open: Vec<IpAddr> = addresses.open().collect();
     // The address for the record: the first that is not loopback, if any.
     let ip = open.iter().find(|ip| !ip.is_loopback()).or(open.first());
@@ -89,23 +79,19 @@ pub async fn serve(
         linger: config.linger,
         is_over: Arc::clone(&is_over),
     };
-    let program = std::fs::canonicalize(own_program()?)?;
+    let program = own_program().and_then(std::fs::canonicalize);
+    let program = program.map_err(DeployError::OwnProgram)?;
     let about = json!({
         "addr": addr.to_string(), "listen": config.listen, "program": program, "linger": config.linger.map(|it| it.as_secs()),
         "announce": config.announces,
     });
-    let _responder = match config.announces {
-        true => Some(
-            Responder::start(config.secret, addr.port())
-                .with_context(|| format!("listening for queries on UDP port {DISCOVERY_PORT}"))?,
-        ),
-        false => None,
-    };
+    let responder = config.announces.then(|| Responder::start(config.secret, addr.port()));
+    let _responder = responder.transpose().map_err(DeployError::Discovery)?;
     let record = Recorded::this(about);
     record.write(&home, RECORD)?;
     let mut serving = tokio::task::spawn_blocking(move || agents::serve_on(new_listeners, agent));
     let result = tokio::select! {
-        result = &mut serving => result?.map_err(Into::into),
+        result = &mut serving => result?.map_err(DeployError::Agent),
         () = end => Ok(()),
     };
     // Programs end with the agent, because their standard input closes. Those that are stopped or
@@ -122,7 +108,7 @@ pub async fn serve(
 ///
 /// # Errors
 /// If jackalope's directory cannot be used.
-pub fn listen_list(home: &Home, port: u16) -> anyhow::Result<PathBuf> {
+pub fn listen_list(home: &Home, port: u16) -> Result<PathBuf, HomeError> {
     Ok(home.dir("run")?.join(format!("agent-{port}.listen")))
 }
 

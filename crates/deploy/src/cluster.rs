@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
 use jackalope_engine::link::{
     Launch, LaunchError, LaunchOrder, Launcher, Link, LinkConfig, LinkTimeouts, RankAssignment,
     RankProcess,
@@ -31,6 +30,7 @@ use tracing::warn;
 use crate::config::{Beside, RankConfig};
 use crate::content::{OwnContent, content_of_dir};
 use crate::context::LocalContext;
+use crate::error::DeployError;
 use crate::expected_costs::ExpectedCosts;
 use crate::machines::placer::Placer;
 use crate::machines::{self, AgentLauncher, ByHand, Tickets};
@@ -101,7 +101,7 @@ impl Cluster {
         model: &Located,
         ranks: &RankConfig,
         context: &LocalContext,
-    ) -> anyhow::Result<Cluster> {
+    ) -> Result<Cluster, DeployError> {
         Cluster::start_with(model, ranks, context, ClusterOptions::default()).await
     }
 
@@ -114,13 +114,15 @@ impl Cluster {
         ranks: &RankConfig,
         context: &LocalContext,
         options: ClusterOptions,
-    ) -> anyhow::Result<Cluster> {
+    ) -> Result<Cluster, DeployError> {
         let mut ranks = ranks.clone();
         machines::take_discovered(&mut ranks.hosts, context).await?;
         let ranks = &ranks;
         let model_dir = checkpoint_dir(&model.dir)?;
-        let mut text = ModelText::load(&model_dir)
-            .with_context(|| format!("reading the text files of {}", model_dir.display()))?;
+        let mut text = ModelText::load(&model_dir).map_err(|source| DeployError::Text {
+            dir: model_dir.clone(),
+            source: Box::new(source),
+        })?;
         let name = |of: &Option<String>| of.clone().unwrap_or_else(|| "auto".to_owned());
         let (reasoning, tools) = (name(&options.reasoning_parser), name(&options.tool_parser));
         text.answer = text.answer.from_names(&text.tokenizer, &reasoning, &tools)?;
@@ -163,7 +165,7 @@ impl Cluster {
     ///
     /// # Errors
     /// Returns an error that names the rank and the reason if the ranks cannot be started.
-    pub async fn ready(&mut self, on_status: impl Fn(&Status)) -> anyhow::Result<Status> {
+    pub async fn ready(&mut self, on_status: impl Fn(&Status)) -> Result<Status, DeployError> {
         let status = loop {
             let status = self.engine.status();
             on_status(&status);
@@ -177,7 +179,7 @@ impl Cluster {
         }
         self.engine.shutdown();
         self.ended().await?;
-        bail!("the engine ended before its ranks were ready")
+        Err(DeployError::NotReady)
     }
 
     /// Waits for the engine to end, which is an error unless it was requested. May be called again
@@ -185,13 +187,13 @@ impl Cluster {
     ///
     /// # Errors
     /// The reason why the engine has failed.
-    pub async fn ended(&mut self) -> anyhow::Result<()> {
+    pub async fn ended(&mut self) -> Result<(), DeployError> {
         let Some(end) = &mut self.end else { return Ok(()) };
         let result = end.await?;
         self.end = None;
         match result {
             Ok(result) => Ok(result?),
-            Err(_) => bail!("the engine panicked; the messages above say where"),
+            Err(_) => Err(DeployError::EnginePanic),
         }
     }
 
@@ -199,7 +201,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The reason why the engine has failed.
-    pub async fn into_end(mut self) -> anyhow::Result<()> {
+    pub async fn into_end(mut self) -> Result<(), DeployError> {
         self.ended().await
     }
 
@@ -207,7 +209,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The reason why the engine has failed.
-    pub async fn stop(mut self) -> anyhow::Result<()> {
+    pub async fn stop(mut self) -> Result<(), DeployError> {
         self.engine.shutdown();
         self.ended().await
     }
@@ -223,17 +225,10 @@ impl Drop for Cluster {
 ///
 /// # Errors
 /// If there is no checkpoint in it.
-fn checkpoint_dir(dir: &Path) -> anyhow::Result<std::path::PathBuf> {
-    let found = std::fs::canonicalize(dir).with_context(|| {
-        format!("no checkpoint at {}\nhint: `--model` takes a directory", dir.display())
-    })?;
-    ensure!(
-        found.join("config.json").is_file(),
-        "{} holds no config.json\nhint: `--model` takes the directory of an MLX checkpoint: \
-         config.json, model.safetensors, tokenizer.json",
-        found.display()
-    );
-    Ok(found)
+fn checkpoint_dir(dir: &Path) -> Result<PathBuf, DeployError> {
+    let dir = std::fs::canonicalize(dir)
+        .map_err(|source| DeployError::NoCheckpoint { dir: dir.to_owned(), source })?;
+    if dir.join("config.json").is_file() { Ok(dir) } else { Err(DeployError::NoConfig { dir }) }
 }
 
 /// The model and the ranks that are to be placed.
@@ -271,7 +266,7 @@ fn timeouts(ranks: &RankConfig) -> LinkTimeouts {
 }
 
 /// Places all ranks on this machine; they end with this process.
-fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> anyhow::Result<Placed> {
+fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> Result<Placed, DeployError> {
     let Wanted { model_dir, ranks, .. } = *wanted;
     let num_ranks = ranks.num_ranks;
     let backend = ranks.backend.unwrap_or(Backend::Tcp);
@@ -305,7 +300,11 @@ fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> anyhow::Result<Placed
 }
 
 /// Places ranks on the machines of a hostfile, where agents run them.
-async fn place_on(hosts: &str, model: &Located, wanted: &Wanted<'_>) -> anyhow::Result<Placed> {
+async fn place_on(
+    hosts: &str,
+    model: &Located,
+    wanted: &Wanted<'_>,
+) -> Result<Placed, DeployError> {
     let Wanted { ranks, options, context, .. } = *wanted;
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
     envs.extend(ranks.hosts.env.iter().cloned());
@@ -380,12 +379,12 @@ fn place_by_hand(
     hosts: &str,
     wanted: &Wanted<'_>,
     content: ExpectedContent,
-) -> anyhow::Result<Placed> {
+) -> Result<Placed, DeployError> {
     let Wanted { model_dir, ranks, context, .. } = *wanted;
     let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
     let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
     check_encryption(ranks.encryption, backend)?;
-    let num_ranks = u32::try_from(hosts.len()).context("too many hosts")?;
+    let num_ranks = u32::try_from(hosts.len()).expect("a hostfile is short");
     let nodes: Vec<routes::RouteNode<'_>> =
         hosts.iter().map(|host| routes::RouteNode { host, facts: None }).collect();
     let split = ranks.split.given_or_even(model_dir, hosts.len(), backend)?;
@@ -516,13 +515,10 @@ fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
 ///
 /// # Errors
 /// If it is one of MLX's own transports, which cannot.
-pub fn check_encryption(encryption: Encryption, backend: Backend) -> anyhow::Result<()> {
-    ensure!(
-        encryption != Encryption::On || !backend.is_stock(),
-        "`--encrypt-data on` is impossible with {}: MLX's own transports do not encrypt\nhint: \
-         use `--backend tcp`, or `--encrypt-data off` on a network without other machines",
-        backend.name()
-    );
+pub fn check_encryption(encryption: Encryption, backend: Backend) -> Result<(), DeployError> {
+    if encryption == Encryption::On && backend.is_stock() {
+        return Err(DeployError::ClearTransport { backend });
+    }
     Ok(())
 }
 
@@ -544,15 +540,13 @@ fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encryption: Encrypt
 /// Returns the port to which the ranks of one of several models connect: port number `slot` from
 /// `--control-port` on, without the agents' port. A later server finds the ranks of an earlier one
 /// by it.
-fn control_port(ranks: &RankConfig, slot: u16) -> anyhow::Result<u16> {
+fn control_port(ranks: &RankConfig, slot: u16) -> Result<u16, DeployError> {
     let (first, agents) = (ranks.hosts.control_port, ranks.hosts.reach.agent_port);
     if first == 0 {
         return Ok(0);
     }
     let port = (first..=u16::MAX).filter(|&port| port != agents).nth(slot.into());
-    port.with_context(|| {
-        format!("no port is left for model {slot}\nhint: pass a lower `--control-port`")
-    })
+    port.ok_or(DeployError::NoPort { slot })
 }
 
 /// Returns an epoch that is greater than any of a coordinator that was started earlier, because
@@ -569,18 +563,18 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Returns the part of the setup that is common to all ranks of a split; their number is still open.
-fn setup_of(wanted: &Wanted<'_>, backend: Backend, split: Split) -> anyhow::Result<Setup> {
+fn setup_of(wanted: &Wanted<'_>, backend: Backend, split: Split) -> Result<Setup, DeployError> {
     let cache_costs = ExpectedCosts::read(wanted.model_dir).of(&split);
     Ok(Setup { split, cache_costs, ..setup(wanted, backend)? })
 }
 
 /// Returns the part of the setup that is common to all ranks; their number and split are still
 /// open.
-fn setup(wanted: &Wanted<'_>, backend: Backend) -> anyhow::Result<Setup> {
+fn setup(wanted: &Wanted<'_>, backend: Backend) -> Result<Setup, DeployError> {
     let Wanted { model_dir, ranks, options, .. } = *wanted;
     Ok(Setup {
         num_ranks: 0,
-        model_dir: model_dir.to_str().context("the model's path is not UTF-8")?.to_owned(),
+        model_dir: model_dir.to_str().ok_or(DeployError::ModelPath)?.to_owned(),
         model_source: None,
         split: Split::Tensor(Vec::new()),
         backend,

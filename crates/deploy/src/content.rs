@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use jackalope_engine::{EngineHandle, EngineState};
 use jackalope_protocol::{ExpectedContent, FileState};
-use jackalope_store::content::{self, Hasher};
+use jackalope_store::content::{self, ContentError, Hasher};
 use jackalope_store::progress::{ByteCount, Progress};
 use tracing::{info, warn};
 
 use crate::context::LocalContext;
+use crate::error::DeployError;
 
 /// Interval between log lines while a model is hashed.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
@@ -78,7 +79,7 @@ impl HashingWatch {
         &self,
         dir: &Path,
         trees_dir: Option<&Path>,
-    ) -> anyhow::Result<ExpectedContent> {
+    ) -> Result<ExpectedContent, ContentError> {
         let on_bytes = |num_bytes| self.add(num_bytes);
         let hasher = Hasher::new(trees_dir, &on_bytes).cancelled_by(&self.is_cancelled);
         Ok(hasher.hash_dir(dir)?.into())
@@ -88,8 +89,8 @@ impl HashingWatch {
 /// Runs `work`, which hashes, on a blocking thread. Cancels it if the returned future is dropped.
 pub(crate) async fn hashing<T: Send + 'static>(
     context: &LocalContext,
-    work: impl FnOnce(&HashingWatch) -> anyhow::Result<T> + Send + 'static,
-) -> anyhow::Result<T> {
+    work: impl FnOnce(&HashingWatch) -> Result<T, DeployError> + Send + 'static,
+) -> Result<T, DeployError> {
     let watch = Arc::new(HashingWatch::new(&*context.observer));
     let waiting = Waiting(Arc::clone(&watch));
     let result = tokio::task::spawn_blocking(move || work(&watch)).await?;
@@ -101,11 +102,14 @@ pub(crate) async fn hashing<T: Send + 'static>(
 ///
 /// # Errors
 /// If it cannot be read, or changes meanwhile.
-pub async fn content_of_dir(dir: &Path, context: &LocalContext) -> anyhow::Result<ExpectedContent> {
+pub async fn content_of_dir(
+    dir: &Path,
+    context: &LocalContext,
+) -> Result<ExpectedContent, DeployError> {
     let (dir, trees_dir) = (dir.to_owned(), context.trees_dir());
     hashing(context, move |watch| {
         watch.expect(content::states(&dir)?.iter().map(|it| it.bytes).sum());
-        watch.hash(&dir, trees_dir.as_deref())
+        Ok(watch.hash(&dir, trees_dir.as_deref())?)
     })
     .await
 }
@@ -125,7 +129,10 @@ impl OwnContent {
     ///
     /// # Errors
     /// If it cannot be read, or changes meanwhile.
-    pub(crate) async fn of_dir(dir: &Path, context: &LocalContext) -> anyhow::Result<OwnContent> {
+    pub(crate) async fn of_dir(
+        dir: &Path,
+        context: &LocalContext,
+    ) -> Result<OwnContent, DeployError> {
         let trees_dir = context.trees_dir();
         let known = trees_dir.as_deref().and_then(|trees_dir| content::known(dir, trees_dir));
         let expected = match known {

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
 use jackalope_fleet::home::Home;
 use jackalope_store::exchange::Library;
 use jackalope_store::progress::{Progress, Silent};
 use jackalope_store::pull::{Destination, HubAccess, PullConfig};
 use jackalope_store::{Place, PlaceKind, RepoId, Stores};
+
+use crate::error::DeployError;
 
 /// Shows people what happens.
 pub trait Observer: Progress {
@@ -55,9 +56,8 @@ impl LocalContext {
     ///
     /// # Errors
     /// If it is unknown.
-    pub fn home(&self) -> anyhow::Result<Home> {
-        let path = self.home.clone().context("neither HOME nor JACKALOPE_HOME is set")?;
-        Ok(Home::new(path))
+    pub fn home(&self) -> Result<Home, DeployError> {
+        self.home.clone().map(Home::new).ok_or(DeployError::NoHome)
     }
 
     /// Returns the directories that are searched for models.
@@ -104,10 +104,10 @@ impl LocalContext {
     ///
     /// # Errors
     /// If there is no such cache.
-    pub fn pull_destination(&self, repo: &RepoId) -> anyhow::Result<Destination> {
+    pub fn pull_destination(&self, repo: &RepoId) -> Result<Destination, DeployError> {
         match self.pull_cache() {
-            Some(root) => Destination::cache(root, repo),
-            None => bail!("there is no home directory to put models into\nhint: pass `--to DIR`"),
+            Some(root) => Ok(Destination::cache(root, repo)?),
+            None => Err(DeployError::NoModelsDir),
         }
     }
 }

@@ -1,19 +1,21 @@
 //! Fetches models from the hub and removes them, as clients of the server request.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
 use jackalope_server::{ModelRemoveError, Models, PullProgress, Puller, RemoveFuture};
-use jackalope_store::pull::{Destination, Pull, Pulled};
-use jackalope_store::{BlobId, ModelRef, Place, PlaceKind, Removal, Stores};
+use jackalope_store::pull::{Destination, Pull, PullError, Pulled};
+use jackalope_store::{BlobId, ModelRef, NameError, Place, PlaceKind, Removal, Stores};
+use thiserror::Error;
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::context::LocalContext;
+use crate::error::{self, DeployError};
 use crate::registry::ModelRegistry;
 use crate::served::details;
 use crate::served_models::ServedModel;
@@ -57,6 +59,27 @@ impl Drop for Underway {
     }
 }
 
+/// Why a model that a client requested is not fetched.
+#[derive(Debug, Error)]
+enum HubPullError {
+    #[error("{name} is no name of a model on the hub: {source}")]
+    Name { name: String, source: NameError },
+    #[error(transparent)]
+    Destination(#[from] DeployError),
+    #[error(transparent)]
+    Pull(#[from] PullError),
+    #[error("finding the model's directory: {0}")]
+    Dir(#[from] io::Error),
+    #[error(
+        "the model was downloaded, but this server already offers the maximum number of models"
+    )]
+    TooMany,
+    #[error("the client has cancelled the download")]
+    Cancelled,
+    #[error(transparent)]
+    Thread(#[from] JoinError),
+}
+
 impl HubPuller {
     /// Creates a puller for a server of these models. Models are fetched into `folder`, or else into
     /// the default cache.
@@ -89,7 +112,7 @@ impl Puller for HubPuller {
         pulls.spawn(async move {
             let last = match state.pull(&name, &sender).await {
                 Ok(()) => PullProgress::Done,
-                Err(err) => PullProgress::Failed { reason: crate::error::text(&err) },
+                Err(err) => PullProgress::Failed { reason: error::text(&err) },
             };
             // The client may be gone.
             sender.send(last).await.ok();
@@ -107,9 +130,9 @@ impl Puller for HubPuller {
 }
 
 impl PullerState {
-    async fn pull(&self, name: &str, progress: &Sender<PullProgress>) -> anyhow::Result<()> {
+    async fn pull(&self, name: &str, progress: &Sender<PullProgress>) -> Result<(), HubPullError> {
         let wanted: ModelRef =
-            name.parse().with_context(|| format!("{name} is no name of a model on the hub"))?;
+            name.parse().map_err(|source| HubPullError::Name { name: name.to_owned(), source })?;
         let (repo, revision) = (wanted.repo.clone(), wanted.revision.clone().unwrap_or_default());
         let destination = match &self.folder {
             None => self.context.pull_destination(&repo)?,
@@ -134,18 +157,16 @@ impl PullerState {
     }
 
     /// Adds a model that was fetched to the server's list.
-    fn add(&self, wanted: &ModelRef, pulled: &Pulled) -> anyhow::Result<()> {
+    fn add(&self, wanted: &ModelRef, pulled: &Pulled) -> Result<(), HubPullError> {
         let dir = std::fs::canonicalize(pulled.dir())?;
         let id = wanted.repo.as_str();
         // A model that is already served under this name stays unchanged.
         if self.models.is_known(id) {
             return Ok(());
         }
-        let is_added = self.registry.add(ServedModel::of_folder(id.to_owned(), dir.clone()));
-        ensure!(
-            is_added,
-            "the model was downloaded, but this server already offers the maximum number of models"
-        );
+        if !self.registry.add(ServedModel::of_folder(id.to_owned(), dir.clone())) {
+            return Err(HubPullError::TooMany);
+        }
         self.models.add(id, details(&dir));
         Ok(())
     }
@@ -174,7 +195,7 @@ impl PullerState {
 }
 
 /// Fetches the model and reports its progress, until it is complete or the client is gone.
-async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Result<Pulled> {
+async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> Result<Pulled, HubPullError> {
     say(progress, "pulling manifest", None);
     let underway = Underway(Arc::clone(&pull));
     let mut work = tokio::task::spawn_blocking(move || pull.run());
@@ -185,9 +206,9 @@ async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> anyhow::Re
         tokio::select! {
             pulled = &mut work => {
                 report(&underway.0, &mut reported, progress);
-                return pulled?;
+                return Ok(pulled??);
             }
-            () = progress.closed() => bail!("the client has cancelled the download"),
+            () = progress.closed() => return Err(HubPullError::Cancelled),
             _ = looks.tick() => report(&underway.0, &mut reported, progress),
         }
     }

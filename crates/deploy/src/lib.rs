@@ -35,4 +35,5 @@ pub use cluster::{Cluster, ClusterOptions};
 pub use config::{HostsConfig, MemoryBudget, PortRange, RankConfig, ReachConfig};
 pub use content::content_of_dir;
 pub use context::{LocalContext, Observer};
+pub use error::DeployError;
 pub use server::{Deployment, RunningServer};

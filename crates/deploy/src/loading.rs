@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::ensure;
 use jackalope_engine::SamplingOptions;
 use jackalope_fleet::agent::Agent;
 use jackalope_fleet::facts;
@@ -18,6 +17,7 @@ use jackalope_server::{
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::config::{Beside, MemoryBudget, RankConfig};
 use crate::context::LocalContext;
+use crate::error::{self, DeployError};
 use crate::machines;
 use crate::machines::placer::{IDLE, RankMachine, idle_split, links};
 use crate::registry::ModelRegistry;
@@ -64,12 +64,11 @@ impl ClusterLoader {
         ranks: &RankConfig,
         budget: &[MemoryBudget],
         context: &LocalContext,
-    ) -> anyhow::Result<ClusterLoader> {
+    ) -> Result<ClusterLoader, DeployError> {
         let is_shared = models.is_several() || !budget.is_empty();
-        ensure!(
-            !(is_shared && ranks.hosts.by_hand),
-            "`--by-hand` serves one model\nhint: leave it out: agents start the ranks of each model"
-        );
+        if is_shared && ranks.hosts.by_hand {
+            return Err(DeployError::ByHand);
+        }
         let memory = match (is_shared, &ranks.hosts.hosts) {
             (false, _) => None,
             (true, None) => Some(SharedMemory::here(ranks, budget)?),
@@ -110,12 +109,12 @@ impl ModelLoader for ClusterLoader {
         let (memory, ranks) = (self.memory.clone(), self.ranks(&model));
         let dir = model.located.dir.clone();
         let counting = move || match memory {
-            None => anyhow::Ok(MachineBytes::default()),
+            None => Ok(MachineBytes::default()),
             Some(memory) => Ok(memory.machines(&memory.needs(&dir, &ranks)?)),
         };
         Box::pin(async {
             let counted = tokio::task::spawn_blocking(counting).await;
-            counted.map_err(anyhow::Error::from).flatten().map_err(|err| load_error(&err))
+            counted.map_err(DeployError::from).flatten().map_err(|err| load_error(&err))
         })
     }
 
@@ -127,7 +126,7 @@ impl ModelLoader for ClusterLoader {
             let beside = memory.map(|memory| {
                 let needs = memory.needs(&model.located.dir, &ranks)?;
                 let kv_bytes = needs.iter().map(|it| it.kv_bytes).max().unwrap_or(0);
-                anyhow::Ok(Beside { name: model.id.clone(), slot, kv_bytes })
+                Ok::<_, DeployError>(Beside { name: model.id.clone(), slot, kv_bytes })
             });
             let options = ClusterOptions {
                 beside: beside.transpose()?,
@@ -147,14 +146,14 @@ impl ModelLoader for ClusterLoader {
             };
             let ended =
                 Box::pin(async { cluster.into_end().await.map_err(|err| load_error(&err)) });
-            anyhow::Ok(StartedModel { model, ended })
+            Ok(StartedModel { model, ended })
         };
-        Box::pin(async { starting.await.map_err(|err| load_error(&err)) })
+        Box::pin(async { starting.await.map_err(|err: DeployError| load_error(&err)) })
     }
 }
 
-fn load_error(err: &anyhow::Error) -> ModelLoadError {
-    ModelLoadError { message: crate::error::text(err) }
+fn load_error(err: &DeployError) -> ModelLoadError {
+    ModelLoadError { message: error::text(err) }
 }
 
 /// Returns the sampling options: those of the file take precedence over those of the checkpoint.
@@ -171,7 +170,7 @@ fn sampling(settings: &ModelSettings, usual: &SamplingOptions) -> SamplingOption
 
 impl SharedMemory {
     /// Returns the memory of this machine alone.
-    fn here(ranks: &RankConfig, budgets: &[MemoryBudget]) -> anyhow::Result<SharedMemory> {
+    fn here(ranks: &RankConfig, budgets: &[MemoryBudget]) -> Result<SharedMemory, DeployError> {
         let facts = facts::facts_here();
         let budget = budget_of(THIS_MACHINE, budgets, facts.free_bytes)?;
         let num_ranks = u64::from(ranks.num_ranks);
@@ -188,7 +187,7 @@ impl SharedMemory {
         ranks: &RankConfig,
         budgets: &[MemoryBudget],
         context: &LocalContext,
-    ) -> anyhow::Result<SharedMemory> {
+    ) -> Result<SharedMemory, DeployError> {
         let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
         let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
         let config = machines::nodes_config(&ranks.hosts.reach, context)?;
@@ -201,13 +200,10 @@ impl SharedMemory {
                 let at = nodes.of_rank.iter().position(|&it| it == node);
                 hosts[at.expect("every machine has a rank")].name()
             };
-            for it in budgets.iter().filter_map(|it| it.host.as_ref()) {
-                let names: Vec<String> = hosts.iter().map(Host::name).collect();
-                ensure!(
-                    names.contains(it),
-                    "`--memory-budget` names {it}\nhint: there are {}",
-                    names.join(", ")
-                );
+            let known: Vec<String> = hosts.iter().map(Host::name).collect();
+            let mut named = budgets.iter().filter_map(|it| it.host.clone());
+            if let Some(host) = named.find(|it| !known.contains(it)) {
+                return Err(DeployError::BudgetHost { host, known });
             }
             let mut budget = MachineBytes::default();
             for (idx, node) in nodes.nodes.iter().enumerate() {
@@ -226,7 +222,7 @@ impl SharedMemory {
     }
 
     /// Returns the memory that each rank of a model needs.
-    fn needs(&self, model_dir: &Path, ranks: &RankConfig) -> anyhow::Result<Vec<RankNeed>> {
+    fn needs(&self, model_dir: &Path, ranks: &RankConfig) -> Result<Vec<RankNeed>, DeployError> {
         let model = PlacementModel::read(model_dir)?;
         let context = ranks.context_tokens.unwrap_or(jackalope_placement::DEFAULT_CONTEXT_TOKENS);
         let context = context.min(model.context_tokens.max(1));
@@ -271,14 +267,13 @@ fn free_bytes(agent: &Agent, facts: &NodeFacts) -> u64 {
 
 /// Returns the memory that models may take of a machine: as given by the user, or else the free
 /// memory minus a reserve.
-fn budget_of(machine: &str, budgets: &[MemoryBudget], free_bytes: u64) -> anyhow::Result<u64> {
+fn budget_of(machine: &str, budgets: &[MemoryBudget], free_bytes: u64) -> Result<u64, DeployError> {
     let of = |name: Option<&str>| budgets.iter().find(|it| it.host.as_deref() == name);
     if let Some(budget) = of(Some(machine)).or_else(|| of(None)) {
         return Ok(budget.bytes);
     }
-    ensure!(
-        0 < free_bytes,
-        "the memory of {machine} is unknown\nhint: pass `--memory-budget 48GiB`"
-    );
+    if free_bytes == 0 {
+        return Err(DeployError::UnknownMemory { machine: machine.to_owned() });
+    }
     Ok(NodeOffer::new(machine, free_bytes).usable_bytes)
 }

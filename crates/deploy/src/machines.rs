@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
 use jackalope_fleet::agent::{OnLine, Stream};
 use jackalope_fleet::facts;
 use jackalope_fleet::home::secret_of_token;
@@ -26,9 +25,10 @@ use tracing::info;
 
 use crate::config::ReachConfig;
 use crate::context::{LocalContext, Observer};
+use crate::error::{DeployError, HostsError};
 
 pub(crate) use by_hand::ByHand;
-pub use discovered::{HOW_TO_ANSWER, discover, find, take_discovered};
+pub use discovered::{discover, find, take_discovered};
 pub(crate) use launcher::{AgentLauncher, Places};
 pub(crate) use tickets::Tickets;
 
@@ -43,7 +43,7 @@ const LINGER: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// If the text is neither, or the file cannot be read.
-pub fn hostfile(text: &str) -> anyhow::Result<Hostfile> {
+pub fn hostfile(text: &str) -> Result<Hostfile, HostsError> {
     let mut hostfile = read_hostfile(text)?;
     if !hostfile.is_local() {
         let here = facts::facts_here();
@@ -64,37 +64,40 @@ fn is_this_machine(host: &Host, here: &NodeFacts) -> bool {
     !host.ssh.contains('@') && !host.ssh.is_empty() && (has_own_name || host.ips.iter().any(is_own))
 }
 
-fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
+fn read_hostfile(text: &str) -> Result<Hostfile, HostsError> {
     let path = Path::new(text);
     if path.is_file() {
-        let length = std::fs::metadata(path).map_or(0, |it| it.len());
-        if HOSTFILE_BYTES_MAX < length {
-            bail!("{text} has {length} bytes, which is too long for a hostfile");
+        let num_bytes = std::fs::metadata(path).map_or(0, |it| it.len());
+        if HOSTFILE_BYTES_MAX < num_bytes {
+            return Err(HostsError::TooLong { path: text.to_owned(), num_bytes });
         }
-        let content = std::fs::read_to_string(path).with_context(|| format!("reading {text}"))?;
+        let content = std::fs::read_to_string(path);
+        let content =
+            content.map_err(|err| HostsError::Read { path: text.to_owned(), source: err })?;
         return Ok(Hostfile::parse(&content, path)?);
     }
     let looks_like_a_file = text.contains('/') || path.extension().is_some_and(|it| it == "json");
     if looks_like_a_file {
-        bail!("there is no hostfile {text}\nhint: `jackalope hosts new` makes one");
+        return Err(HostsError::NoHostfile { path: text.to_owned() });
     }
     let host = |entry: &str| {
         let (name, ips) = entry.split_once('=').unwrap_or((entry, ""));
         if name.is_empty() {
-            bail!("`{text}` names an empty host\nhint: separate names by single commas");
+            return Err(HostsError::EmptyName { list: text.to_owned() });
         }
         let name = host_name(name)?;
-        let ips = ips
-            .split('+')
-            .filter(|ip| !ip.is_empty())
-            .map(|ip| ip.parse().with_context(|| format!("{ip:?} of `{name}` is no IP address")));
-        let mut ips = ips.collect::<anyhow::Result<Vec<IpAddr>>>()?;
+        let ip = |text: &str| {
+            let (ip, text, host) = (text.parse(), text.to_owned(), name.clone());
+            ip.map_err(|source| HostsError::Address { text, host, source })
+        };
+        let ips = ips.split('+').filter(|ip| !ip.is_empty()).map(ip);
+        let mut ips = ips.collect::<Result<Vec<IpAddr>, HostsError>>()?;
         if ips.is_empty() {
             ips.extend(name.parse::<IpAddr>());
         }
         Ok(Host { ssh: name, ips, ..Host::default() })
     };
-    let hosts = text.split(',').map(str::trim).map(host).collect::<anyhow::Result<_>>()?;
+    let hosts = text.split(',').map(str::trim).map(host).collect::<Result<_, HostsError>>()?;
     Ok(Hostfile { hosts, ..Hostfile::default() })
 }
 
@@ -102,10 +105,8 @@ fn read_hostfile(text: &str) -> anyhow::Result<Hostfile> {
 ///
 /// # Errors
 /// If no machine can have this name or address.
-pub fn host_name(name: &str) -> anyhow::Result<String> {
-    ssh_name(name).map_err(|fault| {
-        anyhow!("{fault}\nhint: write what you type after `ssh`: `mac2`, `user@10.0.0.2`")
-    })
+pub fn host_name(name: &str) -> Result<String, HostsError> {
+    ssh_name(name).map_err(HostsError::Name)
 }
 
 /// Returns the credentials that this machine presents to agents. It trusts the holders of the token
@@ -113,7 +114,10 @@ pub fn host_name(name: &str) -> anyhow::Result<String> {
 ///
 /// # Errors
 /// If the token is invalid, or this machine's secret or key cannot be read.
-pub fn credentials(token: Option<&str>, context: &LocalContext) -> anyhow::Result<Credentials> {
+pub fn credentials(
+    token: Option<&str>,
+    context: &LocalContext,
+) -> Result<Credentials, DeployError> {
     let home = context.home()?;
     let identity = home.identity()?;
     Ok(match token {
@@ -132,9 +136,12 @@ pub fn credentials(token: Option<&str>, context: &LocalContext) -> anyhow::Resul
 ///
 /// # Errors
 /// If the programs of this version are not found, and as in [`credentials`].
-pub fn nodes_config(reach: &ReachConfig, context: &LocalContext) -> anyhow::Result<NodesConfig> {
+pub fn nodes_config(
+    reach: &ReachConfig,
+    context: &LocalContext,
+) -> Result<NodesConfig, DeployError> {
     let shell: Arc<dyn Shell> = Arc::new(SystemShell::new(reach.ssh.clone()));
-    let program: PathBuf = nodes::own_program().context("finding this program")?;
+    let program: PathBuf = nodes::own_program().map_err(DeployError::OwnProgram)?;
     let ours = credentials(reach.token.as_deref(), context)?;
     let agent_port = reach.agent_port;
     let bootstrap = if reach.bootstraps {
@@ -154,7 +161,7 @@ pub async fn bring_up(
     config: NodesConfig,
     observer: &Arc<dyn Observer>,
     on_line: impl Fn(&str) -> OnLine + Send + Sync + 'static,
-) -> anyhow::Result<Nodes> {
+) -> Result<Nodes, DeployError> {
     let observer = Arc::clone(observer);
     let work = move || {
         nodes::bring_up(&hosts, &config, &on_line, &|text| {

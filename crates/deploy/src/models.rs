@@ -3,20 +3,15 @@
 mod member;
 mod sources;
 
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
 use jackalope_store::{Check, ModelRef, Stores};
 
 pub use member::{Member, library_of};
 pub(crate) use sources::{ModelMachines, ModelPlace, places};
 
 use crate::context::LocalContext;
-
-/// Hint for a model that this version cannot load.
-pub const UNSUPPORTED_HINT: &str = "choose a model of one of these kinds, convert this one with mlx_lm.convert, or take a version of \
-     jackalope that loads it";
+use crate::error::LocateError;
 
 /// A model's directory and name.
 #[derive(Clone, Debug)]
@@ -31,66 +26,56 @@ pub struct Located {
 
 /// Returns the model that `--model` means: a directory, or the name of a complete model on this
 /// machine. Never uses the network.
-pub fn locate(model: &Path, context: &LocalContext) -> anyhow::Result<Located> {
+///
+/// # Errors
+/// If there is no such model, or it is incomplete.
+pub fn locate(model: &Path, context: &LocalContext) -> Result<Located, LocateError> {
     let located = find(model, &context.stores())?;
     if model.is_dir() {
         return Ok(located);
     }
-    let problems = Check::of_dir(&located.dir).problems;
-    let Some(first) = problems.first() else { return Ok(located) };
-    bail!(
-        "{} is incomplete: {first}{}\nhint: jackalope pull {}",
-        located.name,
-        and_more(problems.len() - 1),
-        model.display()
-    )
+    let mut problems = Check::of_dir(&located.dir).problems.into_iter();
+    let Some(first) = problems.next().map(Box::new) else { return Ok(located) };
+    let (name, num_more, path) = (located.name, problems.len(), model.to_owned());
+    Err(LocateError::Incomplete { name, first, num_more, path })
 }
 
 /// Like [`locate`], for a model that is to be loaded.
 ///
 /// # Errors
 /// As in [`locate`], and if this version cannot load the model.
-pub fn locate_loadable(model: &Path, context: &LocalContext) -> anyhow::Result<Located> {
+pub fn locate_loadable(model: &Path, context: &LocalContext) -> Result<Located, LocateError> {
     let located = locate(model, context)?;
-    let reason = Check::unsupported(&located.dir);
-    refuse(located, reason)
-}
-
-fn refuse(located: Located, reason: Option<impl Display>) -> anyhow::Result<Located> {
-    match reason {
+    match Check::unsupported(&located.dir) {
         None => Ok(located),
-        Some(reason) => bail!("{}: {reason}\nhint: {UNSUPPORTED_HINT}", located.name),
+        Some(source) => {
+            let (name, source) = (located.name, Box::new(source));
+            Err(LocateError::Unsupported { name, source })
+        }
     }
 }
 
 /// Returns the directory itself, or the model of this name in the stores.
-pub fn find(model: &Path, stores: &Stores) -> anyhow::Result<Located> {
+///
+/// # Errors
+/// If there is no such model.
+pub fn find(model: &Path, stores: &Stores) -> Result<Located, LocateError> {
     if model.is_dir() {
-        let dir = std::fs::canonicalize(model)?;
-        let own_name = || {
-            let name = dir.file_name().context("the model's directory has no name")?;
-            anyhow::Ok(name.to_string_lossy().into_owned())
-        };
-        let name = stores.owner(&dir).map_or_else(own_name, |found| Ok(found.name))?;
+        let dir = std::fs::canonicalize(model)
+            .map_err(|source| LocateError::Read { path: model.to_owned(), source })?;
+        let own_name = || Some(dir.file_name()?.to_string_lossy().into_owned());
+        let name = stores.owner(&dir).map(|found| found.name).or_else(own_name);
+        let name = name.ok_or(LocateError::NoName)?;
         return Ok(Located { dir, name, by_name: false });
     }
     let Some(wanted) = reference(model) else {
-        bail!(
-            "no checkpoint at {}\nhint: give a directory, or ORG/NAME of a model on this machine \
-             (`jackalope models ls`)",
-            model.display()
-        )
+        return Err(LocateError::NoCheckpoint { path: model.to_owned() });
     };
-    let found = stores.resolve(&wanted).context("no such directory")?;
+    let found = stores.resolve(&wanted)?;
     Ok(Located { dir: found.dir, name: found.name, by_name: true })
 }
 
 /// Parses the name of a model; `None` if it can only be a path.
 pub fn reference(model: &Path) -> Option<ModelRef> {
     model.to_str().filter(|text| !text.starts_with(['/', '.', '~']))?.parse().ok()
-}
-
-/// Returns words for further items of a list; empty if there are none.
-pub fn and_more(num_more: usize) -> String {
-    if num_more == 0 { String::new() } else { format!(", and {num_more} more") }
 }

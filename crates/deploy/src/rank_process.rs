@@ -3,21 +3,17 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-use anyhow::Context;
-use jackalope_fleet::local::find_rank_program;
+use jackalope_fleet::local::{LocalError, find_rank_program};
 use jackalope_fleet::process::Spawn;
 use jackalope_protocol::Secret;
 
 use crate::config::PortRange;
 use crate::context::LocalContext;
+use crate::error::DeployError;
 
 /// Returns the secret that this machine shares with the coordinator.
-pub fn known_secret(context: &LocalContext) -> anyhow::Result<Secret> {
-    context.home()?.known_secret()?.context(
-        "this machine has no secret of the cluster\n\
-         hint: `jackalope bootstrap` copies it, or copy ~/.jackalope/secret of the machine that \
-         serves (chmod 600)",
-    )
+pub fn known_secret(context: &LocalContext) -> Result<Secret, DeployError> {
+    context.home()?.known_secret()?.ok_or(DeployError::NoSecret)
 }
 
 /// Derives the ticket of a rank that is started by hand from the cluster's secret, which people
@@ -52,7 +48,7 @@ pub fn spawn(
     data: &DataPlane,
     ticket: &Secret,
     env: &[(String, String)],
-) -> anyhow::Result<Spawn> {
+) -> Result<Spawn, LocalError> {
     let mut spawn = Spawn::new(find_rank_program()?, format!("rank {}", looking.rank));
     let RankToStart { rank, control, wait } = looking;
     let (rank, control, wait) = (rank.to_string(), control.to_string(), wait.to_string());
@@ -68,7 +64,11 @@ pub fn spawn(
 }
 
 /// Resolves `HOST:PORT` to an address.
-pub fn address(host: &str) -> anyhow::Result<SocketAddr> {
-    let found = host.to_socket_addrs().with_context(|| format!("looking up {host}"))?.next();
-    found.with_context(|| format!("{host} has no address"))
+pub fn address(host: &str) -> Result<SocketAddr, DeployError> {
+    match host.to_socket_addrs() {
+        Err(source) => Err(DeployError::Lookup { host: host.to_owned(), source }),
+        Ok(mut found) => {
+            found.next().ok_or_else(|| DeployError::NoAddress { host: host.to_owned() })
+        }
+    }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::served_models::{MODELS_MAX, ServedModel};
+use crate::error::MODELS_MAX;
+use crate::served_models::ServedModel;
 
 /// The models that can be started; models can be added and removed. Each keeps its position,
 /// because ports follow from it.

@@ -1,5 +1,6 @@
 //! Serves a cluster's model over HTTP.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
@@ -30,7 +31,10 @@ pub struct HttpServer {
 
 impl HttpServer {
     /// Starts a server on `listener`, which also answers while the ranks are loading.
-    pub fn start(listener: TcpListener, state: ServerState) -> anyhow::Result<HttpServer> {
+    ///
+    /// # Errors
+    /// If the listener has no address.
+    pub fn start(listener: TcpListener, state: ServerState) -> io::Result<HttpServer> {
         HttpServer::start_with(listener, |listener, stopped| {
             jackalope_server::serve(listener, state, stopped)
         })
@@ -38,10 +42,13 @@ impl HttpServer {
 
     /// Starts a server of another protocol: `serve` serves on `listener` until the future it is
     /// given completes.
+    ///
+    /// # Errors
+    /// If the listener has no address.
     pub fn start_with<F>(
         listener: TcpListener,
         serve: impl FnOnce(TcpListener, StopSignal) -> F,
-    ) -> anyhow::Result<HttpServer>
+    ) -> io::Result<HttpServer>
     where
         F: Future<Output = ()> + Send + 'static,
     {

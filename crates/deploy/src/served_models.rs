@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
 use jackalope_server::KnownModel;
 use jackalope_store::{Check, Place, PlaceKind, Stores};
 use jackalope_text::{ReasoningFormat, ToolFormat};
@@ -12,14 +11,12 @@ use serde::Deserialize;
 
 use crate::config::RankConfig;
 use crate::context::{LocalContext, Observer};
+use crate::error::{MODELS_MAX, ServedModelsError};
 use crate::models::{self, Located};
 use crate::served::details;
 
 /// Maximum size of a file of models.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-
-/// Maximum number of models of one server.
-pub const MODELS_MAX: usize = 1024;
 
 /// Which models a server offers.
 #[derive(Clone, Debug, Default)]
@@ -139,7 +136,10 @@ impl ServedModels {
     ///
     /// # Errors
     /// If a model does not exist, or two have the same name.
-    pub fn of(config: &ServedModelsConfig, context: &LocalContext) -> anyhow::Result<ServedModels> {
+    pub fn of(
+        config: &ServedModelsConfig,
+        context: &LocalContext,
+    ) -> Result<ServedModels, ServedModelsError> {
         let file = config.models_config.as_deref().map(ModelsFile::read).transpose()?;
         let file = file.unwrap_or_default();
         let (mut models, mut models_dir) = (Vec::new(), None);
@@ -162,14 +162,10 @@ impl ServedModels {
             add_folder(&place, &mut models, &*context.observer)?;
             models_dir = Some(place);
         }
-        let Some(first) = models.first() else {
-            bail!("there is no model to serve\nhint: fetch one with `jackalope pull`")
-        };
-        ensure!(
-            models.len() <= MODELS_MAX,
-            "{} models are more than a server takes, {MODELS_MAX}\nhint: name fewer",
-            models.len()
-        );
+        let first = models.first().ok_or(ServedModelsError::None)?;
+        if MODELS_MAX < models.len() {
+            return Err(ServedModelsError::TooMany { num_models: models.len() });
+        }
         let default = config.default.clone().or(file.default).unwrap_or_else(|| first.id.clone());
         let of_file = || time(file.idle_unload.as_deref());
         let idle_unload = config.idle_unload.map_or_else(of_file, |it| Ok(Some(it)))?;
@@ -179,7 +175,7 @@ impl ServedModels {
     }
 
     /// Adds the names from the command line, and checks that each name means one model.
-    fn name(&mut self, config: &ServedModelsConfig) -> anyhow::Result<()> {
+    fn name(&mut self, config: &ServedModelsConfig) -> Result<(), ServedModelsError> {
         for it in &config.aliases {
             self.model(&it.model, "--alias")?.settings.aliases.push(it.alias.clone());
         }
@@ -191,27 +187,24 @@ impl ServedModels {
         let mut names = HashSet::new();
         for model in &self.models {
             for name in std::iter::once(&model.id).chain(&model.settings.aliases) {
-                ensure!(
-                    names.insert(name.as_str()),
-                    "two models are called {name}\nhint: rename one with `--model-id`, or \
-                     `id` in a file of `--models-config`"
-                );
+                if !names.insert(name.as_str()) {
+                    return Err(ServedModelsError::SameName { name: name.clone() });
+                }
             }
         }
         Ok(())
     }
 
-    fn model(&mut self, name: &str, flag: &str) -> anyhow::Result<&mut ServedModel> {
+    fn model(
+        &mut self,
+        name: &str,
+        flag: &'static str,
+    ) -> Result<&mut ServedModel, ServedModelsError> {
         let answers =
             |it: &ServedModel| it.id == name || it.settings.aliases.iter().any(|it| it == name);
-        let ids: Vec<String> = self.models.iter().map(|it| it.id.clone()).collect();
+        let known: Vec<String> = self.models.iter().map(|it| it.id.clone()).collect();
         let found = self.models.iter_mut().find(|it| answers(it));
-        found.with_context(|| {
-            format!(
-                "`{flag}` names {name}, which is no model of this server\nhint: there are {}",
-                ids.join(", ")
-            )
-        })
+        found.ok_or_else(|| ServedModelsError::Unknown { flag, name: name.to_owned(), known })
     }
 
     /// Fills in the defaults for everything that the models' own settings leave open.
@@ -235,7 +228,7 @@ impl ServedModels {
     ///
     /// # Errors
     /// If a time in their settings is malformed.
-    pub fn known(&self) -> anyhow::Result<Vec<KnownModel>> {
+    pub fn known(&self) -> Result<Vec<KnownModel>, ServedModelsError> {
         let known = |it: &ServedModel| {
             Ok(KnownModel {
                 aliases: it.settings.aliases.clone(),
@@ -263,7 +256,10 @@ impl ServedModel {
         ServedModel { id: name, located, settings: ModelSettings::default(), ranks: None }
     }
 
-    fn of_file(settings: ModelSettings, context: &LocalContext) -> anyhow::Result<ServedModel> {
+    fn of_file(
+        settings: ModelSettings,
+        context: &LocalContext,
+    ) -> Result<ServedModel, ServedModelsError> {
         time(settings.idle_unload.as_deref())?;
         settings.tool_parser.as_deref().map(|it| ToolFormat::chosen(it, None)).transpose()?;
         let reasoning = settings.reasoning_parser.as_deref();
@@ -275,24 +271,21 @@ impl ServedModel {
 }
 
 impl ModelsFile {
-    fn read(path: &Path) -> anyhow::Result<ModelsFile> {
-        let reading = || format!("reading {}", path.display());
-        let length = std::fs::metadata(path).with_context(reading)?.len();
-        ensure!(
-            length <= CONFIG_BYTES_MAX,
-            "{} has {length} bytes, which is too long for a file of models",
-            path.display()
-        );
-        let text = std::fs::read_to_string(path).with_context(reading)?;
-        let mut file: ModelsFile = serde_json::from_str(&text).with_context(reading)?;
+    fn read(path: &Path) -> Result<ModelsFile, ServedModelsError> {
+        let reading = |source| ServedModelsError::Read { path: path.to_owned(), source };
+        let num_bytes = std::fs::metadata(path).map_err(reading)?.len();
+        if CONFIG_BYTES_MAX < num_bytes {
+            return Err(ServedModelsError::TooLong { path: path.to_owned(), num_bytes });
+        }
+        let text = std::fs::read_to_string(path).map_err(reading)?;
+        let mut file: ModelsFile = serde_json::from_str(&text)
+            .map_err(|source| ServedModelsError::Malformed { path: path.to_owned(), source })?;
         // A path is relative to the file, a name is searched in the directories of models.
         let folder = path.parent().unwrap_or(Path::new(""));
-        for (at, model) in file.models.iter_mut().enumerate() {
-            ensure!(
-                !model.path.as_os_str().is_empty(),
-                "{}: models[{at}] has no `path`\nhint: name its directory, or ORG/NAME",
-                path.display()
-            );
+        for (idx, model) in file.models.iter_mut().enumerate() {
+            if model.path.as_os_str().is_empty() {
+                return Err(ServedModelsError::NoPath { path: path.to_owned(), idx });
+            }
             let beside = folder.join(&model.path);
             if beside.is_dir() {
                 model.path = beside;
@@ -319,16 +312,18 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a time such as 90s, 10m or 2h".to_owned())
 }
 
-fn time(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
-    let parse = |text| {
-        parse_time(text).map_err(|reason| anyhow::anyhow!("`idle_unload` is `{text}`: {reason}"))
+fn time(text: Option<&str>) -> Result<Option<Duration>, ServedModelsError> {
+    let parse = |text: &str| {
+        let refused = |reason| ServedModelsError::Time { text: text.to_owned(), reason };
+        parse_time(text).map_err(refused)
     };
     text.map(parse).transpose()
 }
 
 /// Returns a directory of models, with its layout.
-fn folder(dir: &Path) -> anyhow::Result<Place> {
-    let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
+fn folder(dir: &Path) -> Result<Place, ServedModelsError> {
+    let entries = std::fs::read_dir(dir)
+        .map_err(|source| ServedModelsError::Read { path: dir.to_owned(), source })?;
     let is_of_hub = |name: &str| name.starts_with("models--");
     let mut names = entries.flatten().map(|it| it.file_name());
     let is_hub = names.any(|name| name.to_str().is_some_and(is_of_hub));
@@ -341,7 +336,7 @@ fn add_folder(
     place: &Place,
     models: &mut Vec<ServedModel>,
     observer: &dyn Observer,
-) -> anyhow::Result<()> {
+) -> Result<(), ServedModelsError> {
     let mut found = Stores::new([place.clone()]).list()?;
     found.sort_by(|a, b| a.name.cmp(&b.name));
     for model in found {

@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
 use jackalope_engine::Status;
 use jackalope_server::{Models, ModelsConfig, Reporting, ServerConfig, ServerState, ShutdownMode};
 use tokio::net::TcpListener;
@@ -13,6 +12,7 @@ use tokio::net::TcpListener;
 use crate::cluster::READY_POLL;
 use crate::config::{MemoryBudget, RankConfig};
 use crate::context::LocalContext;
+use crate::error::DeployError;
 use crate::hub_puller::HubPuller;
 use crate::loading::ClusterLoader;
 use crate::served::HttpServer;
@@ -61,7 +61,7 @@ impl Deployment {
         self,
         listener: TcpListener,
         context: &LocalContext,
-    ) -> anyhow::Result<RunningServer> {
+    ) -> Result<RunningServer, DeployError> {
         let Deployment { models: offered, ranks, memory_budgets, load_on_demand, .. } = self;
         let loader = ClusterLoader::new(&offered, &ranks, &memory_budgets, context).await?;
         let config = ModelsConfig {
@@ -105,7 +105,7 @@ impl RunningServer {
     ///
     /// # Errors
     /// The reason why the model cannot be loaded.
-    pub async fn ready(&self, on_status: impl Fn(&Status)) -> anyhow::Result<Status> {
+    pub async fn ready(&self, on_status: impl Fn(&Status)) -> Result<Status, DeployError> {
         let id = &self.offered.default;
         let showing = async {
             loop {
@@ -119,7 +119,7 @@ impl RunningServer {
             loaded = self.models.load(id) => loaded,
             () = showing => unreachable!("it goes on for ever"),
         };
-        Ok(loaded.map_err(|err| anyhow::anyhow!(err.message))?.status())
+        Ok(loaded?.status())
     }
 
     /// Loads the pinned models. A server of one model ends with its engine, so that its supervisor
@@ -127,7 +127,7 @@ impl RunningServer {
     ///
     /// # Errors
     /// The reason why the engine of a single model has ended.
-    pub async fn look_after(&self) -> anyhow::Result<()> {
+    pub async fn look_after(&self) -> Result<(), DeployError> {
         for id in self.offered.at_start().iter().skip(1) {
             if let Err(err) = self.models.load(id).await {
                 tracing::warn!(id, %err, "a pinned model is not loaded");
@@ -136,7 +136,7 @@ impl RunningServer {
         if self.offered.is_several() {
             return std::future::pending().await;
         }
-        bail!("{}", self.models.ended(&self.offered.default).await.message)
+        Err(self.models.ended(&self.offered.default).await.into())
     }
 
     /// Stops everything that was started, and `others`, within [`STOP_MAX`]. Streams end with their

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
 use jackalope_placement::{LinkKind, Links, NodeOffer, PlacementModel, SplitKind, Wishes, place};
 use jackalope_protocol::Backend;
-use jackalope_protocol::counted;
 use jackalope_protocol::split::{Shares, Split, stages};
+
+use crate::error::SplitError;
 
 /// Constraints on the split of a model over ranks.
 #[derive(Clone, Debug, Default)]
@@ -25,15 +25,14 @@ pub struct SplitConstraints {
 ///
 /// # Errors
 /// If a pipeline was requested that the transport cannot carry.
-pub fn kind_over(backend: Backend, asked: Option<SplitKind>) -> anyhow::Result<Option<SplitKind>> {
+pub fn kind_over(
+    backend: Backend,
+    asked: Option<SplitKind>,
+) -> Result<Option<SplitKind>, SplitError> {
     match (backend.no_pipeline(), asked) {
         (None, asked) => Ok(asked),
         (Some(_), None | Some(SplitKind::Tensor)) => Ok(Some(SplitKind::Tensor)),
-        (Some(reason), Some(SplitKind::Pipeline)) => bail!(
-            "a pipeline cannot use {}, which {reason}\n\
-             hint: pass `--backend tcp`, or `--split tensor`",
-            backend.name()
-        ),
+        (Some(reason), Some(SplitKind::Pipeline)) => Err(SplitError::Pipeline { backend, reason }),
     }
 }
 
@@ -42,7 +41,7 @@ impl SplitConstraints {
     ///
     /// # Errors
     /// If a pipeline is required that the transport cannot carry.
-    pub fn kind_over(&self, backend: Backend) -> anyhow::Result<Option<SplitKind>> {
+    pub fn kind_over(&self, backend: Backend) -> Result<Option<SplitKind>, SplitError> {
         kind_over(backend, self.required_kind())
     }
 
@@ -65,49 +64,39 @@ impl SplitConstraints {
         model_dir: &Path,
         num_ranks: usize,
         backend: Backend,
-    ) -> anyhow::Result<Option<Split>> {
+    ) -> Result<Option<Split>, SplitError> {
         self.kind_over(backend)?;
         let (numbers, flag) = match (self.shares.is_empty(), self.layers.is_empty()) {
             (true, true) => return Ok(None),
             (false, _) => (&self.shares, "--share"),
             (true, false) => (&self.layers, "--layers"),
         };
-        ensure!(
-            self.kind.is_none_or(|kind| Some(kind) == self.required_kind()),
-            "`{flag}` cannot be combined with `--split {}`\nhint: leave one of them out",
-            self.kind.map_or("", SplitKind::name)
-        );
-        ensure!(
-            numbers.len() == num_ranks,
-            "`{flag}` has {} for {}\nhint: give one number for each rank",
-            counted(numbers.len(), "number"),
-            counted(num_ranks, "rank")
-        );
-        ensure!(
-            numbers.iter().all(|&number| 0 < number),
-            "`{flag}` has a zero\nhint: give each rank a positive number, or use fewer ranks"
-        );
+        if let Some(kind) = self.kind.filter(|kind| Some(*kind) != self.required_kind()) {
+            return Err(SplitError::Kind { flag, kind });
+        }
+        if numbers.len() != num_ranks {
+            return Err(SplitError::NumRanks { flag, num_numbers: numbers.len(), num_ranks });
+        }
+        if numbers.contains(&0) {
+            return Err(SplitError::Zero { flag });
+        }
         if flag == "--share" {
             return Ok(Some(Split::Tensor(numbers.clone())));
         }
         let model = PlacementModel::read(model_dir)?;
         let num_layers = model.num_layers();
-        ensure!(
-            stages(numbers, num_layers).is_some(),
-            "`--layers` adds up to {}, the model has {num_layers}\n\
-             hint: give numbers that add up to {num_layers}",
-            counted(numbers.iter().map(|&number| u64::from(number)).sum::<u64>(), "layer")
-        );
+        if stages(numbers, num_layers).is_none() {
+            let sum = numbers.iter().map(|&number| u64::from(number)).sum();
+            return Err(SplitError::NumLayers { sum, num_layers });
+        }
         let split = Split::Pipeline(numbers.clone());
         // The last layers of some models read the caches of earlier ones.
         let can_begin = |layer_idx: &usize| model.layout.can_begin_stage(*layer_idx);
-        let together = num_layers - (0..num_layers).rev().find(can_begin).unwrap_or(0);
-        ensure!(
-            model.layout.shards(&split).is_some(),
-            "`--layers` separates layers from those whose keys and values they read\n\
-             hint: give the last {together} layers to rank 0"
-        );
-        Ok(Some(split))
+        let num_together = num_layers - (0..num_layers).rev().find(can_begin).unwrap_or(0);
+        match model.layout.shards(&split) {
+            Some(_) => Ok(Some(split)),
+            None => Err(SplitError::SharedCaches { num_together }),
+        }
     }
 
     /// Returns the split that the numbers give, or equal parts.
@@ -119,7 +108,7 @@ impl SplitConstraints {
         model_dir: &Path,
         num_ranks: usize,
         backend: Backend,
-    ) -> anyhow::Result<Split> {
+    ) -> Result<Split, SplitError> {
         match self.given(model_dir, num_ranks, backend)? {
             Some(split) => Ok(split),
             None if self.required_kind() == Some(SplitKind::Pipeline) && 1 < num_ranks => {
@@ -131,14 +120,13 @@ impl SplitConstraints {
 }
 
 /// Returns stages of about the same size.
-fn even_stages(model: &PlacementModel, num_ranks: usize) -> anyhow::Result<Split> {
+fn even_stages(model: &PlacementModel, num_ranks: usize) -> Result<Split, SplitError> {
     let offer = |rank: usize| NodeOffer::new(rank.to_string(), u64::MAX);
     let offers: Vec<NodeOffer> = (0..num_ranks).map(offer).collect();
     let links = Links::usual(num_ranks, LinkKind::Loopback);
     let split = Some(SplitKind::Pipeline);
     let wishes = Wishes { num_machines: Some(num_ranks), split, ..Wishes::default() };
-    let placement = place(model, &offers, &links, wishes).context("cutting the model")?;
-    Ok(placement.split)
+    Ok(place(model, &offers, &links, wishes)?.split)
 }
 
 /// Returns the split for some of the ranks for which a split was given: the numbers keep their

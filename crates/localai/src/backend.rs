@@ -1,11 +1,12 @@
 //! LocalAI's backend `mlx-distributed`: coordinator and rank 0 of the models that LocalAI names.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use jackalope_deploy::loading::ClusterLoader;
 use jackalope_deploy::served::HttpServer;
-use jackalope_deploy::{LocalContext, RankConfig};
+use jackalope_deploy::{DeployError, LocalContext, RankConfig};
 use jackalope_server::{ServerConfig, ServerState};
 use jackalope_serving::models::{Models, ModelsConfig, ShutdownMode};
 use tokio::net::TcpListener;
@@ -26,12 +27,15 @@ pub struct RunningBackend {
 
 impl RunningBackend {
     /// Starts a backend that serves gRPC on `listener`.
+    ///
+    /// # Errors
+    /// If this machine has no secret, or the listener no address.
     pub fn start(
         listener: TcpListener,
         config: WorkerConfig,
         server: ServerConfig,
         local: &LocalContext,
-    ) -> anyhow::Result<RunningBackend> {
+    ) -> Result<RunningBackend, DeployError> {
         if config.hostfile.is_some() {
             // The other ranks need the secret before there is a model.
             local.home()?.secret()?;
@@ -53,6 +57,9 @@ impl RunningBackend {
 }
 
 /// Starts to serve gRPC on `listener`.
-pub fn start(listener: TcpListener, localai: LocalAi) -> anyhow::Result<HttpServer> {
+///
+/// # Errors
+/// If the listener has no address.
+pub fn start(listener: TcpListener, localai: LocalAi) -> io::Result<HttpServer> {
     HttpServer::start_with(listener, |listener, stopped| serve(listener, localai, stopped))
 }

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 
-use anyhow::Context;
 use jackalope_deploy::config::CONTROL_PORT;
 use jackalope_deploy::{PortRange, machines};
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_protocol::Backend;
+
+use crate::error::LocalAiError;
 
 /// How the ranks of a model find each other and communicate.
 #[derive(Clone, Debug)]
@@ -24,12 +25,14 @@ pub struct WorkerConfig {
 }
 
 /// Parses LocalAI's name of a transport.
-pub fn parse_backend(word: &str) -> anyhow::Result<Backend> {
+///
+/// # Errors
+/// [`LocalAiError::Backend`].
+pub fn parse_backend(word: &str) -> Result<Backend, LocalAiError> {
     let known = [("ring", Backend::Tcp), ("jaccl", Backend::Jaccl)];
     let found = known.iter().find(|(name, _)| name.eq_ignore_ascii_case(word));
-    let (_, backend) =
-        found.with_context(|| format!("the backend {word} is not known\nhint: ring or jaccl"))?;
-    Ok(*backend)
+    let refused = || LocalAiError::Backend { word: word.to_owned() };
+    found.map(|(_, backend)| *backend).ok_or_else(refused)
 }
 
 /// Machines of a cluster, and the address of its coordinator.
@@ -48,9 +51,9 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Reads the hostfile. With TCP, rank 0 listens where the file says. With JACCL, that address
     /// belongs to JACCL, and the coordinator's machine is rank 0's.
-    pub(crate) fn read(path: &str, config: &WorkerConfig) -> anyhow::Result<Cluster> {
+    pub(crate) fn read(path: &str, config: &WorkerConfig) -> Result<Cluster, LocalAiError> {
         let hostfile = machines::hostfile(path)?;
-        let first = hostfile.hosts.first().context("the hostfile names no host")?;
+        let first = hostfile.hosts.first().ok_or(LocalAiError::NoHost)?;
         let listen = first.listen.first();
         let host = match (&config.coordinator, listen, first.ips.first()) {
             (Some(coordinator), ..) => host_of(coordinator).to_owned(),

@@ -16,6 +16,7 @@
 
 mod backend;
 mod cluster;
+mod error;
 mod format;
 mod frames;
 mod loads;
@@ -32,6 +33,7 @@ mod tokens;
 
 pub use backend::{RunningBackend, start};
 pub use cluster::{WorkerConfig, parse_backend};
+pub use error::LocalAiError;
 pub use opener::{ModelOpener, ModelOrder};
 pub use rank_loop::run_rank;
 pub use service::{router, serve};

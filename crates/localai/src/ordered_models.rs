@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use anyhow::ensure;
 use jackalope_deploy::models::locate_loadable;
 use jackalope_deploy::registry::ModelRegistry;
 use jackalope_deploy::served::details;
@@ -12,6 +11,7 @@ use jackalope_protocol::Backend;
 use jackalope_serving::models::{LoadFuture, ModelLoadError, Models};
 
 use crate::cluster::{Cluster, WorkerConfig, parse_backend};
+use crate::error::LocalAiError;
 use crate::opener::{ModelOpener, ModelOrder};
 
 /// Opens models by LocalAI's names, each with the machines that its options name.
@@ -25,7 +25,7 @@ pub(crate) struct OrderedModels {
 }
 
 impl OrderedModels {
-    fn make_known(&self, order: &ModelOrder) -> anyhow::Result<String> {
+    fn make_known(&self, order: &ModelOrder) -> Result<String, LocalAiError> {
         let ranks = self.ranks(order)?;
         let is_in_folder = Path::new(&order.file).join("config.json").is_file();
         let name = if is_in_folder { &order.file } else { &order.model };
@@ -34,7 +34,9 @@ impl OrderedModels {
         let details = details(&located.dir);
         let model =
             ServedModel { ranks: Some(ranks), ..ServedModel::of_folder(id.clone(), located.dir) };
-        ensure!(self.registry.add(model), "more models were named than a server knows");
+        if !self.registry.add(model) {
+            return Err(LocalAiError::TooManyModels);
+        }
         // Returns false if the model was known before, which is as good.
         self.models.add(&id, details);
         Ok(id)
@@ -42,7 +44,7 @@ impl OrderedModels {
 
     /// Returns the configuration of a model's ranks: from its own options, or else from this
     /// program's configuration.
-    fn ranks(&self, order: &ModelOrder) -> anyhow::Result<RankConfig> {
+    fn ranks(&self, order: &ModelOrder) -> Result<RankConfig, LocalAiError> {
         let config = WorkerConfig {
             hostfile: one_of("hostfile", &order.hostfile, &self.config.hostfile)?,
             backend: match &order.backend {
@@ -91,18 +93,16 @@ impl ModelOpener for OrderedModels {
 
 /// Returns the value of a model's option, or else the configured one. Fails if they differ.
 fn one_of(
-    what: &str,
+    what: &'static str,
     option: &Option<String>,
     configured: &Option<String>,
-) -> anyhow::Result<Option<String>> {
-    if let (Some(option), Some(configured)) = (option, configured) {
-        ensure!(
-            option == configured,
-            "the model's options name the {what} {option}, and this backend was started with {configured}\n\
-             hint: leave one of them out"
-        );
+) -> Result<Option<String>, LocalAiError> {
+    match (option.clone(), configured.clone()) {
+        (Some(option), Some(configured)) if option != configured => {
+            Err(LocalAiError::Contradiction { what, option, configured })
+        }
+        (option, configured) => Ok(option.or(configured)),
     }
-    Ok(option.clone().or_else(|| configured.clone()))
 }
 
 #[cfg(test)]

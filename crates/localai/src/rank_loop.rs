@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use jackalope_deploy::LocalContext;
 use jackalope_deploy::rank_process::{self, DataPlane, RankToStart};
+use jackalope_deploy::{DeployError, LocalContext};
 use jackalope_fleet::listen::address_towards;
 use tokio::time::sleep;
 
 use crate::cluster::{Cluster, WorkerConfig};
+use crate::error::LocalAiError;
 
 /// Interval of polling the process.
 const POLL: Duration = Duration::from_millis(50);
@@ -28,17 +28,13 @@ pub async fn run_rank(
     config: &WorkerConfig,
     local: &LocalContext,
     shutdown: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
-    let hostfile = config.hostfile.as_deref().context(
-        "a hostfile is needed\nhint: pass `--hostfile FILE`, or set MLX_DISTRIBUTED_HOSTFILE",
-    )?;
+) -> Result<(), LocalAiError> {
+    let hostfile = config.hostfile.as_deref().ok_or(LocalAiError::NoHostfile)?;
     let cluster = Cluster::read(hostfile, config)?;
     let num_ranks = cluster.hostfile.hosts.len();
-    ensure!(
-        (rank as usize) < num_ranks,
-        "`--rank {rank}` does not exist: {hostfile} has {}\nhint: ranks are numbered from 0",
-        jackalope_protocol::counted(num_ranks, "rank")
-    );
+    if num_ranks <= rank as usize {
+        return Err(LocalAiError::NoRank { rank, hostfile: hostfile.to_owned(), num_ranks });
+    }
     let control = rank_process::address(&cluster.control())?;
     let ticket = rank_process::ticket_by_hand(&rank_process::known_secret(local)?, rank);
     let variables = cluster.variables(rank);
@@ -52,8 +48,9 @@ pub async fn run_rank(
     local.observer.note(&format!("rank {rank} connects to rank 0 at {control}"));
     let running = async {
         loop {
-            let spawn = rank_process::spawn(&to_start, &data, &ticket, &variables)?;
-            let mut child = spawn.start().context("starting the rank")?;
+            let spawn = rank_process::spawn(&to_start, &data, &ticket, &variables);
+            let spawn = spawn.map_err(DeployError::from)?;
+            let mut child = spawn.start().map_err(LocalAiError::Start)?;
             let ended = loop {
                 if let Some(status) = child.try_wait() {
                     break status;

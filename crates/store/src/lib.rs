@@ -36,6 +36,7 @@ pub use blob::{BlobHasher, BlobId};
 pub use check::{Check, Problem, Quantization, Summary};
 pub use hashes::{HashCache, Hashing};
 pub use hub::{HubCache, HubRepo};
+pub use jackalope_spec::SpecError;
 pub use manifest::{Difference, FileEntry, Manifest, ManifestError, Record};
 pub use name::{ModelRef, NameError, RepoId, Revision};
 pub use remove::{Removal, StoreRemoveError};

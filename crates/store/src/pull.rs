@@ -11,9 +11,9 @@
 
 mod choice;
 mod destination;
+mod error;
 mod fetch;
 mod hub;
-
 mod retry;
 
 use std::fs;
@@ -23,7 +23,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
 use jackalope_spec::{ModelSpec, parse_config};
 
 use choice::choose;
@@ -33,6 +32,7 @@ use hub::{Hub, Listing};
 use retry::{Retries, Stop};
 
 pub use destination::Destination;
+pub use error::{HubError, ListingFault, OtherWeights, PullError};
 pub use hub::{HubAccess, HubToken};
 
 use crate::progress::{ByteCount, Progress};
@@ -130,13 +130,9 @@ impl Pull {
         revision: Revision,
         destination: Destination,
         config: PullConfig,
-    ) -> anyhow::Result<Pull> {
-        if let Some(variable) = &config.hub.offline {
-            bail!(
-                "{variable} forbids requests to {}\nhint: unset it, or copy the model's directory \
-                 here",
-                config.hub.endpoint
-            );
+    ) -> Result<Pull, PullError> {
+        if let Some(variable) = config.hub.offline.clone() {
+            return Err(PullError::Offline { variable, endpoint: config.hub.endpoint });
         }
         let hub = Hub::new(&config.hub, config.stall);
         let (stop, files) = (Stop::default(), OnceLock::new());
@@ -159,7 +155,7 @@ impl Pull {
     ///
     /// # Errors
     /// If the hub cannot be reached or refuses, or the disk has no room. What has arrived is kept.
-    pub fn run(&self) -> anyhow::Result<Pulled> {
+    pub fn run(&self) -> Result<Pulled, PullError> {
         let listing = self.list()?;
         let files = choose(&self.repo, &listing)?;
         self.destination.check_owner(&self.repo, &files)?;
@@ -179,7 +175,7 @@ impl Pull {
         Ok(Pulled { commit, destination, num_files: files.len(), bytes, fetched_bytes })
     }
 
-    fn list(&self) -> anyhow::Result<Listing> {
+    fn list(&self) -> Result<Listing, PullError> {
         let mut retries = Retries::new(self.config.retries);
         loop {
             match self.hub.list(&self.repo, &self.revision) {
@@ -190,7 +186,7 @@ impl Pull {
     }
 
     /// Fetches the missing files, and returns the number of bytes that came over the network.
-    fn fetch_all(&self, jobs: &[Job], commit: &str) -> anyhow::Result<u64> {
+    fn fetch_all(&self, jobs: &[Job], commit: &str) -> Result<u64, PullError> {
         let bar =
             self.config.progress.begin("fetching", jobs.iter().map(|job| job.file.bytes).sum());
         let known = jobs.iter().map(|job| FileBytes {
@@ -210,7 +206,7 @@ impl Pull {
             progress.take_back(job.file.bytes);
         }
         let next = AtomicUsize::new(0);
-        let work = || -> anyhow::Result<u64> {
+        let work = || -> Result<u64, PullError> {
             let mut fetched_bytes = 0;
             while let Some((job, file)) =
                 jobs.iter().zip(files).nth(next.fetch_add(1, Ordering::Relaxed))
@@ -227,7 +223,7 @@ impl Pull {
             }
             Ok(fetched_bytes)
         };
-        let results: Vec<anyhow::Result<u64>> = thread::scope(|scope| {
+        let results: Vec<Result<u64, PullError>> = thread::scope(|scope| {
             let num_threads = PARALLEL_FILES.min(jobs.len());
             let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
             threads.into_iter().map(|it| it.join().expect("fetching does not panic")).collect()
@@ -242,17 +238,14 @@ impl Pull {
     /// # Errors
     /// If this version cannot load the model with this configuration, unless unsupported models are
     /// wanted.
-    fn check_loadable(&self, config: &Path) -> anyhow::Result<()> {
-        let content = fs::read(config).with_context(|| format!("reading {}", config.display()))?;
+    fn check_loadable(&self, config: &Path) -> Result<(), PullError> {
+        let content = fs::read(config).map_err(error::failed("reading", config))?;
         // Invalid JSON is reported once all files have arrived.
         let Ok(config) = parse_config(&content) else { return Ok(()) };
         match ModelSpec::from_config(&config) {
-            Err(unsupported) if !self.config.takes_unsupported => bail!(
-                "{}: {unsupported}; no weights were fetched\nhint: choose another model, such as a \
-                 conversion of mlx-community, or pass `--unsupported` to fetch it for \
-                 mlx_lm.convert or a later version",
-                self.repo
-            ),
+            Err(source) if !self.config.takes_unsupported => {
+                Err(PullError::Unsupported { repo: self.repo.clone(), source })
+            }
             _ => Ok(()),
         }
     }
@@ -289,16 +282,9 @@ impl Pulled {
     ///
     /// # Errors
     /// Names what is wrong.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn check(&self) -> Result<(), PullError> {
         let problems = self.problems();
-        ensure!(
-            problems.is_empty(),
-            "all files were downloaded, but this model cannot be served: {}\nhint: choose a \
-             repository in \
-             MLX's format, for instance of mlx-community",
-            problems.join(", ")
-        );
-        Ok(())
+        if problems.is_empty() { Ok(()) } else { Err(PullError::Unusable { problems }) }
     }
 }
 

@@ -15,7 +15,7 @@ use super::{Quantiles, Shape, quantiles};
 use crate::args::BenchArgs;
 use crate::client::{Server, off_runtime};
 use crate::environment::Environment;
-use crate::report::Interrupted;
+use crate::report::interruptible;
 use crate::{operate, output};
 
 /// Default number of requests of a measurement, per request that is open at a time.
@@ -45,10 +45,7 @@ pub(super) async fn run(
     environment: &Environment,
 ) -> anyhow::Result<()> {
     let server = operate::named(&url, &args.server.key, environment)?;
-    tokio::select! {
-        result = off_runtime(move || sweep(&args, server)) => result,
-        _ = tokio::signal::ctrl_c() => Err(Interrupted.into()),
-    }
+    interruptible(off_runtime(move || sweep(&args, server))).await
 }
 
 fn sweep(args: &BenchArgs, server: Server) -> anyhow::Result<()> {

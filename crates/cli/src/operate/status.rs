@@ -157,7 +157,7 @@ fn agent_json(host: &Host, reach: &ReachArgs, environment: &Environment) -> Valu
     let name = host.name();
     let asked = || -> Result<Value, String> {
         let config = machines::nodes_config(&reach.config(environment), &environment.local)
-            .map_err(|err| crate::report::text(&err))?;
+            .map_err(|err| jackalope_deploy::error::text(&err))?;
         let addrs = nodes::addresses(host, &config);
         let agent = Agent::connect(&name, addrs, config.ours, Box::new(|_, _, _| {}));
         agent.wait_until_up(ASK_TIMEOUT)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use jackalope_engine::link::{Launch, LaunchError, LaunchOrder, Launcher, RankProcess};
-use jackalope_fleet::local::RANK_PROGRAM;
+use jackalope_fleet::local::{LocalError, RANK_PROGRAM};
 use jackalope_fleet::process::{Child, describe};
 
 use crate::config::PortRange;
@@ -62,10 +62,8 @@ fn start_here(
     env: &[(String, String)],
 ) -> Result<Box<dyn RankProcess>, LaunchError> {
     let program = PathBuf::from(RANK_PROGRAM);
-    let missing = |hint: anyhow::Error| LaunchError::Missing {
-        program: program.clone(),
-        hint: hint.to_string(),
-    };
+    let missing =
+        |err: LocalError| LaunchError::Missing { program: program.clone(), hint: err.to_string() };
     let to_start = RankToStart { rank: 0, control: order.control_addr, wait: PATIENCE_SECONDS };
     let spawn = rank_process::spawn(&to_start, data, &order.ticket, env).map_err(missing)?;
     let child = spawn.start();

@@ -4,15 +4,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use jackalope_fleet::discovery::{self, FindConfig, Found, Listed, ListedHost};
-use jackalope_fleet::trust::{Credentials, Expected};
-use jackalope_protocol::counted;
+use jackalope_fleet::discovery::{self, DiscoverError, FindConfig, Found, Listed, ListedHost};
+use jackalope_fleet::trust::{Credentials, Expected, TrustError};
 use tokio::task::spawn_blocking;
 
 use super::credentials;
 use crate::config::HostsConfig;
 use crate::context::{LocalContext, Observer};
+use crate::error::{DeployError, HostsError};
 
 /// Time to wait for answers.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -20,20 +19,18 @@ const WINDOW: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the requested number of machines.
 const EXPECTED_WINDOW: Duration = Duration::from_secs(60);
 
-/// Instructions for making a machine answer.
-pub const HOW_TO_ANSWER: &str = "on each machine run `jackalope agent --announce`, which \
-needs this machine's secret and must trust it (`jackalope bootstrap HOST` sets up both); on macOS \
-allow jackalope under System \
-     Settings, Privacy & Security, Local Network";
-
 /// Looks for machines. Waits for `num_machines`, including this one; with 0, returns those that
 /// answer within `window`.
 ///
 /// # Errors
 /// If this machine cannot send queries.
-pub fn find(window: Duration, num_machines: usize, ours: Credentials) -> anyhow::Result<Found> {
+pub fn find(
+    window: Duration,
+    num_machines: usize,
+    ours: Credentials,
+) -> Result<Found, DiscoverError> {
     let expected = (0 < num_machines).then_some((num_machines, EXPECTED_WINDOW));
-    Ok(discovery::find(&FindConfig { ours, window, expected })?)
+    discovery::find(&FindConfig { ours, window, expected })
 }
 
 /// Returns the machines that answer, in the order of their ranks, this one first.
@@ -45,22 +42,16 @@ pub fn discover(
     agent_port: u16,
     ours: &Credentials,
     observer: &dyn Observer,
-) -> anyhow::Result<Listed> {
-    let found = find(WINDOW, num_machines, ours.clone())?;
+) -> Result<Listed, DeployError> {
+    let found = find(WINDOW, num_machines, ours.clone()).map_err(HostsError::from)?;
     let mut listed = discovery::list(&found, agent_port);
     for it in &listed.left_out {
         observer.note(&format!("{} is left out: {}\nhint: {}", it.at, it.reason, it.hint));
     }
     let num_found = listed.hosts.len();
     if num_found < num_machines.max(2) {
-        let strangers = match found.strangers.len() + found.num_more_strangers {
-            0 => String::new(),
-            num => format!(", {num} with another secret (`jackalope discover` lists them)"),
-        };
-        bail!(
-            "found only {}, including this one{strangers}\nhint: {HOW_TO_ANSWER}",
-            counted(num_found, "machine")
-        );
+        let num_strangers = found.strangers.len() + found.num_more_strangers;
+        return Err(HostsError::TooFew { num_found, num_strangers }.into());
     }
     pin_names(&listed.hosts, ours)?;
     if 0 < num_machines {
@@ -73,7 +64,7 @@ pub fn discover(
 
 /// Pins the key that each machine has proved, under the name that the machine gave. The keys were
 /// trusted before.
-fn pin_names(hosts: &[ListedHost], ours: &Credentials) -> anyhow::Result<()> {
+fn pin_names(hosts: &[ListedHost], ours: &Credentials) -> Result<(), TrustError> {
     let Expected::Pinned(store) = &ours.expected else { return Ok(()) };
     for listed in hosts {
         if let Some(key) = listed.key.filter(|key| *key != ours.identity.public()) {
@@ -100,14 +91,14 @@ fn names(hosts: &[ListedHost]) -> String {
 pub async fn take_discovered(
     hosts: &mut HostsConfig,
     context: &LocalContext,
-) -> anyhow::Result<()> {
+) -> Result<(), DeployError> {
     let Some(num_machines) = hosts.discover.take() else { return Ok(()) };
     let port = hosts.reach.agent_port;
     let ours = credentials(hosts.reach.token.as_deref(), context)?;
     let observer = Arc::clone(&context.observer);
     let looking = move || discover(num_machines.into(), port, &ours, &*observer);
     let looking = spawn_blocking(looking);
-    let listed = looking.await.context("looking for machines")??;
+    let listed = looking.await??;
     hosts.hosts = Some(names(&listed.hosts));
     Ok(())
 }

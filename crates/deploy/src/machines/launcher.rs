@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use jackalope_engine::BrokenLink;
 use jackalope_engine::link::{Launch, LaunchOrder, Launcher, RankAssignment, RankProcess};
 use jackalope_fleet::agent::{AgentState, Order, OrderedProgram, Program};
@@ -21,6 +20,7 @@ use super::links::{Answer, Links, PROBE_DEADLINE, Pair, Prober, return_after};
 use super::placer::{Cut, CutPlan, rank_name};
 use super::tickets::Tickets;
 use crate::config::{Beside, PortRange};
+use crate::error::DeployError;
 use crate::expected_costs::ExpectedCosts;
 use crate::models::ModelPlace;
 
@@ -135,7 +135,7 @@ impl AgentLauncher {
         setup: Setup,
         cut: Cut,
         absent_after: Option<Duration>,
-    ) -> anyhow::Result<(AgentLauncher, Vec<RankAssignment>)> {
+    ) -> Result<(AgentLauncher, Vec<RankAssignment>), DeployError> {
         let seated: Vec<usize> = (0..places.hosts.len()).collect();
         let back_since = vec![None; places.nodes.nodes.len()];
         let mut launcher = AgentLauncher {
@@ -153,7 +153,7 @@ impl AgentLauncher {
             refused: None,
             num_groups: 0,
         };
-        let seats = launcher.seats(&seated).map_err(anyhow::Error::msg).context("placing ranks")?;
+        let seats = launcher.seats(&seated).map_err(|reason| DeployError::Places { reason })?;
         launcher.seated = seated;
         Ok((launcher, seats))
     }

@@ -9,8 +9,8 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::Nodes;
 use jackalope_fleet::routes;
 use jackalope_placement::{
-    LinkKind, LinkSpeed, Links, NodeOffer, Placement, PlacementModel, PlacementRefusal, Wishes,
-    place,
+    CheckpointError, LinkKind, LinkSpeed, Links, NodeOffer, Placement, PlacementModel,
+    PlacementRefusal, Wishes, place,
 };
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
@@ -76,7 +76,7 @@ impl Placer {
         backend: Backend,
         nodes: &Arc<Nodes>,
         wishes: Wishes,
-    ) -> anyhow::Result<Placer> {
+    ) -> Result<Placer, CheckpointError> {
         let model = PlacementModel::read(model_dir)?;
         let links = links(hosts, nodes, backend);
         let (hosts, nodes) = (hosts.to_vec(), Arc::clone(nodes));

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use jackalope_protocol::{Identity, PublicKey, Secret};
 
 use crate::config::Beside;
+use crate::error::DeployError;
 
 /// Derives the ticket of each rank of one server from this machine's private key, which no other
 /// machine has, and from the parameters of the server. A server that is started again with the same
@@ -24,12 +24,12 @@ impl Tickets {
         port: u16,
         dir: &Path,
         beside: Option<&Beside>,
-    ) -> anyhow::Result<Tickets> {
+    ) -> Result<Tickets, DeployError> {
         let name = beside.map_or("", |it| it.name.as_str());
         // A random part ensures that no other server derives the same tickets when the system
         // selects the port.
         let once = match port {
-            0 => Secret::random().context("generating a ticket")?.0.to_vec(),
+            0 => Secret::random().map_err(DeployError::Ticket)?.0.to_vec(),
             _ => Vec::new(),
         };
         let dir = dir.to_string_lossy();

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use anyhow::{Context, anyhow};
 use jackalope_fleet::agent::{self, Agent, AgentConfig, Trust};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::listen::listen_on;
@@ -16,6 +15,7 @@ use jackalope_protocol::machine::NodeFacts;
 use jackalope_store::exchange::{ExchangeError, LibraryClient};
 
 use crate::context::LocalContext;
+use crate::error::DeployError;
 
 /// Opens a connection to the library beside an agent.
 ///
@@ -60,7 +60,7 @@ impl Member {
         context: &LocalContext,
         ours: &Credentials,
         others: &[Member],
-    ) -> anyhow::Result<Member> {
+    ) -> Result<Member, DeployError> {
         let this = || Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() };
         let host = host.unwrap_or_else(this);
         let facts = jackalope_fleet::facts::facts_here();
@@ -72,8 +72,9 @@ impl Member {
         let ips: BTreeSet<IpAddr> = theirs.chain([home]).collect();
         let ips: Vec<IpAddr> = ips.into_iter().collect();
         let listeners = listen_on(&ips, 0);
-        let listeners = listeners.map_err(|(addr, err)| anyhow!("listening on {addr}: {err}"))?;
-        let first = listeners.first().context("this machine has no loopback address")?;
+        let listeners =
+            listeners.map_err(|(addr, source)| DeployError::Library { addr, source })?;
+        let first = listeners.first().expect("it listens on the loopback address");
         member.addrs = vec![SocketAddr::new(home, first.local_addr()?.port())];
         let config = AgentConfig {
             secret: ours.secret,

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::{self, Node, Nodes};
 use jackalope_fleet::trust::Credentials;
@@ -18,6 +17,7 @@ use super::Located;
 use super::member::{Member, library_of};
 use crate::content::{HashingWatch, hashing};
 use crate::context::LocalContext;
+use crate::error::{DeployError, SourceError};
 
 /// Files that ranks read, with their sizes.
 type Sizes = Vec<(FilePath, u64)>;
@@ -64,10 +64,10 @@ pub(crate) async fn places(
     machines: ModelMachines<'_>,
     context: &LocalContext,
     ours: &Credentials,
-) -> anyhow::Result<(Vec<ModelPlace>, ExpectedContent)> {
+) -> Result<(Vec<ModelPlace>, ExpectedContent), DeployError> {
     let ModelMachines { nodes, hosts, model, models_from } = machines;
     let (machines, _) = nodes::machines(hosts);
-    ensure!(machines.len() == nodes.nodes.len(), "a machine did not answer");
+    assert_eq!(machines.len(), nodes.nodes.len(), "every machine has an agent");
     let (own, found) = {
         let (nodes, machines, model) = (Arc::clone(nodes), machines.clone(), model.clone());
         let trees_dir = context.trees_dir();
@@ -81,12 +81,7 @@ pub(crate) async fn places(
         .map(ToString::to_string)
         .collect();
     if !problems.is_empty() {
-        bail!(
-            "{}\nhint: `jackalope models sync {} --hosts …` copies it; with `--models-from HOST` \
-             ranks read their part of it from there",
-            problems.join("\n"),
-            model.name
-        );
+        return Err(SourceError::Absent { problems, model: model.name.clone() }.into());
     }
     let member = |at: usize| Member::there(machines[at].clone(), &nodes.nodes[at]);
     let source = match models_from.filter(|_| found.iter().any(Result::is_err)) {
@@ -94,8 +89,9 @@ pub(crate) async fn places(
         Some(from) => match machines.iter().position(|it| is_called(it, from)) {
             Some(at) => {
                 let dir = found[at].as_ref();
-                let dir = dir.map_err(|err| {
-                    anyhow!("`--models-from {from}`: {err}\nhint: name a machine that has it")
+                let dir = dir.map_err(|err| SourceError::Lacks {
+                    from: from.to_owned(),
+                    reason: err.to_string(),
                 });
                 Some((member(at), dir?.clone()))
             }
@@ -104,10 +100,7 @@ pub(crate) async fn places(
                 let here = SameModel { dir: text(&model.dir)?, states: own.states.clone() };
                 Some((Member::here(None, context, ours, &others)?, here))
             }
-            None => bail!(
-                "`--models-from {from}` is no machine of the hostfile\n\
-                 hint: name one of them, or `localhost` for this one"
-            ),
+            None => return Err(SourceError::Unknown { from: from.to_owned() }.into()),
         },
     };
     let place = |(at, found): (usize, &Result<SameModel, Absence>)| match (found, &source) {
@@ -135,7 +128,7 @@ fn ask(
     model: &Located,
     trees_dir: Option<&Path>,
     watch: &HashingWatch,
-) -> anyhow::Result<(ExpectedContent, Vec<Result<SameModel, Absence>>)> {
+) -> Result<(ExpectedContent, Vec<Result<SameModel, Absence>>), DeployError> {
     let path = text(&model.dir)?;
     let listed = files::list(&model.dir)?.into_iter().map(|file| (file.path, file.bytes)).collect();
     let wanted = read_by_ranks(listed);
@@ -183,8 +176,8 @@ fn ask(
     Ok((own, compared))
 }
 
-fn text(path: &Path) -> anyhow::Result<String> {
-    Ok(path.to_str().context("the model's path is not UTF-8")?.to_owned())
+fn text(path: &Path) -> Result<String, DeployError> {
+    Ok(path.to_str().ok_or(DeployError::ModelPath)?.to_owned())
 }
 
 /// Whether a word means the machine that this runs on.

@@ -1,10 +1,10 @@
 //! Selects the files of a repository that serving needs.
 
-use crate::{BlobId, RepoId};
-use anyhow::{Context, bail, ensure};
 use jackalope_protocol::FilePath;
 
+use super::error::{HubError, OtherWeights, PullError};
 use super::hub::{Listing, Sibling};
+use crate::{BlobId, RepoId};
 
 /// Extensions of configurations, tokenizers and templates.
 const TEXT_ENDS: [&str; 5] = [".json", ".jinja", ".txt", ".model", ".tiktoken"];
@@ -28,14 +28,16 @@ pub(crate) struct RemoteFile {
 /// # Errors
 /// If there are no weights that can be served, or the hub does not report the hash or size of a
 /// file.
-pub(crate) fn choose(repo: &RepoId, listing: &Listing) -> anyhow::Result<Vec<RemoteFile>> {
+pub(crate) fn choose(repo: &RepoId, listing: &Listing) -> Result<Vec<RemoteFile>, PullError> {
     let names: Vec<&str> = listing.siblings.iter().map(|it| it.name.as_str()).collect();
     check_weights(repo, &names)?;
     let wanted = listing.siblings.iter().filter(|it| is_wanted(&it.name));
-    let mut files: Vec<RemoteFile> = wanted.map(remote_file).collect::<anyhow::Result<_>>()?;
+    let mut files: Vec<RemoteFile> = wanted.map(remote_file).collect::<Result<_, HubError>>()?;
     files.sort_by(|one, other| other.bytes.cmp(&one.bytes).then(one.path.cmp(&other.path)));
     let is_twice = |pair: &[RemoteFile]| pair[0].path == pair[1].path;
-    ensure!(!files.windows(2).any(is_twice), "the hub names a file of {repo} twice");
+    if files.windows(2).any(is_twice) {
+        return Err(HubError::Twice { repo: repo.clone() }.into());
+    }
     Ok(files)
 }
 
@@ -50,35 +52,34 @@ fn is_wanted(name: &str) -> bool {
     is_weights(name) || is_text && !is_inside.contains('/') && !name.starts_with('.')
 }
 
-fn check_weights(repo: &RepoId, names: &[&str]) -> anyhow::Result<()> {
+fn check_weights(repo: &RepoId, names: &[&str]) -> Result<(), PullError> {
     if names.iter().any(|name| is_weights(name)) {
         return Ok(());
     }
     let ends = |name: &str, ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
     let found = if names.iter().any(|name| name.ends_with(".gguf")) {
-        "holds its weights as GGUF, which is not served"
+        OtherWeights::Gguf
     } else if names.iter().any(|name| ends(name, &PICKLE_ENDS)) {
-        "holds its weights as pickles, which can run code and are not read"
+        OtherWeights::Pickles
     } else if names.iter().any(|name| name.ends_with(".safetensors")) {
-        "holds *.safetensors, but none is named model*.safetensors: this is an adapter or a part"
+        OtherWeights::Part
     } else {
-        "holds no weights"
+        OtherWeights::Nothing
     };
-    bail!("{repo} {found}\nhint: look for a conversion to MLX, for instance by mlx-community")
+    Err(PullError::NoWeights { repo: repo.clone(), found })
 }
 
-fn remote_file(sibling: &Sibling) -> anyhow::Result<RemoteFile> {
-    let name = &sibling.name;
+fn remote_file(sibling: &Sibling) -> Result<RemoteFile, HubError> {
+    let name = sibling.name.clone();
     let path: FilePath = name.parse()?;
     let is_usual = !path.as_str().split('/').any(|part| part.starts_with('.'));
-    ensure!(is_usual, "the hub names a hidden file: {name}");
-    let (bytes, hash) = sibling.bytes.zip(sibling.hash.as_deref()).with_context(|| {
-        format!(
-            "the hub reports no size and hash of {name}, so it cannot be verified\n\
-             hint: pull from another hub (HF_ENDPOINT)"
-        )
-    })?;
-    let blob = hash.parse().with_context(|| format!("the hub's hash of {name}"))?;
+    if !is_usual {
+        return Err(HubError::Hidden { name });
+    }
+    let Some((bytes, hash)) = sibling.bytes.zip(sibling.hash.as_deref()) else {
+        return Err(HubError::Unverifiable { name });
+    };
+    let blob = hash.parse().map_err(|source| HubError::Hash { name, source })?;
     Ok(RemoteFile { path, bytes, blob })
 }
 
@@ -86,7 +87,7 @@ fn remote_file(sibling: &Sibling) -> anyhow::Result<RemoteFile> {
 mod tests {
     use super::*;
 
-    fn chosen(names: &[&str]) -> anyhow::Result<Vec<String>> {
+    fn chosen(names: &[&str]) -> Result<Vec<String>, PullError> {
         let sibling = |name: &&str| Sibling {
             name: (*name).to_owned(),
             bytes: Some(1),

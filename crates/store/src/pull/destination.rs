@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::{BlobId, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision};
-use anyhow::{Context, ensure};
 use jackalope_protocol::ContentHash;
 
 use super::choice::{RemoteFile, is_weights};
-use crate::progress::human_bytes;
+use super::error::{PullError, failed};
+use crate::{BlobId, FileEntry, HubCache, HubRepo, Manifest, Record, RepoId, Revision};
 
 /// Subdirectory for files that are being fetched.
 const PARTIAL_DIR: &str = ".jackalope";
@@ -53,8 +52,8 @@ impl Destination {
     ///
     /// # Errors
     /// If the working directory is unknown.
-    pub fn cache(root: &Path, repo: &RepoId) -> anyhow::Result<Destination> {
-        let root = std::path::absolute(root)?;
+    pub fn cache(root: &Path, repo: &RepoId) -> Result<Destination, PullError> {
+        let root = absolute(root)?;
         Ok(Destination::Cache(HubCache::new(root).repo(repo)))
     }
 
@@ -94,7 +93,7 @@ impl Destination {
 
     /// Fails if the directory holds another model, or weights that would be read beside the fetched
     /// ones.
-    pub(crate) fn check_owner(&self, repo: &RepoId, files: &[RemoteFile]) -> anyhow::Result<()> {
+    pub(crate) fn check_owner(&self, repo: &RepoId, files: &[RemoteFile]) -> Result<(), PullError> {
         let Destination::Directory(dir) = self else { return Ok(()) };
         let is_other = match Record::read(dir) {
             Some(record) => record.repo != repo.as_str(),
@@ -110,35 +109,25 @@ impl Destination {
                 is_other_config || weights.any(|name| own(&name).is_none())
             }
         };
-        ensure!(
-            !is_other,
-            "{} holds another model\nhint: give a directory of its own with `--to`, or remove that \
-             model (`jackalope models rm`)",
-            dir.display()
-        );
-        Ok(())
+        if is_other { Err(PullError::OtherModel { dir: dir.clone() }) } else { Ok(()) }
     }
 
     /// Fails if the files do not fit on the disk, before anything is fetched.
-    pub(crate) fn check_room(&self, jobs: &[Job]) -> anyhow::Result<()> {
+    pub(crate) fn check_room(&self, jobs: &[Job]) -> Result<(), PullError> {
         let root = match self {
             Destination::Cache(repo) => repo.dir(),
-            Destination::Directory(dir) => std::path::absolute(dir)?,
+            Destination::Directory(dir) => absolute(dir)?,
         };
-        let existing = root.ancestors().find(|it| it.is_dir()).context("no folder exists")?;
-        let missing = jobs.iter().fold(0, |sum: u64, job| sum.saturating_add(job.missing_bytes()));
-        let disk = rustix::fs::statvfs(existing)
-            .with_context(|| format!("checking the free space at {}", existing.display()))?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        ensure!(
-            missing == 0 || missing.saturating_add(ROOM_BYTES) <= free,
-            "{} must be fetched, but {} are free at {}\nhint: free some (`jackalope models ls`), or \
-             put it elsewhere with `--to DIR` or HF_HOME",
-            human_bytes(missing, 2),
-            human_bytes(free, 2),
-            existing.display()
-        );
-        Ok(())
+        let at = root.ancestors().find(|it| it.is_dir()).unwrap_or(Path::new("/"));
+        let missing_bytes =
+            jobs.iter().fold(0, |sum: u64, job| sum.saturating_add(job.missing_bytes()));
+        let disk = rustix::fs::statvfs(at);
+        let disk = disk.map_err(|err| failed("checking the free space at", at)(err.into()))?;
+        let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if missing_bytes == 0 || missing_bytes.saturating_add(ROOM_BYTES) <= free_bytes {
+            return Ok(());
+        }
+        Err(PullError::NoRoom { missing_bytes, free_bytes, at: at.to_owned() })
     }
 
     /// Turns the files, which are all present, into a model that other programs find.
@@ -148,49 +137,58 @@ impl Destination {
         revision: &Revision,
         commit: &str,
         files: &[RemoteFile],
-    ) -> anyhow::Result<()> {
+    ) -> Result<(), PullError> {
         match self {
             Destination::Cache(repo) => {
                 for file in files {
-                    repo.link(commit, &file.path, &file.blob)
-                        .with_context(|| format!("linking {}", file.path))?;
+                    let path = Path::new(file.path.as_str());
+                    repo.link(commit, &file.path, &file.blob).map_err(failed("linking", path))?;
                 }
                 // Done last, so that a branch always refers to a complete snapshot.
                 if revision.as_str() != commit {
-                    repo.set_commit_of(revision, commit).context("recording the revision")?;
+                    let path = Path::new(revision.as_str());
+                    let recorded = repo.set_commit_of(revision, commit);
+                    recorded.map_err(failed("recording the revision", path))?;
                 }
                 Ok(())
             }
             Destination::Directory(dir) => {
-                let entries: anyhow::Result<_> =
-                    files.iter().map(|file| entry(dir, file)).collect();
-                let manifest = Manifest::new(entries?)?;
+                let entries = files.iter().map(|file| entry(dir, file));
+                let manifest = Manifest::new(entries.collect::<Result<_, PullError>>()?)?;
                 remove_former(dir, &manifest)?;
                 let (repo, commit) = (id.as_str().to_owned(), commit.to_owned());
-                Record { repo, commit, manifest }.write(dir).context("recording the files")
+                let record = Record { repo, commit, manifest };
+                record.write(dir).map_err(failed("recording the files of", dir))
             }
         }
     }
 }
 
 /// Removes files of an earlier revision that this one does not have.
-fn remove_former(dir: &Path, manifest: &Manifest) -> anyhow::Result<()> {
+fn remove_former(dir: &Path, manifest: &Manifest) -> Result<(), PullError> {
     let former = Record::read(dir).map(|it| it.manifest).unwrap_or_default();
     for file in former.files().iter().filter(|file| manifest.file(&file.path).is_none()) {
-        match std::fs::remove_file(file.path.below(dir)) {
+        let path = file.path.below(dir);
+        match std::fs::remove_file(&path) {
             Err(err) if err.kind() == ErrorKind::NotFound => {}
-            removed => removed.with_context(|| format!("removing {}", file.path))?,
+            removed => removed.map_err(failed("removing", &path))?,
         }
     }
     Ok(())
 }
 
-fn entry(dir: &Path, file: &RemoteFile) -> anyhow::Result<FileEntry> {
+fn absolute(path: &Path) -> Result<PathBuf, PullError> {
+    std::path::absolute(path).map_err(failed("finding", path))
+}
+
+fn entry(dir: &Path, file: &RemoteFile) -> Result<FileEntry, PullError> {
     let path = file.path.clone();
     let sha256 = match file.blob {
         BlobId::Content(hash) => hash,
-        BlobId::Git(_) => ContentHash::of_file(&path.below(dir), &|_| ())
-            .with_context(|| format!("reading {path}"))?,
+        BlobId::Git(_) => {
+            let path = path.below(dir);
+            ContentHash::of_file(&path, &|_| ()).map_err(failed("reading", &path))?
+        }
     };
     Ok(FileEntry { path, bytes: file.bytes, sha256 })
 }

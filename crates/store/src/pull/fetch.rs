@@ -5,12 +5,11 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use anyhow::{Context, anyhow, bail, ensure};
-use jackalope_protocol::counted;
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
 use super::destination::Job;
+use super::error::{HubError, PullError, failed};
 use super::retry::{Failure, Retries};
 use super::{Counting, Pull};
 use crate::BlobHasher;
@@ -48,11 +47,11 @@ impl<'a> Fetch<'a> {
 
     /// Fetches the file unless it exists, and returns the number of bytes that came over the
     /// network.
-    pub(super) fn run(self) -> anyhow::Result<u64> {
+    pub(super) fn run(self) -> Result<u64, PullError> {
         let job = self.job;
         for path in [&job.partial, &job.done, &job.lock] {
             let dir = path.parent().expect("every file lies in a folder");
-            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+            fs::create_dir_all(dir).map_err(failed("making", dir))?;
         }
         // Held until the end; a process that dies releases it.
         let _lock = lock(&job.lock)?;
@@ -69,20 +68,16 @@ impl<'a> Fetch<'a> {
                 return Ok(fetched_bytes);
             }
             // The data of an earlier run may be wrong, while the data that arrived now is not.
-            ensure!(
-                is_resumed,
-                "{} differs from the file on the hub: its hash is not {}\nhint: try again later, \
-                 or \
-                 pull from another hub (HF_ENDPOINT)",
-                job.file.path,
-                job.file.blob
-            );
+            if !is_resumed {
+                let (path, blob) = (job.file.path.clone(), job.file.blob);
+                return Err(PullError::Differs { path, blob });
+            }
         }
     }
 
     /// Whether the file exists. In a cache, a file of the right length has the content that its
     /// name says. In a directory any file may have the name, so the file is hashed.
-    fn is_there(self) -> anyhow::Result<bool> {
+    fn is_there(self) -> Result<bool, PullError> {
         let Job { file, done, .. } = self.job;
         if fs::metadata(done).map(|it| it.len()).ok() != Some(file.bytes) {
             return Ok(false);
@@ -91,16 +86,16 @@ impl<'a> Fetch<'a> {
             return Ok(true);
         }
         let found = file.blob.of_file_like_this(done, &|_| ());
-        Ok(found.with_context(|| format!("reading {}", done.display()))? == file.blob)
+        Ok(found.map_err(failed("reading", done))? == file.blob)
     }
 
     /// Makes attempts until all bytes have arrived, and returns the number of bytes that came.
-    fn complete(self, partial: &mut Partial<'_>) -> anyhow::Result<u64> {
+    fn complete(self, partial: &mut Partial<'_>) -> Result<u64, PullError> {
         let mut retries = Retries::new(self.pull.config.retries);
         let mut fetched_bytes = 0;
         while partial.bytes < self.job.file.bytes {
             if self.pull.stop.is_set() {
-                bail!("another file failed");
+                return Err(PullError::Stopped);
             }
             let mut gained_bytes = 0;
             let result = self.attempt(partial, &mut gained_bytes);
@@ -109,9 +104,9 @@ impl<'a> Fetch<'a> {
                 retries.forget();
             }
             if let Err(failure) = result {
-                let name = &self.job.file.path;
-                retries.again(failure, &self.pull.stop).with_context(|| {
-                    format!("{name} is incomplete; pull again to continue where it stopped")
+                retries.again(failure, &self.pull.stop).map_err(|err| PullError::Incomplete {
+                    path: self.job.file.path.clone(),
+                    source: Box::new(err),
                 })?;
             }
         }
@@ -126,23 +121,20 @@ impl<'a> Fetch<'a> {
         match response.status() {
             StatusCode::PARTIAL_CONTENT if starts_at(&response, partial.bytes) => {}
             // The server does not support ranges, or not this one.
-            StatusCode::OK => partial.begin_anew().map_err(Failure::Final)?,
+            StatusCode::OK => partial.begin_anew().map_err(Failure::last)?,
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
-                partial.begin_anew().map_err(Failure::Final)?;
-                return Err(Failure::again(anyhow!("{url} does not continue where requested")));
+                partial.begin_anew().map_err(Failure::last)?;
+                return Err(Failure::again(HubError::OtherRange { url }, None));
             }
             _ => return Err(hub.refusal(&url, repo, revision, response)),
         }
         let wanted = self.job.file.bytes - partial.bytes;
         if let Some(found) = response.body().content_length().filter(|found| *found != wanted) {
-            return Err(Failure::Final(anyhow!(
-                "{url} has {}, but the hub lists {}\nhint: try again later, or pull from \
-                 another hub (HF_ENDPOINT)",
-                counted(found + partial.bytes, "byte"),
-                self.job.file.bytes
-            )));
+            let (found_bytes, listed_bytes) = (found + partial.bytes, self.job.file.bytes);
+            let length = HubError::Length { url, found_bytes, listed_bytes };
+            return Err(Failure::last(length));
         }
-        self.read(response, partial, gained_bytes, &url)
+        self.read(response, partial, gained_bytes, url)
     }
 
     fn read(
@@ -150,7 +142,7 @@ impl<'a> Fetch<'a> {
         response: Response<Body>,
         partial: &mut Partial<'_>,
         gained_bytes: &mut u64,
-        url: &str,
+        url: String,
     ) -> Result<(), Failure> {
         let mut body = response.into_body().into_reader();
         let mut buffer = vec![0; READ_BYTES];
@@ -159,55 +151,49 @@ impl<'a> Fetch<'a> {
                 Ok(0) => break,
                 Ok(num_read) => num_read,
                 Err(err) if err.kind() == ErrorKind::Interrupted => continue,
-                Err(err) => {
+                Err(source) => {
                     let at = partial.bytes;
-                    let error = anyhow!(err).context(format!("reading {url} at byte {at}"));
-                    return Err(Failure::again(error));
+                    return Err(Failure::again(HubError::Read { url, at, source }, None));
                 }
             };
-            partial.add(&buffer[..num_read]).map_err(Failure::Final)?;
+            partial.add(&buffer[..num_read]).map_err(Failure::last)?;
             *gained_bytes += num_read as u64;
         }
-        match partial.bytes == self.job.file.bytes {
-            true => Ok(()),
-            false => {
-                let at = partial.bytes;
-                Err(Failure::again(anyhow!("the connection to {url} ended at byte {at}")))
-            }
+        if partial.bytes == self.job.file.bytes {
+            return Ok(());
         }
+        Err(Failure::again(HubError::Ended { url, at: partial.bytes }, None))
     }
 }
 
 impl<'a> Partial<'a> {
     /// Opens the partial file that earlier runs have left, or a new one.
-    fn open(fetch: Fetch<'a>) -> anyhow::Result<Partial<'a>> {
+    fn open(fetch: Fetch<'a>) -> Result<Partial<'a>, PullError> {
         let Job { file: wanted, partial: path, .. } = fetch.job;
-        let opening = || format!("opening {}", path.display());
+        let opening = failed("opening", path);
         let options = File::options().read(true).write(true).create(true).truncate(false).clone();
-        let mut file = options.open(path).with_context(opening)?;
-        let bytes = file.metadata().with_context(opening)?.len();
+        let mut file = options.open(path).map_err(&opening)?;
+        let bytes = file.metadata().map_err(&opening)?.len();
         let hasher = wanted.blob.hasher(wanted.bytes);
         let is_resumed = 0 < bytes;
         if bytes <= wanted.bytes {
             let mut partial = Partial { file, hasher, bytes, is_resumed, fetch };
             let count = |num_bytes| fetch.bar.add(num_bytes);
-            feed(&mut partial.file, &mut partial.hasher, &count).with_context(opening)?;
+            feed(&mut partial.file, &mut partial.hasher, &count).map_err(&opening)?;
             return Ok(partial);
         }
-        file.set_len(0).and_then(|()| file.rewind()).with_context(opening)?;
+        file.set_len(0).and_then(|()| file.rewind()).map_err(&opening)?;
         Ok(Partial { file, hasher, bytes: 0, is_resumed: false, fetch })
     }
 
-    fn add(&mut self, piece: &[u8]) -> anyhow::Result<()> {
+    fn add(&mut self, piece: &[u8]) -> Result<(), PullError> {
         let Job { file: wanted, partial: path, .. } = self.fetch.job;
         let num_bytes = piece.len() as u64;
-        ensure!(
-            self.bytes + num_bytes <= wanted.bytes,
-            "{} has more bytes than the {} that the hub lists",
-            wanted.path,
-            wanted.bytes
-        );
-        self.file.write_all(piece).with_context(|| format!("writing {}", path.display()))?;
+        if wanted.bytes < self.bytes + num_bytes {
+            let (path, listed_bytes) = (wanted.path.clone(), wanted.bytes);
+            return Err(HubError::TooLong { path, listed_bytes }.into());
+        }
+        self.file.write_all(piece).map_err(failed("writing", path))?;
         self.hasher.update(piece);
         self.bytes += num_bytes;
         self.fetch.bar.add(num_bytes);
@@ -215,13 +201,13 @@ impl<'a> Partial<'a> {
     }
 
     /// Discards what has arrived.
-    fn begin_anew(&mut self) -> anyhow::Result<()> {
+    fn begin_anew(&mut self) -> Result<(), PullError> {
         if self.bytes == 0 {
             return Ok(());
         }
         let Job { file: wanted, partial: path, .. } = self.fetch.job;
         let emptied = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
-        emptied.with_context(|| format!("emptying {}", path.display()))?;
+        emptied.map_err(failed("emptying", path))?;
         self.fetch.bar.take_back(self.bytes);
         self.hasher = wanted.blob.hasher(wanted.bytes);
         (self.bytes, self.is_resumed) = (0, false);
@@ -230,32 +216,29 @@ impl<'a> Partial<'a> {
 
     /// Gives a complete file its name if its hash is right, or else removes it. Returns whether it
     /// was right.
-    fn keep(self) -> anyhow::Result<bool> {
+    fn keep(self) -> Result<bool, PullError> {
         let Job { file: wanted, partial: path, done, .. } = self.fetch.job;
-        let keeping = || format!("keeping {}", path.display());
+        let keeping = failed("keeping", path);
         if self.hasher.finish() != wanted.blob {
             self.fetch.bar.take_back(self.bytes);
-            fs::remove_file(path).with_context(keeping)?;
+            fs::remove_file(path).map_err(&keeping)?;
             return Ok(false);
         }
-        self.file.sync_all().with_context(keeping)?;
-        fs::rename(path, done).with_context(keeping)?;
+        self.file.sync_all().map_err(&keeping)?;
+        fs::rename(path, done).map_err(&keeping)?;
         Ok(true)
     }
 }
 
 /// Locks the file against other programs, including Hugging Face's.
-fn lock(path: &Path) -> anyhow::Result<File> {
-    let locking = || format!("locking {}", path.display());
+fn lock(path: &Path) -> Result<File, PullError> {
+    let locking = failed("locking", path);
     let file = File::options().write(true).create(true).truncate(false).open(path);
-    let file = file.with_context(locking)?;
+    let file = file.map_err(&locking)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => bail!(
-            "another program is fetching the same file (it holds {})\nhint: wait for it to end",
-            path.display()
-        ),
-        Err(TryLockError::Error(err)) => Err(err).with_context(locking),
+        Err(TryLockError::WouldBlock) => Err(PullError::Locked { lock: path.to_owned() }),
+        Err(TryLockError::Error(err)) => Err(locking(err)),
     }
 }
 

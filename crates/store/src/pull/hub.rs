@@ -5,15 +5,15 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use crate::{RepoId, Revision};
-use anyhow::{Context, anyhow};
 use jackalope_protocol::FilePath;
 use serde_json::Value;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
+use super::error::{HubError, ListingFault};
 use super::retry::{Failure, asked_pause};
+use crate::{RepoId, Revision};
 
 /// Timeout for resolving and reaching a server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -139,9 +139,11 @@ impl Hub {
             return Err(self.refusal(&url, repo, revision, response));
         }
         let body = response.body_mut().with_config().limit(LISTING_BYTES_MAX).read_to_string();
-        let body = body.with_context(|| format!("reading {url}")).map_err(Failure::again)?;
-        let listing = parse_listing(&body).with_context(|| format!("what {url} answers"));
-        listing.map_err(Failure::Final)
+        match body {
+            Ok(body) => parse_listing(&body)
+                .map_err(|fault| Failure::last(HubError::Listing { url, fault })),
+            Err(source) => Err(Failure::again(HubError::ListingBody { url, source }, None)),
+        }
     }
 
     /// Requests `url` from byte `from` on. Returns the response, whatever its status.
@@ -163,12 +165,9 @@ impl Hub {
                 | ureq::Error::TooManyRedirects => true,
                 _ => false,
             };
-            let endpoint = &self.endpoint;
-            let error = anyhow!(
-                "asking {url}: {err}\nhint: is {endpoint} reachable from here? HF_ENDPOINT names \
-                 another hub, HTTPS_PROXY a proxy"
-            );
-            if is_final { Failure::Final(error) } else { Failure::again(error) }
+            let (url, endpoint) = (url.to_owned(), self.endpoint.clone());
+            let error = HubError::Unreachable { url, endpoint, source: err };
+            if is_final { Failure::last(error) } else { Failure::again(error, None) }
         })
     }
 
@@ -184,53 +183,43 @@ impl Hub {
         let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
         let (code, retry_after) = (header("x-error-code"), header("retry-after"));
         let pause = retry_after.and_then(|text| asked_pause(&text, SystemTime::now()));
-        let endpoint = &self.endpoint;
+        let (endpoint, url, repo) = (self.endpoint.clone(), url.to_owned(), repo.clone());
         let error = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let asker = match self.token {
-                    Some(_) => "the owner of this HF_TOKEN may not read it",
-                    None => "no HF_TOKEN is set",
-                };
-                anyhow!(
-                    "{endpoint} refuses access to {repo} ({status}): it is gated, private or \
-                     misspelled, and {asker}\nhint: accept its conditions at {endpoint}/{repo}, \
-                     then set HF_TOKEN to a token from {endpoint}/settings/tokens"
-                )
+                HubError::Denied { endpoint, repo, status, has_token: self.token.is_some() }
             }
-            StatusCode::NOT_FOUND if code.as_deref() == Some("RevisionNotFound") => anyhow!(
-                "{repo} has no revision {revision}\nhint: see {endpoint}/{repo}/tree/main for its \
-                 branches and tags"
-            ),
-            StatusCode::NOT_FOUND => anyhow!(
-                "there is no {repo} at {endpoint} (404 for {url})\nhint: look for its name at \
-                 {endpoint}/models?search={}",
-                repo.name()
-            ),
+            StatusCode::NOT_FOUND if code.as_deref() == Some("RevisionNotFound") => {
+                HubError::NoRevision { endpoint, repo, revision: revision.clone() }
+            }
+            StatusCode::NOT_FOUND => HubError::NoRepository { endpoint, repo, url },
             StatusCode::TOO_MANY_REQUESTS
             | StatusCode::REQUEST_TIMEOUT
             | StatusCode::INTERNAL_SERVER_ERROR
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT => {
-                return Failure::Again { error: anyhow!("{url} answers {status}"), pause };
+                let text = String::new();
+                return Failure::again(HubError::Status { url, status, text }, pause);
             }
             _ => {
                 let said = response.body_mut().with_config().limit(REFUSAL_BYTES_MAX);
                 let said = said.read_to_string().unwrap_or_default();
-                anyhow!("{url} answers {status}: {}", said.trim().escape_debug())
+                HubError::Status { url, status, text: said.trim().to_owned() }
             }
         };
-        Failure::Final(error)
+        Failure::last(error)
     }
 }
 
-fn parse_listing(body: &str) -> anyhow::Result<Listing> {
-    let listing: Value = serde_json::from_str(body).context("is no JSON")?;
-    let commit = listing["sha"].as_str().context("names no commit")?;
+fn parse_listing(body: &str) -> Result<Listing, ListingFault> {
+    let listing: Value = serde_json::from_str(body)?;
+    let commit = listing["sha"].as_str().ok_or(ListingFault::NoCommit)?;
     // The commit becomes a part of paths.
     let is_commit = commit.parse::<Revision>().is_ok() && !commit.contains('/');
-    anyhow::ensure!(is_commit, "names {commit:?} as a commit");
-    let siblings = listing["siblings"].as_array().context("names no files")?;
+    if !is_commit {
+        return Err(ListingFault::Commit { found: commit.to_owned() });
+    }
+    let siblings = listing["siblings"].as_array().ok_or(ListingFault::NoFiles)?;
     let sibling = |it: &Value| -> Option<Sibling> {
         let lfs = &it["lfs"];
         let hash = lfs["sha256"].as_str().or_else(|| lfs["oid"].as_str());
@@ -240,8 +229,8 @@ fn parse_listing(body: &str) -> anyhow::Result<Listing> {
             hash: hash.or_else(|| it["blobId"].as_str()).map(str::to_owned),
         })
     };
-    let siblings = siblings.iter().map(|it| sibling(it).context("names a file without a name"));
-    Ok(Listing { commit: commit.to_owned(), siblings: siblings.collect::<anyhow::Result<_>>()? })
+    let siblings = siblings.iter().map(|it| sibling(it).ok_or(ListingFault::NoName));
+    Ok(Listing { commit: commit.to_owned(), siblings: siblings.collect::<Result<_, _>>()? })
 }
 
 /// Percent-encodes one part of a URL's path.

@@ -3,8 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use anyhow::anyhow;
-use jackalope_protocol::counted;
+use super::error::{HubError, PullError};
 
 /// Pause after the first failure; doubled after each further one.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -19,15 +18,20 @@ pub(crate) const ASKED_PAUSE_MAX: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// It will fail again.
-    Final(anyhow::Error),
+    Final(Box<PullError>),
     /// It may succeed next time, perhaps after the requested pause.
-    Again { error: anyhow::Error, pause: Option<Duration> },
+    Again { error: Box<PullError>, pause: Option<Duration> },
 }
 
 impl Failure {
-    /// Creates a failure that is worth another attempt.
-    pub(crate) fn again(error: anyhow::Error) -> Failure {
-        Failure::Again { error, pause: None }
+    /// Creates a failure that is worth another attempt, after the requested pause.
+    pub(crate) fn again(error: HubError, pause: Option<Duration>) -> Failure {
+        Failure::Again { error: Box::new(error.into()), pause }
+    }
+
+    /// Creates a failure that is final.
+    pub(crate) fn last(error: impl Into<PullError>) -> Failure {
+        Failure::Final(Box::new(error.into()))
     }
 }
 
@@ -52,24 +56,23 @@ impl Retries {
     ///
     /// # Errors
     /// Returns the failure if there is no next attempt.
-    pub(crate) fn again(&mut self, failure: Failure, stop: &Stop) -> anyhow::Result<()> {
+    pub(crate) fn again(&mut self, failure: Failure, stop: &Stop) -> Result<(), PullError> {
         let (error, asked) = match failure {
-            Failure::Final(error) => return Err(error),
+            Failure::Final(error) => return Err(*error),
             Failure::Again { error, pause } => (error, pause),
         };
         self.num_failed += 1;
         if self.max < self.num_failed {
-            return Err(
-                error.context(format!("gave up after {}", counted(self.num_failed, "attempt")))
-            );
+            let (num_failed, source) = (self.num_failed, error);
+            return Err(PullError::GaveUp { num_failed, source });
         }
         if let Some(asked) = asked.filter(|asked| ASKED_PAUSE_MAX < *asked) {
-            let seconds = counted(asked.as_secs(), "second");
-            return Err(error.context(format!("asked to come back in {seconds}")));
+            let (pause_seconds, source) = (asked.as_secs(), error);
+            return Err(PullError::LongPause { pause_seconds, source });
         }
         let pause = asked.unwrap_or_else(|| own_pause(self.num_failed));
-        tracing::info!(error = format!("{error:#}"), ?pause, "trying again");
-        if stop.wait(pause) { Err(anyhow!("another file failed")) } else { Ok(()) }
+        tracing::info!(%error, ?pause, "trying again");
+        if stop.wait(pause) { Err(PullError::Stopped) } else { Ok(()) }
     }
 }
 
@@ -159,16 +162,16 @@ mod tests {
     #[test]
     fn attempts_are_counted_and_long_pauses_refused() {
         let stop = Stop::default();
-        let failure = |pause| Failure::Again { error: anyhow!("broken"), pause };
+        let failure = |pause| Failure::Again { error: Box::new(PullError::Stopped), pause };
         let mut retries = Retries::new(2);
         retries.again(failure(Some(Duration::ZERO)), &stop).unwrap();
         retries.again(failure(Some(Duration::ZERO)), &stop).unwrap();
         let err = retries.again(failure(None), &stop).unwrap_err();
-        assert_eq!(format!("{err:#}"), "gave up after 3 attempts: broken");
+        assert_eq!(err.to_string(), "gave up after 3 attempts: another file failed");
         retries.forget();
         let err = retries.again(failure(Some(Duration::from_secs(3600))), &stop).unwrap_err();
-        assert_eq!(format!("{err:#}"), "asked to come back in 3600 seconds: broken");
-        assert!(retries.again(Failure::Final(anyhow!("no")), &stop).is_err());
+        assert_eq!(err.to_string(), "asked to come back in 3600 seconds: another file failed");
+        assert!(retries.again(Failure::last(PullError::Stopped), &stop).is_err());
         // The pause is not waited for at all.
         assert!(stop.set() && !stop.set());
         assert!(Retries::new(9).again(failure(Some(ASKED_PAUSE_MAX)), &stop).is_err());

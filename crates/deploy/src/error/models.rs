@@ -1,0 +1,185 @@
+//! What is wrong with the models that a server is to offer.
+
+use std::io;
+use std::path::PathBuf;
+
+use jackalope_store::{Problem, ResolveError, SpecError};
+use jackalope_text::UnknownFormat;
+use thiserror::Error;
+
+/// Maximum number of models of one server.
+pub const MODELS_MAX: usize = 1024;
+
+/// Hint for a model that this version cannot load.
+pub const UNSUPPORTED_HINT: &str = "choose a model of one of these kinds, convert this one with mlx_lm.convert, or take a version of \
+     jackalope that loads it";
+
+/// Why there is no model that can be served.
+#[derive(Debug, Error)]
+pub enum LocateError {
+    /// There is no such directory, and the text is not the name of a model.
+    #[error(
+        "no checkpoint at {}\nhint: give a directory, or ORG/NAME of a model on this machine \
+         (`jackalope models ls`)",
+        .path.display()
+    )]
+    NoCheckpoint {
+        /// Where it was expected.
+        path: PathBuf,
+    },
+    /// There is no such directory, and no model of this name.
+    #[error("no such directory: {0}")]
+    Unknown(#[from] ResolveError),
+    /// A directory cannot be read.
+    #[error("reading {}: {source}", .path.display())]
+    Read {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The model's directory is the root.
+    #[error("the model's directory has no name")]
+    NoName,
+    /// The model is incomplete.
+    #[error("{name} is incomplete: {first}{}\nhint: jackalope pull {}", and_more(*num_more), .path.display())]
+    Incomplete {
+        /// Its name.
+        name: String,
+        /// The first problem.
+        first: Box<Problem>,
+        /// Number of further problems.
+        num_more: usize,
+        /// What the user named.
+        path: PathBuf,
+    },
+    /// This version cannot load the model.
+    #[error("{name}: {source}\nhint: {UNSUPPORTED_HINT}")]
+    Unsupported {
+        /// Its name.
+        name: String,
+        /// The cause.
+        source: Box<SpecError>,
+    },
+}
+
+/// Why ranks have no model to read.
+#[derive(Debug, Error)]
+pub enum SourceError {
+    /// Machines do not have the model.
+    #[error(
+        "{}\nhint: `jackalope models sync {model} --hosts …` copies it; with `--models-from HOST` \
+         ranks read their part of it from there",
+        .problems.join("\n")
+    )]
+    Absent {
+        /// Each machine, with what it has instead.
+        problems: Vec<String>,
+        /// Name of the model.
+        model: String,
+    },
+    /// The machine that others should read from does not have the model.
+    #[error("`--models-from {from}`: {reason}\nhint: name a machine that has it")]
+    Lacks {
+        /// The machine.
+        from: String,
+        /// What it has instead.
+        reason: String,
+    },
+    /// The machine that others should read from does not take part.
+    #[error(
+        "`--models-from {from}` is no machine of the hostfile\n\
+         hint: name one of them, or `localhost` for this one"
+    )]
+    Unknown {
+        /// The machine.
+        from: String,
+    },
+}
+
+/// What is wrong with the models that a server is to offer.
+#[derive(Debug, Error)]
+pub enum ServedModelsError {
+    /// A model cannot be located.
+    #[error(transparent)]
+    Locate(#[from] LocateError),
+    /// A directory of models cannot be listed.
+    #[error(transparent)]
+    List(#[from] ResolveError),
+    /// There is no such parser of reasoning or tool calls.
+    #[error(transparent)]
+    Format(#[from] UnknownFormat),
+    /// There are no models.
+    #[error("there is no model to serve\nhint: fetch one with `jackalope pull`")]
+    None,
+    /// There are too many models.
+    #[error("{num_models} models are more than a server takes, {MODELS_MAX}\nhint: name fewer")]
+    TooMany {
+        /// Their number.
+        num_models: usize,
+    },
+    /// Two models have the same name.
+    #[error(
+        "two models are called {name}\nhint: rename one with `--model-id`, or `id` in a file of \
+         `--models-config`"
+    )]
+    SameName {
+        /// The name.
+        name: String,
+    },
+    /// An option names another model.
+    #[error("`{flag}` names {name}, which is no model of this server\nhint: there are {}", .known.join(", "))]
+    Unknown {
+        /// The option.
+        flag: &'static str,
+        /// The name.
+        name: String,
+        /// Ids of the models.
+        known: Vec<String>,
+    },
+    /// A file or directory cannot be read.
+    #[error("reading {}: {source}", .path.display())]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file of models is malformed.
+    #[error("reading {}: {source}", .path.display())]
+    Malformed {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+    /// The file of models is too long.
+    #[error("{} has {num_bytes} bytes, which is too long for a file of models", .path.display())]
+    TooLong {
+        /// Its path.
+        path: PathBuf,
+        /// Its length.
+        num_bytes: u64,
+    },
+    /// A model of the file has no directory or name.
+    #[error("{}: models[{idx}] has no `path`\nhint: name its directory, or ORG/NAME", .path.display())]
+    NoPath {
+        /// Path of the file.
+        path: PathBuf,
+        /// Position of the model.
+        idx: usize,
+    },
+    /// A time is malformed.
+    #[error("`idle_unload` is `{text}`: {reason}")]
+    Time {
+        /// The time.
+        text: String,
+        /// What is expected.
+        reason: String,
+    },
+}
+
+/// Returns words for further items of a list; empty if there are none.
+pub fn and_more(num_more: usize) -> String {
+    if num_more == 0 { String::new() } else { format!(", and {num_more} more") }
+}
