@@ -116,7 +116,7 @@ pub struct Answer<F: AnswerWriter> {
     /// Whether each choice has sent its first delta.
     has_begun: Vec<bool>,
     cached_tokens: u32,
-    /// Of the first prompt that has one.
+    /// Prefix miss of the first prompt that has one.
     prefix_miss: Option<PrefixMiss>,
     times: Times,
     limits: Arc<ServerLimits>,

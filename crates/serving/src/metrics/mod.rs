@@ -17,7 +17,7 @@ use crate::state::ServingState;
 use exposition::{Exposition, Kind};
 use families::{
     Family, HISTOGRAM_ALIASES, HistogramFamily, MODEL, MODEL_ALIASES, MODEL_HISTOGRAMS,
-    ModelMetrics, RANK, SERVER,
+    ModelMetrics, RANK, SERVER, ServerMetrics,
 };
 
 /// Value of the label `engine`: vLLM's number for the only engine of a server.
@@ -47,7 +47,8 @@ pub fn text(state: &ServingState, log_lines_dropped: Option<u64>) -> String {
         text.family(name, Kind::Counter, "Log lines dropped because the queue was full.");
         text.sample(name, &[], num_dropped as f64);
     }
-    let server = (totals, seen, state.started_at().elapsed().as_secs_f64());
+    let uptime_seconds = state.started_at().elapsed().as_secs_f64();
+    let server = ServerMetrics { totals, models: seen, uptime_seconds };
     for Family { name, help, value } in SERVER {
         text.family(name, Kind::of(name), help);
         text.sample(name, &[], value(&server));
