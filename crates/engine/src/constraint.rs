@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use jackalope_protocol::{Mask, TokenId};
+use jackalope_protocol::{RowMask, TokenId};
 
 /// Tracks one request's output and limits the next token.
 ///
@@ -113,8 +113,8 @@ impl TokenMask {
     }
 
     /// Returns the set in the form that is sent to ranks.
-    pub fn to_mask(&self) -> Mask {
-        Mask::of(&self.words, self.vocab_size)
+    pub fn to_mask(&self) -> RowMask {
+        RowMask::of(&self.words, self.vocab_size)
     }
 
     /// Returns the set without `tokens`; unchanged if no other token is in it, because a token has
@@ -135,7 +135,7 @@ mod tests {
         for vocab_size in [1, 7, 8, 31, 32, 33, 64, 1000] {
             let all = TokenMask::all(vocab_size);
             assert!(!all.is_empty());
-            assert_eq!(all.to_mask(), Mask::All);
+            assert_eq!(all.to_mask(), RowMask::All);
             let some: Vec<TokenId> = (0..vocab_size).filter(|token| token % 3 == 0).collect();
             let mask = TokenMask::only(&some, vocab_size);
             let allows = |token: TokenId| mask.to_mask().allows(token);

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use jackalope_protocol::{Mask, Pooling, Sampling, TokenId, counted};
+use jackalope_protocol::{Pooling, RowMask, Sampling, TokenId, counted};
 use thiserror::Error;
 
 use crate::constraint::{TokenConstraint, TokenMask};
@@ -233,9 +233,9 @@ pub struct Request {
 struct Masks {
     /// `None` if all tokens are allowed.
     tokens: Option<TokenMask>,
-    from_min_tokens: Mask,
+    from_min_tokens: RowMask,
     /// Excludes tokens that end the generation, unless there are no others.
-    before_min_tokens: Mask,
+    before_min_tokens: RowMask,
 }
 
 impl Request {
@@ -299,7 +299,7 @@ impl Request {
     }
 
     /// Returns the tokens that may be sampled without a constraint.
-    pub(crate) fn mask(&self, may_end: bool) -> &Mask {
+    pub(crate) fn mask(&self, may_end: bool) -> &RowMask {
         if may_end { &self.masks.from_min_tokens } else { &self.masks.before_min_tokens }
     }
 
@@ -455,7 +455,7 @@ fn token_mask(
 }
 
 fn masks(tokens: Option<TokenMask>, stop_tokens: &[TokenId], vocab_size: u32) -> Masks {
-    let from_min_tokens = tokens.as_ref().map_or(Mask::All, TokenMask::to_mask);
+    let from_min_tokens = tokens.as_ref().map_or(RowMask::All, TokenMask::to_mask);
     let all = tokens.clone().unwrap_or_else(|| TokenMask::all(vocab_size));
     let before_min_tokens = all.without(stop_tokens).to_mask();
     Masks { tokens, from_min_tokens, before_min_tokens }
@@ -544,7 +544,7 @@ fn resolve(sampling: SamplingOptions, num_prompt_tokens: u32, logprobs: Option<u
         repetition_context: sampling.repetition_context,
         presence_penalty: sampling.presence_penalty,
         frequency_penalty: sampling.frequency_penalty,
-        mask: Mask::All,
+        mask: RowMask::All,
         logit_bias: sampling.logit_bias,
         seed: sampling.seed.unwrap_or_else(draw_seed),
         num_prompt_tokens,

@@ -65,7 +65,7 @@ pub use matmul::{Product, TermColumns, matmul, matmul_each, quantized_matmul};
 pub use matrix::{DenseMatrix, Matrix};
 pub use memory::{advise_huge_pages, move_into_huge_pages};
 pub use norm::{Norm, normalize, rms_norm};
-pub use profile::{KernelTime, Span};
+pub use profile::{KernelTime, ProfileSpan};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use recurrence::{
     ConvBiases, ConvKernels, DecayWeights, OutputGates, RecurrenceInputs, RecurrenceRule,

@@ -33,9 +33,9 @@ impl Profile {
         std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn span(&self, name: &'static str, bytes: usize) -> Span<'_> {
+    pub(crate) fn span(&self, name: &'static str, bytes: usize) -> ProfileSpan<'_> {
         let is_on = self.is_on.load(Ordering::Relaxed);
-        Span { running: is_on.then(|| (self, Instant::now())), name, bytes }
+        ProfileSpan { running: is_on.then(|| (self, Instant::now())), name, bytes }
     }
 
     fn record(&self, name: &'static str, bytes: usize, time: Duration) {
@@ -54,13 +54,13 @@ impl Profile {
 /// A running kernel. It is entered into the profile when this is dropped.
 #[derive(Debug)]
 #[must_use = "the time counts until the span is dropped"]
-pub struct Span<'a> {
+pub struct ProfileSpan<'a> {
     running: Option<(&'a Profile, Instant)>,
     name: &'static str,
     bytes: usize,
 }
 
-impl Drop for Span<'_> {
+impl Drop for ProfileSpan<'_> {
     fn drop(&mut self) {
         if let Some((profile, begun)) = self.running {
             profile.record(self.name, self.bytes, begun.elapsed());

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::profile::{KernelTime, Profile, Span};
+use crate::profile::{KernelTime, Profile, ProfileSpan};
 use crate::simd::InstructionSet;
 
 /// Time for which a worker spins for the next job before it sleeps: longer than MLX's pause between
@@ -78,7 +78,7 @@ impl Threads {
 
     /// Measures the time until the span is dropped, if the profile was started. Kernels call it
     /// themselves.
-    pub fn span(&self, name: &'static str, bytes: usize) -> Span<'_> {
+    pub fn span(&self, name: &'static str, bytes: usize) -> ProfileSpan<'_> {
         self.profile.span(name, bytes)
     }
 

@@ -21,9 +21,9 @@ const STRANGERS_OWN: usize = 4;
 pub struct AdmissionLimits {
     /// Maximum number in total.
     pub total: usize,
-    /// Maximum number from one unexpected source.
+    /// Maximum number of connections from one unexpected source.
     pub per_source: usize,
-    /// Slots, out of `total`, that only expected peers may use.
+    /// Number of connections, out of `total`, that only expected peers may use.
     pub reserve: usize,
 }
 

@@ -84,7 +84,7 @@ pub enum ToAgent {
     Probe {
         /// Returned in [`FromAgent::Probed`].
         tag: u64,
-        /// At most four addresses; a refused connection counts as an answer.
+        /// Addresses to connect to, at most four; a refused connection counts as an answer.
         targets: Vec<SocketAddr>,
         /// How long an answer may take, in milliseconds.
         deadline_ms: u64,

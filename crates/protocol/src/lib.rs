@@ -55,7 +55,7 @@ pub use file_path::{FilePath, FilePathError};
 pub use frame::FrameError;
 pub use identity::{Identity, NAME_BYTES_MAX, PublicKey};
 pub use ids::{CacheId, TokenId};
-pub use mask::Mask;
+pub use mask::RowMask;
 pub use memory::{MachineMemory, MemoryPressure, PressureLimits};
 pub use messages::{
     Backend, Device, FailureKind, FromRank, HeartbeatEcho, Hello, Join, ModelSource, Phase,

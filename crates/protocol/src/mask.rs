@@ -7,7 +7,7 @@ use crate::ids::TokenId;
 /// The tokens that may be sampled. Ids outside of the model's vocabulary have no meaning here, and
 /// some variants allow them.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-pub enum Mask {
+pub enum RowMask {
     /// Every token.
     #[default]
     All,
@@ -19,13 +19,13 @@ pub enum Mask {
     Bits(Vec<u8>),
 }
 
-impl Mask {
+impl RowMask {
     /// Encodes a set in the smallest variant. The set is given as bits, bit `token % 32` of word
     /// `token / 32`, for the tokens below `vocab_size`.
     ///
     /// # Panics
     /// Panics if there are fewer bits than tokens.
-    pub fn of(words: &[u32], vocab_size: u32) -> Mask {
+    pub fn of(words: &[u32], vocab_size: u32) -> RowMask {
         /// Maximum encoded size of a token in a list.
         const TOKEN_BYTES: usize = 3;
         assert!(vocab_size as usize <= words.len() * 32, "every token has a bit");
@@ -34,11 +34,11 @@ impl Mask {
         let num_banned = vocab_size as usize - num_allowed;
         let list_max = (vocab_size as usize).div_ceil(8) / TOKEN_BYTES;
         if num_banned == 0 {
-            Mask::All
+            RowMask::All
         } else if num_allowed <= num_banned && num_allowed <= list_max {
-            Mask::Only((0..vocab_size).filter(is_allowed).collect())
+            RowMask::Only((0..vocab_size).filter(is_allowed).collect())
         } else if num_banned <= list_max {
-            Mask::Except((0..vocab_size).filter(|token| !is_allowed(token)).collect())
+            RowMask::Except((0..vocab_size).filter(|token| !is_allowed(token)).collect())
         } else {
             let bytes = words.iter().flat_map(|word| word.to_le_bytes());
             let mut bytes: Vec<u8> = bytes.take((vocab_size as usize).div_ceil(8)).collect();
@@ -46,17 +46,17 @@ impl Mask {
                 let last = bytes.last_mut().expect("a list of one token or more has a byte");
                 *last &= (1 << (vocab_size % 8)) - 1;
             }
-            Mask::Bits(bytes)
+            RowMask::Bits(bytes)
         }
     }
 
     /// Whether `token` may be sampled.
     pub fn allows(&self, token: TokenId) -> bool {
         match self {
-            Mask::All => true,
-            Mask::Only(tokens) => tokens.binary_search(&token).is_ok(),
-            Mask::Except(tokens) => tokens.binary_search(&token).is_err(),
-            Mask::Bits(bytes) => {
+            RowMask::All => true,
+            RowMask::Only(tokens) => tokens.binary_search(&token).is_ok(),
+            RowMask::Except(tokens) => tokens.binary_search(&token).is_err(),
+            RowMask::Bits(bytes) => {
                 let byte = bytes.get(token as usize / 8).copied().unwrap_or(0);
                 byte >> (token % 8) & 1 == 1
             }
@@ -66,8 +66,8 @@ impl Mask {
     /// Sets `banned` at the index of every token that may not be sampled.
     pub fn apply<T: Copy>(&self, values: &mut [T], banned: T) {
         match self {
-            Mask::All => {}
-            Mask::Only(tokens) => {
+            RowMask::All => {}
+            RowMask::Only(tokens) => {
                 let kept = |token: &TokenId| values.get(*token as usize).copied();
                 let kept: Vec<Option<T>> = tokens.iter().map(kept).collect();
                 values.fill(banned);
@@ -77,14 +77,14 @@ impl Mask {
                     }
                 }
             }
-            Mask::Except(tokens) => {
+            RowMask::Except(tokens) => {
                 for token in tokens {
                     if let Some(value) = values.get_mut(*token as usize) {
                         *value = banned;
                     }
                 }
             }
-            Mask::Bits(bytes) => {
+            RowMask::Bits(bytes) => {
                 for (eight, byte) in
                     values.chunks_mut(8).zip(bytes.iter().chain(std::iter::repeat(&0)))
                 {
@@ -125,7 +125,7 @@ mod tests {
                 .for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
             // Bits beyond the vocabulary are ignored.
             words[39] = u32::MAX;
-            let mask = Mask::of(&words, vocab_size);
+            let mask = RowMask::of(&words, vocab_size);
             assert!(format!("{mask:?}").starts_with(form), "{form}: {mask:?}");
             assert!((0..vocab_size).all(|token| mask.allows(token) == is_allowed(token)), "{form}");
             let mut values: Vec<u32> = (0..vocab_size).collect();
@@ -142,9 +142,11 @@ mod tests {
 
     #[test]
     fn a_mask_from_a_stranger_is_harmless() {
-        for mask in
-            [Mask::Only(vec![9, 1 << 30]), Mask::Except(vec![u32::MAX]), Mask::Bits(vec![1])]
-        {
+        for mask in [
+            RowMask::Only(vec![9, 1 << 30]),
+            RowMask::Except(vec![u32::MAX]),
+            RowMask::Bits(vec![1]),
+        ] {
             let mut values = [5; 20];
             mask.apply(&mut values, 0);
             assert!(

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::embed::{Embed, Embedded};
 use crate::ids::{CacheId, TokenId};
-use crate::mask::Mask;
+use crate::mask::RowMask;
 
 /// Everything that all ranks do in one step, applied in this order: forks, forgets, drops,
 /// rows.
@@ -130,7 +130,7 @@ pub struct Sampling {
     /// Subtracted from a token's logit for each occurrence in the output; 0 disables it.
     pub frequency_penalty: f32,
     /// Tokens that may be sampled, regardless of bias and penalties.
-    pub mask: Mask,
+    pub mask: RowMask,
     /// Values added to the logits of single tokens.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Key of the random number generator.
@@ -154,7 +154,7 @@ impl Sampling {
             repetition_context: 0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            mask: Mask::All,
+            mask: RowMask::All,
             logit_bias: Vec::new(),
             seed: 0,
             num_prompt_tokens,
@@ -168,7 +168,7 @@ impl Sampling {
             && self.repetition_penalty == 1.0
             && self.presence_penalty == 0.0
             && self.frequency_penalty == 0.0
-            && self.mask == Mask::All
+            && self.mask == RowMask::All
             && self.logit_bias.is_empty()
             && self.logprobs.is_none()
     }

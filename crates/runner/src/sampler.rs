@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use jackalope_kernels::logits;
-use jackalope_protocol::{Logprob, Mask, Sampling, TokenId};
+use jackalope_protocol::{Logprob, RowMask, Sampling, TokenId};
 
 /// Width of one step of the search for candidates, in natural-logarithm units of probability.
 const CANDIDATE_STEP: f32 = 6.0;
@@ -26,7 +26,7 @@ pub(crate) fn sample(logits: &[f32], history: &[TokenId], sampling: &Sampling) -
     if changes_logits(sampling) {
         process(logits.to_mut(), history, sampling);
     }
-    if sampling.mask != Mask::All {
+    if sampling.mask != RowMask::All {
         // Applied last, so that nothing makes a masked token possible again.
         sampling.mask.apply(logits.to_mut(), f32::NEG_INFINITY);
     }
@@ -63,7 +63,7 @@ pub(crate) fn logprob(logits: &[f32], token: TokenId, num_top: u8) -> Logprob {
 }
 
 /// Returns a token to sample if no allowed token has a probability above zero.
-fn first_allowed(logits: &[f32], mask: &Mask) -> TokenId {
+fn first_allowed(logits: &[f32], mask: &RowMask) -> TokenId {
     let mut tokens = (0..logits.len()).map(token_id);
     tokens.find(|token| mask.allows(*token)).unwrap_or_default()
 }
@@ -315,7 +315,7 @@ mod tests {
         allowed.iter().for_each(|token| words[*token as usize / 32] |= 1 << (token % 32));
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let banned = (0..40).filter(|token| !allowed.contains(token)).collect();
-        let masks = [Mask::Only(allowed.clone()), Mask::Except(banned), Mask::Bits(bytes)];
+        let masks = [RowMask::Only(allowed.clone()), RowMask::Except(banned), RowMask::Bits(bytes)];
         let changes: [fn(&mut Sampling); 8] = [
             |it| it.temperature = 0.0,
             |it| it.temperature = 2.0,
@@ -338,7 +338,7 @@ mod tests {
             assert!(samples[0] == samples[1] && samples[1] == samples[2], "the form says nothing");
         }
         let mut sampling = sampling(|_| {});
-        sampling.mask = Mask::Only(allowed.clone());
+        sampling.mask = RowMask::Only(allowed.clone());
         let found = frequencies(&logits, &sampling);
         assert!(
             allowed

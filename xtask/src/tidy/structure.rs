@@ -20,9 +20,9 @@ use crate::process::workspace_dir;
 const CRATE_LINES_MAX: usize = 10_000;
 
 /// Names that stand for two public types of the workspace, because both are the usual word: MLX's own
-/// names in `mlx` beside what the protocol or the transport say of the same thing, and spans of time and
-/// of rows. Code that needs both qualifies them. This list only shrinks.
-const SHARED_TYPE_NAMES: &[&str] = &["Backend", "Device", "Dtype", "Group", "Mask", "Span"];
+/// names in `mlx`, and what the protocol or the transport say of the same thing. Code that needs both
+/// qualifies them. This list only shrinks.
+const SHARED_TYPE_NAMES: &[&str] = &["Backend", "Device", "Dtype", "Group"];
 
 /// A crate as these rules read it.
 struct Crate {
