@@ -70,6 +70,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         check_source(path, &mut findings)?;
     }
     check_architecture(&mut findings)?;
+    check_named_paths(&files, &mut findings)?;
     check_dependencies(&mut findings)?;
     check_test_data(&files, &mut findings)?;
     structure::check(&mut findings)?;
@@ -133,6 +134,34 @@ fn check_architecture(findings: &mut Vec<String>) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks that documents name no path of a crate that does not exist.
+fn check_named_paths(files: &[PathBuf], findings: &mut Vec<String>) -> anyhow::Result<()> {
+    for page in files.iter().filter(|path| path.extension().is_some_and(|it| it == "md")) {
+        // Every second part is between two backticks.
+        for named in
+            read(page)?.split('`').skip(1).step_by(2).filter(|it| it.starts_with("crates/"))
+        {
+            for path in alternatives(named) {
+                if !path.contains([' ', '\n']) && !workspace_dir().join(&path).exists() {
+                    findings.push(format!("{}: {path} does not exist", page.display()));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the paths that a path with `{a,b}` in it stands for.
+fn alternatives(path: &str) -> Vec<String> {
+    let Some((before, (names, after))) =
+        path.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    else {
+        return vec![path.to_owned()];
+    };
+    let each = names.split(',').flat_map(|name| alternatives(&format!("{before}{name}{after}")));
+    each.collect()
 }
 
 /// Checks the direction of dependencies, the reasons beside them, and that sources use them.
@@ -234,6 +263,13 @@ fn read(path: &Path) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn paths_with_alternatives_are_named_one_by_one() {
+        assert_eq!(super::alternatives("a/{b,c}/{d,e}.rs").len(), 4);
+        assert_eq!(super::alternatives("a/{b,c}.rs"), ["a/b.rs", "a/c.rs"]);
+        assert_eq!(super::alternatives("a.rs"), ["a.rs"]);
+    }
+
     #[test]
     fn the_workspace_is_tidy() {
         super::run(&[]).unwrap();
