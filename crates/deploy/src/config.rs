@@ -96,7 +96,7 @@ pub struct HostsConfig {
     pub lease: Duration,
     /// Start no rank; people start them.
     pub by_hand: bool,
-    /// Of ranks that are started by hand, the first one is started by this program.
+    /// Whether this program starts the first rank itself, if the others are started by hand.
     pub first_here: bool,
     /// Environment variables of that one.
     pub rank_env: Vec<(String, String)>,

@@ -25,8 +25,8 @@ pub use pressure::{MemoryReading, PressurePolicy, PressureStatus};
 /// Limits and options of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Maximum number of tokens computed per step over all sequences. RequestLimits how long a
-    /// prompt delays the other sequences.
+    /// Maximum number of tokens computed per step over all sequences. Limits how long a prompt
+    /// delays the other sequences.
     pub step_tokens: u32,
     /// Maximum number of sequences computed together; at most `step_tokens`.
     pub running_max: u32,

@@ -113,7 +113,7 @@ impl KeptLengths {
         self.wanted.remove(&num_tokens);
     }
 
-    /// Gives up all wishes, because no sequence computes the cache any more.
+    /// Drops all wanted lengths, because no sequence computes the cache any more.
     pub(crate) fn stop_wanting(&mut self) {
         self.wanted.clear();
         self.stride = 0;

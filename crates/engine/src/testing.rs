@@ -46,7 +46,7 @@ pub fn overflowing_model(vocab_size: u32) -> NextToken {
     })
 }
 
-/// A model that says what `answer` makes of the prompt, and then `end` for ever.
+/// A model that generates `answer(prompt)` and then `end` without limit.
 pub fn scripted_model(
     mut answer: impl FnMut(&[TokenId]) -> Vec<TokenId> + Send + 'static,
     end: TokenId,
@@ -124,7 +124,7 @@ impl Default for FakeCaches {
 }
 
 impl FakeCaches {
-    /// Caches that grow by so many tokens.
+    /// Creates caches that grow by `block_tokens` at a time.
     pub fn new(block_tokens: usize) -> FakeCaches {
         FakeCaches {
             block_tokens,
@@ -374,7 +374,7 @@ pub enum FakeOrder {
         /// The rank.
         rank: usize,
     },
-    /// A rank dies, and so many attempts to replace it fail.
+    /// A rank dies, and the given number of attempts to replace it fail.
     CrashAgain {
         /// The rank.
         rank: usize,

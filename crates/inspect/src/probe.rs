@@ -17,7 +17,7 @@ use crate::report::NodeReport;
 
 /// Finds our own programs.
 const PROGRAMS: &str = include_str!("probe/programs.sh");
-/// Queries everything else.
+/// Script that reports everything else.
 const REPORT: &str = include_str!("probe/report.sh");
 
 /// A file of a model on a machine.

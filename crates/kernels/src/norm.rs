@@ -15,7 +15,7 @@ pub struct Norm<'a> {
     pub weight: Option<Elements<'a>>,
     /// Added to each element at the end, if there is one.
     pub bias: Option<Elements<'a>>,
-    /// Added to the mean of the squares.
+    /// Epsilon added to the mean of the squares.
     pub eps: f32,
 }
 

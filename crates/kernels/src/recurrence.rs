@@ -83,8 +83,8 @@ pub struct RecurrenceInputs<'a> {
     pub keys: &'a [f32],
     /// `[rows, value_heads, value_dim]`.
     pub values: &'a [f32],
-    /// Projection to the decay, `[rows, value_heads]`, or `[rows, value_heads, key_dim]` if each element
-    /// of a key decays by itself.
+    /// Projection to the decay, `[rows, value_heads]`, or `[rows, value_heads, key_dim]` if each
+    /// element of a key decays separately.
     pub decays: &'a [f32],
     /// Logits of the correction's rate, `[rows, value_heads]`; empty if the rule has none.
     pub rates: &'a [f32],

@@ -1,5 +1,5 @@
-//! The choice of the positions that a query attends to, by an indexer (DeepSeek-AI 2025,
-//! "DeepSeek-V3.2", section 2.1), and attention's copy of what is kept of them.
+//! Chooses the positions that a query attends to, with an indexer (DeepSeek-AI 2025,
+//! "DeepSeek-V3.2", section 2.1), and copies what the cache holds of them for attention.
 //!
 //! A score is computed head by head in ascending order, and of equal scores the lower position is
 //! chosen, so that a row's choice does not depend on what else is computed.

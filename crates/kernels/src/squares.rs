@@ -36,7 +36,7 @@ const SCALES: [f64; SQUARE_SUMS] = [GRID / SPACINGS[0], GRID / SPACINGS[1], GRID
 pub struct DividedNorm<'a> {
     /// Weights of this machine's elements: of one row, or of several ones in turn.
     pub weight: Elements<'a>,
-    /// Added to the mean of the squares.
+    /// Epsilon added to the mean of the squares.
     pub eps: f32,
     /// Number of elements of a whole row, those of other machines included.
     pub width: usize,

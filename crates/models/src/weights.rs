@@ -214,7 +214,7 @@ impl<'a> Weights<'a> {
         Weights { loader: self.loader, path, stacked: None, fused: None, view: None }
     }
 
-    /// Returns the path of a module, of whose tensors only some rows belong to it.
+    /// Returns the path of a module that owns only some rows of its tensors.
     pub(crate) fn rows(&self, rows: HeadRows) -> Weights<'a> {
         Weights { view: Some(rows.clone()), ..self.at(rows.module) }
     }

@@ -352,7 +352,8 @@ fn context_of(model: &PlacementModel, wishes: Wishes) -> u32 {
     tokens.clamp(1, model.context_tokens.max(1))
 }
 
-/// Returns the kinds to try on `size` machines. One machine holds everything either way.
+/// Returns the kinds of split to try on `size` machines. A single machine holds the whole model
+/// with either kind.
 fn kinds(size: usize, wished: Option<SplitKind>) -> impl Iterator<Item = SplitKind> {
     let is_tried = move |kind: &SplitKind| match wished {
         Some(wished) if 1 < size => *kind == wished,

@@ -249,7 +249,7 @@ pub(crate) async fn account(mut request: Request, next: Next) -> Response {
     response.map(|body| until_end(body, in_flight))
 }
 
-/// Marks a request as whole when it is dropped.
+/// Marks a request as completely received when this is dropped.
 struct Arriving(Arc<InFlight>);
 
 impl Drop for Arriving {

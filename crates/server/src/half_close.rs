@@ -68,7 +68,7 @@ impl Probe {
         Probe { message, num_sent: 0, pause: None, rest: &[] }
     }
 
-    /// Writes the message when it is time for the next one.
+    /// Writes the messages that are due.
     fn advance<S: AsyncWrite + Unpin>(
         &mut self,
         socket: &mut S,
@@ -323,9 +323,10 @@ impl Drop for OpenCall {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Sending {
     Open,
-    /// It has, and the end is held back.
+    /// The client has closed its side, and this is not reported yet.
     Closed,
-    /// It has, and no call is open. Frames may still have to be written, and requests accepted.
+    /// As `Closed`, and no call is open. Frames may still have to be written, and requests
+    /// accepted.
     Idle,
     /// All frames are written: the end is reported.
     Over,

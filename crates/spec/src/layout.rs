@@ -31,7 +31,7 @@ pub struct ModelLayout {
     pub layers: Vec<LayerLayout>,
     /// Tensors of the checkpoint that the model does not use.
     pub unused: Vec<UnusedTensors>,
-    /// The parts of all layers and outside of them, and what all layers cache.
+    /// Sums over all layers and the rest of the model: weights, and what is cached.
     pub(crate) sums: LayoutSums,
     formats: BTreeMap<String, QuantizationFormat>,
     /// Vectors that are stored less one.

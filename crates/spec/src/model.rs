@@ -128,7 +128,7 @@ impl LogitsSpec {
 /// Whether head and embedding are one table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum HeadTable {
-    /// They are one.
+    /// The unembedding is the embedding's own matrix.
     Tied,
     /// The head has a table of its own.
     Own,
@@ -334,9 +334,9 @@ pub struct AttentionSpec {
 pub enum ValueKind {
     /// By a projection of their own.
     Projected,
-    /// By a projection of their own; each head is normalised by itself, without weights.
+    /// By a projection of their own; each head is normalised separately, without weights.
     Normalized,
-    /// By the projection to keys, before those are normalised; each head is normalised by itself,
+    /// By the projection to keys, before those are normalised; each head is normalised separately,
     /// without weights.
     NormalizedKeys,
 }
@@ -353,14 +353,14 @@ pub enum OutputGate {
 /// Norm of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QkNorm {
-    /// Each head is normalised by itself, with the same weight.
+    /// Each head is normalised separately, with the same weight.
     PerHead,
-    /// Each head is normalised by itself after its rotation, without weights.
+    /// Each head is normalised separately after its rotation, without weights.
     RotatedUnweighted {
-        /// Added to the mean of the squares.
+        /// Epsilon added to the mean of the squares.
         eps: f32,
     },
-    /// Each head is normalised by itself, with a weight of its own: `[heads, head_dim]`.
+    /// Each head is normalised separately, with a weight of its own: `[heads, head_dim]`.
     OwnWeights,
     /// All heads together are normalised.
     AllHeads,
@@ -593,10 +593,10 @@ pub struct StackedModule {
     pub fused: Vec<FusedSource>,
 }
 
-/// What a layer keeps of a sequence.
+/// What a layer caches of a sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CacheKind {
-    /// Something for every position.
+    /// Vectors for every position.
     Positions {
         /// Number of elements for each key-value head: its key and its value.
         elements_per_kv_head: usize,
@@ -616,8 +616,8 @@ pub enum CacheKind {
         /// Number of elements for each of the heads that several heads share.
         elements_per_kv_head: usize,
     },
-    /// Something for every position, and a state in single precision: of attention and a state space
-    /// beside each other.
+    /// Vectors for every position and a state in single precision: for layers with attention and a
+    /// state space side by side.
     PositionsAndState {
         /// Number of elements for each position and key-value head: its key and its value.
         elements_per_kv_head: usize,
@@ -631,7 +631,7 @@ pub enum CacheKind {
 }
 
 impl CacheKind {
-    /// Returns what two mixers keep that keep all positions.
+    /// Returns the cache of a layer with two mixers, both of which keep all positions.
     ///
     /// # Panics
     /// Panics if one of them keeps something else.

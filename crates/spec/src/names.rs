@@ -44,7 +44,7 @@ pub struct TensorNames {
 }
 
 impl TensorNames {
-    /// The names of a language model by itself.
+    /// Names of a language model without a vision part.
     pub(crate) const PLAIN: TensorNames =
         TensorNames { replaced: &[], renamed: &[], ignored: &[], ignored_within: &[] };
 

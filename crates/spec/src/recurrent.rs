@@ -41,9 +41,9 @@ pub struct GatedDeltaSpec {
     pub kimi: Option<KimiDelta>,
 }
 
-/// What differs in Kimi delta attention (Kimi team 2025, "Kimi Linear", section 3): each element of a
-/// key decays by itself, the gates are logistic functions, and the projections to decays and gates read
-/// vectors of low rank. There are as many key heads as value heads.
+/// What differs in Kimi delta attention (Kimi team 2025, "Kimi Linear", section 3): each element of
+/// a key decays separately, the gates are logistic functions, and the projections to decays and
+/// gates read vectors of low rank. There are as many key heads as value heads.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct KimiDelta {
     /// Projection from the residual stream to what the decays are computed from, `[rank]`.
@@ -83,9 +83,8 @@ pub struct GatedDeltaSizes {
     pub conv_width: usize,
 }
 
-/// A gated short convolution (Liquid AI 2025, "LFM2 Technical Report"):
-/// `output(after * convolution(before * values))`, where the causal convolution sees each channel by
-/// itself.
+/// A gated short convolution (Liquid AI 2025, "LFM2 Technical Report"): `output(after *
+/// convolution(before * values))`, with a causal convolution of each channel.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ShortConvSpec {
     /// Number of units of channels that are not divided.
@@ -149,9 +148,9 @@ pub struct StateSpaceSpec {
 pub struct GroupNormSpec {
     /// Where its weight is, `[heads * head_dim]`.
     pub module: String,
-    /// Number of groups of neighbouring elements, each of which is normalised by itself.
+    /// Number of groups of neighbouring elements, each of which is normalised separately.
     pub groups: usize,
-    /// Added to the mean of the squares.
+    /// Epsilon added to the mean of the squares.
     pub eps: f32,
     /// Whether the results are normalised before the gates multiply them, not after it.
     pub precedes_gate: bool,

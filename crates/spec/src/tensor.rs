@@ -73,15 +73,16 @@ impl FusedSource {
 }
 
 impl TensorSpec {
-    /// Returns where a checkpoint has the tensor with others in one, for which `is_stored` says
-    /// whether it has the tensor of a name; `None` if it has the tensor by itself, or not at all.
+    /// Returns the source of a tensor that a checkpoint stores together with others in one;
+    /// `is_stored` returns whether the checkpoint has the tensor of a name. `None` if the tensor is
+    /// stored on its own, or not at all.
     pub fn fused_in(&self, is_stored: impl Fn(&str) -> bool) -> Option<&FusedSource> {
         let is_alone = is_stored(&self.name);
         self.fused.iter().find(|source| !is_alone && is_stored(&source.name("weight")))
     }
 
-    /// Whether a checkpoint has the tensor, for which `is_stored` says whether it has the tensor of a
-    /// name.
+    /// Whether a checkpoint has the tensor, where `is_stored` returns whether it has the tensor of
+    /// a name.
     pub fn is_in(&self, is_stored: impl Fn(&str) -> bool) -> bool {
         match &self.presence {
             Presence::Always => true,
@@ -96,9 +97,9 @@ impl TensorSpec {
 pub enum Presence {
     /// All of them.
     Always,
-    /// Those that have the tensor of this name.
+    /// Only checkpoints that have the tensor of this name.
     With(String),
-    /// Those that do not have the tensor of this name.
+    /// Only checkpoints without the tensor of this name.
     Without(String),
 }
 
@@ -131,7 +132,7 @@ pub enum TensorCut {
     /// Every rank holds all of it.
     Replicated,
     /// Each rank holds a part of the output, the last dimension but one, or the only dimension of a
-    /// bias. A fused projection has several segments, each of which is divided by itself.
+    /// bias. A fused projection has several segments, each of which is divided separately.
     Column(Vec<CutSegment>),
     /// Each rank holds a part of the input, the last dimension; products are summed over the ranks.
     Row(Dimension),

@@ -236,8 +236,8 @@ impl Pull {
     }
 
     /// # Errors
-    /// If this version cannot load the model with this configuration, unless unsupported models are
-    /// wanted.
+    /// If this version cannot load the model with this configuration, unless unsupported models
+    /// were requested.
     fn check_loadable(&self, config: &Path) -> Result<(), PullError> {
         let content = fs::read(config).map_err(error::failed("reading", config))?;
         // Invalid JSON is reported once all files have arrived.

@@ -28,7 +28,7 @@ pub(crate) fn poll_until(fds: &mut [PollFd<'_>], wake_at: Instant) -> io::Result
     }
 }
 
-/// State of the waiting of one operation.
+/// State of one operation while it waits.
 #[derive(Debug)]
 pub(crate) struct Wait<'a> {
     interrupter: &'a Interrupter,

@@ -98,8 +98,8 @@ impl Table {
 /// Ratings of the link by the times of sums, for each transport.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
-    /// By backend: the highest number of bytes per second, and the least time in microseconds for a
-    /// small payload.
+    /// For each backend: the highest number of bytes per second, and the least time in microseconds
+    /// for a small payload.
     best: BTreeMap<String, (f64, Option<f64>)>,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct SequenceConstraint {
 /// The constraint's answer about the token after the last known one.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
-    /// It has not been asked.
+    /// The constraint has not been asked.
     Unknown,
     /// Any.
     All,
@@ -38,7 +38,7 @@ pub(super) enum Next {
     Masked(TokenMask),
     /// The output is complete.
     End,
-    /// It cannot go on.
+    /// The constraint has failed.
     Failed(ConstraintError),
 }
 

@@ -116,8 +116,8 @@ struct Inner {
     num_silent_dials: u32,
     /// Replaced processes that are still to be killed, each with its start time.
     doomed: VecDeque<(u32, String)>,
-    /// By tag, oldest first. The outer option is set once the probe is answered; the inner one
-    /// holds the reason if it failed.
+    /// Probes by tag, oldest first. The outer option is set once the probe is answered; the inner
+    /// one holds the reason if it failed.
     probes: VecDeque<(u64, Option<Option<String>>)>,
     num_probes: u64,
 }

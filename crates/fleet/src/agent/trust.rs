@@ -79,7 +79,7 @@ pub(super) struct AgentAdmission {
     secret: Secret,
     identity: Identity,
     trust: Trust,
-    /// By session: the key whose trust it depends on, and the socket to shut down.
+    /// Sessions: for each, the key whose trust it depends on, and the socket to shut down.
     sessions: Mutex<HashMap<u64, (PublicKey, TcpStream)>>,
 }
 

@@ -190,7 +190,7 @@ impl Gathered {
 struct Keys<'a> {
     queries: &'a HeadQueries<'a>,
     config: &'a AttentionConfig<'a>,
-    /// They start at a multiple of [`BLOCK_KEYS`].
+    /// Positions of the keys; the first is a multiple of [`BLOCK_KEYS`].
     positions: Range<usize>,
     /// End of the spans that are processed together.
     until: usize,

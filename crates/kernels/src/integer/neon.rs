@@ -348,7 +348,7 @@ for_dotprod! {
         }
     }
 
-    /// Sixteen bytes at a time; a last half of that by itself.
+    /// Sixteen bytes at a time; a last half of that separately.
     #[inline]
     fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [i8]) {
         let (units, rest) = words.as_chunks::<4>();

@@ -1,4 +1,4 @@
-//! The recurrence of a block of values: every lane is computed by itself.
+//! The recurrence of a block of values: every lane is computed independently.
 
 use std::ops::Range;
 

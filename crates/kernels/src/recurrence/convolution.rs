@@ -1,4 +1,4 @@
-//! Causal convolutions of each channel by itself, and the gated one that is a mixer of its own.
+//! Causal convolutions of each channel separately, and the gated one that is a mixer of its own.
 
 use super::SequenceState;
 use crate::elements::ElementsMut;
@@ -111,7 +111,7 @@ pub fn short_convolution(
 
 /// The inputs of the convolution.
 struct Rows<'a, 's> {
-    /// Of the step, `[rows, channels]`.
+    /// Inputs of the step, `[rows, channels]`.
     products: &'a [f32],
     /// Factors of the results, `[rows, channels]`.
     after: &'a [f32],

@@ -35,8 +35,8 @@ impl<'a> OutputGates<'a> {
     }
 }
 
-/// Computes `norm(x)` times its gates, where each head is normalised by itself; `x` is
-/// `[rows, heads, head_dim]`. The norm has a weight.
+/// Computes `norm(x)` times its gates, where each head is normalised separately; `x` is `[rows,
+/// heads, head_dim]`. The norm has a weight.
 ///
 /// # Panics
 /// Panics if a length does not fit.

@@ -90,7 +90,7 @@ pub struct ConvBiases<'a> {
 pub struct DecayWeights<'a> {
     /// `[value_heads]`.
     pub a_log: &'a [f32],
-    /// `[value_heads]`, or `[value_heads, key_dim]` if each element of a key decays by itself.
+    /// `[value_heads]`, or `[value_heads, key_dim]` if each element of a key decays separately.
     pub dt_bias: &'a [f32],
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct SlotMember {
 pub(crate) struct SlotPool {
     shapes: Rc<[LayerCacheShape]>,
     dtype: Dtype,
-    /// By capacity in tokens.
+    /// Classes of slots, by capacity in tokens.
     classes: BTreeMap<usize, SlotClass>,
     /// Number of steps so far.
     step: u64,

@@ -13,9 +13,9 @@ use super::ForkAt;
 /// The states of one layer.
 #[derive(Debug, Default)]
 pub(super) struct LayerStates {
-    /// At the present length; `None` at length 0, or if this rank has no part of the layer.
+    /// State at the present length; `None` at length 0, or if this rank has no part of the layer.
     present: Option<State>,
-    /// At the kept lengths of the sequence, in ascending order.
+    /// States at the kept lengths of the sequence, in ascending order.
     kept: Vec<Option<State>>,
 }
 

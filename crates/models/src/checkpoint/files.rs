@@ -34,7 +34,7 @@ impl Pieces {
 /// Number of bytes that are read at a time of pieces that lie close together.
 const SPAN_BYTES: usize = 1 << 20;
 
-/// Maximum part of what lies between pieces: with more, each piece is read by itself.
+/// Maximum part of what lies between pieces: with more, each piece is read separately.
 const DENSE_STRIDES: u64 = 4;
 
 impl Pieces {

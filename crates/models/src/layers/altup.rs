@@ -81,9 +81,9 @@ fn stock_magnitude(x: &Array, like: &Array) -> Array {
 /// Makes the streams from the embedding, and one from the streams.
 #[derive(Debug)]
 pub(crate) struct StreamEnds {
-    /// On ranks that have the first layer.
+    /// Projections to the additional streams, on ranks that have the first layer.
     projections: Vec<Linear>,
-    /// On ranks that have the last layer.
+    /// Projections back from the additional streams, on ranks that have the last layer.
     unembeds: Vec<Linear>,
     sizes: StreamSizes,
     parallel: Parallel,
@@ -276,7 +276,7 @@ impl AltUp {
         Predicted { streams: results.pop().expect("three results"), active, laurel }
     }
 
-    /// Returns a single stream as one that blocks add to.
+    /// Wraps a single stream so that blocks can add to it.
     pub(crate) fn stream(&self, h: Array) -> Residual {
         Residual::new(h, &self.parallel)
     }

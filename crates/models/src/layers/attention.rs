@@ -120,7 +120,7 @@ impl Attention {
         &self.parts.heads
     }
 
-    /// Returns what the layer keeps of a sequence on this rank.
+    /// Returns the shape of this layer's cache for one sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         if let KeyValues::OfLayer(_) = self.parts.key_values {
             return LayerCacheShape::None;
@@ -321,7 +321,7 @@ pub(super) fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32
 
 /// The first part of the attention primitive: the projections.
 pub(super) struct ProjectionKernel {
-    /// To queries, keys and values, as far as the layer computes them.
+    /// Projections to queries, keys and values, as far as the layer computes them.
     qkv: Vec<LinearKernel>,
     gate: Option<LinearKernel>,
     norms: Option<HeadNormsKernel>,

@@ -1,4 +1,4 @@
-//! Causal convolutions of each channel by itself.
+//! Causal convolutions of each channel separately.
 
 use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::HeadRows;

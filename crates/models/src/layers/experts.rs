@@ -315,7 +315,8 @@ pub(crate) struct SparseMlp {
     pub(crate) router: Router,
     pub(crate) experts: Experts,
     pub(crate) shared: Option<SharedExpert>,
-    /// Between the stream and the routed experts, if they do not read the stream itself.
+    /// Projections between the stream and the routed experts, if these do not read the stream
+    /// itself.
     latent: Option<Latent>,
     /// Width of the stream.
     hidden: usize,

@@ -1,5 +1,4 @@
-//! A gated delta net (Yang et al. 2024): a mixer whose memory of a sequence is a matrix for each value
-//! head.
+//! A gated delta net (Yang et al. 2024): a mixer whose state is a matrix for each value head.
 
 use std::sync::Arc;
 
@@ -29,7 +28,7 @@ use crate::weights::Weights;
 /// Added to the squared length of queries and keys, as in mlx-lm.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// What a gated delta net is loaded from.
+/// The part of a checkpoint and the split from which a gated delta net is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct GatedDeltaParts<'a, 'w> {
     pub(crate) spec: &'a GatedDeltaSpec,
@@ -144,12 +143,12 @@ impl GatedDelta {
         &self.heads
     }
 
-    /// Returns what the layer keeps of a sequence on this rank.
+    /// Returns the shape of this layer's cache for one sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         LayerCacheShape::State { elements: self.sizes.state_len() }
     }
 
-    /// Adds the net to the stream.
+    /// Adds the output of this block to the stream.
     pub(crate) fn add_to(
         &self,
         residual: Residual,

@@ -17,7 +17,7 @@ use crate::weights::{Part, Weights};
 /// A norm of groups of elements.
 #[derive(Debug)]
 pub(super) struct GroupNorm {
-    /// Of this rank's elements.
+    /// Weights of this rank's elements.
     weight: Array,
     groups: Groups,
     /// Whether a group is divided among several ranks.

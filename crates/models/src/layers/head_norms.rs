@@ -21,7 +21,7 @@ const ALL_HEADS_SUMS: usize = 2 * SQUARE_SUMS;
 /// Norms of queries and keys.
 #[derive(Debug)]
 pub(crate) enum HeadNorms {
-    /// Each head is normalised by itself: norms of queries and keys.
+    /// Each head is normalised separately: norms of queries and keys.
     PerHead([Norm; 2]),
     /// As `PerHead`, after the rotation.
     Rotated([Norm; 2]),

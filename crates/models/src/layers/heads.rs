@@ -49,7 +49,7 @@ impl Heads {
         Heads { head_dim: 0, value_dim: 0, cut, counts_keys: false, terms, unit: 1 }
     }
 
-    /// Loads `o_proj`, whose input are the heads' results.
+    /// Loads `o_proj`, whose input is the heads' results.
     pub(crate) fn o_proj(
         &self,
         w: &Weights<'_>,

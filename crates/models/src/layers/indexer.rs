@@ -29,12 +29,12 @@ pub(crate) struct IndexerSizes {
 /// An indexer.
 #[derive(Debug)]
 pub(crate) struct Indexer {
-    /// From the vectors from which queries are computed to `[heads, head_dim]`.
+    /// Projection from the vectors that queries are computed from, to `[heads, head_dim]`.
     pub(crate) queries: Linear,
-    /// From the residual stream to `[head_dim]`.
+    /// Projection from the residual stream to `[head_dim]`.
     pub(crate) keys: Linear,
     pub(crate) key_norm: Norm,
-    /// From the residual stream to the factors of the heads, `[heads]`.
+    /// Projection from the residual stream to the factors of the heads, `[heads]`.
     pub(crate) weights: Linear,
     pub(crate) rope: Rc<Rope>,
     pub(crate) sizes: IndexerSizes,
@@ -87,7 +87,7 @@ impl StockIndex<'_> {
         self.rope.stock(x, place)
     }
 
-    /// Whether queries attend to some of so many keys only.
+    /// Returns whether queries attend to only some of `num_keys` keys.
     pub(super) fn chooses_of(&self, num_keys: i32) -> bool {
         self.num_chosen < num_keys
     }

@@ -1,9 +1,9 @@
 //! Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
 //!
-//! Always in the absorbed form: a query is brought into the space of the latents, and attends to them
-//! directly, so that what is kept of a position is read once for all heads, and a row has the same
-//! bits in a prompt and alone. The key of a position is its rotated part, which all heads share,
-//! followed by its latent, which is its value too.
+//! Always in the absorbed form: a query is brought into the space of the latents, and attends to
+//! them directly, so that the cached vector of a position is read once for all heads, and a row has
+//! the same bits in a prompt and alone. The key of a position is its rotated part, which all heads
+//! share, followed by its latent, which is its value too.
 //!
 //! ```text
 //!   x ─ q_a ─ norm ─ q_b ─┬ nope ─ embed ──┐
@@ -60,7 +60,7 @@ impl LatentSizes {
         self.nope + self.rope
     }
 
-    /// Returns the width of what is kept of a position.
+    /// Returns the width of the cached vector of a position.
     fn key(self) -> usize {
         self.rope + self.rank
     }
@@ -232,7 +232,8 @@ impl LatentAttention {
 
 /// The state of the primitive's closure: everything except the weights' arrays.
 struct LatentKernel {
-    /// From the residual stream to queries, or to what they are computed from, and to latents.
+    /// Projections from the residual stream: to queries, or to the vectors that they are computed
+    /// from, and to latents.
     down: [LinearKernel; 2],
     up: Option<(NormKernel, LinearKernel)>,
     kv_norm: NormKernel,
@@ -282,7 +283,7 @@ impl LatentKernel {
         Some(normed)
     }
 
-    /// Computes queries in the space of what is kept, f32 `[tokens, heads, rope + rank]`.
+    /// Computes queries in the space of the cached vectors, f32 `[tokens, heads, rope + rank]`.
     fn queries(&self, first: Vec<f32>, low_rank: Option<Floats>, threads: &Threads) -> Vec<f32> {
         let LatentSizes { nope, rope, .. } = self.sizes;
         let mut q = match (&self.up, low_rank) {
@@ -319,8 +320,8 @@ impl LatentKernel {
         }
     }
 
-    /// Writes what is kept of the step's positions; `kv` is `[tokens, rank + rope]`. Returns the pages
-    /// of each sequence.
+    /// Writes the vectors of the step's positions to the cache; `kv` is `[tokens, rank + rope]`.
+    /// Returns the pages of each sequence.
     fn write(
         &self,
         kv: &[f32],
@@ -408,7 +409,8 @@ impl LatentKernel {
         kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
     }
 
-    /// Computes rows that attend to chosen positions, each with a copy of what is kept of them.
+    /// Computes rows that attend to chosen positions, each with a copy of the cached vectors of
+    /// these positions.
     fn attend_chosen(
         &self,
         rows: &QueryRows<'_>,

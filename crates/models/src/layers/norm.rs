@@ -16,7 +16,7 @@ use crate::weights::{Part, Weights};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormSettings {
     pub(crate) kind: NormKind,
-    /// Added to the mean of the squares.
+    /// Epsilon added to the mean of the squares.
     pub(crate) eps: f32,
 }
 

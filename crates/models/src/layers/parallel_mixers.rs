@@ -33,7 +33,7 @@ impl ParallelMixers {
         self.attention.heads()
     }
 
-    /// Returns what the layer keeps of a sequence on this rank.
+    /// Returns the shape of this layer's cache for one sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         match (self.attention.cache_shape(), self.space.cache_shape()) {
             (LayerCacheShape::Positions(positions), LayerCacheShape::State { elements }) => {

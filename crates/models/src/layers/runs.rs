@@ -2,8 +2,8 @@
 
 use crate::step::StepSpan;
 
-/// Number of rows with chosen positions that are computed together: each has a copy of what is kept of
-/// its positions.
+/// Number of rows with chosen positions that are computed together: each has a copy of the cached
+/// vectors of its positions.
 const CHOOSING_ROWS: usize = 16;
 
 /// Consecutive rows of a step, of one or several sequences.

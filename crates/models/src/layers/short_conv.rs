@@ -1,5 +1,5 @@
-//! A gated short convolution (Liquid AI 2025, "LFM2 Technical Report"): a mixer whose memory of a
-//! sequence are the last inputs of a convolution.
+//! A gated short convolution (Liquid AI 2025, "LFM2 Technical Report"): a mixer whose state
+//! consists of the last inputs of a convolution.
 
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ impl ShortConv {
         &self.heads
     }
 
-    /// Returns what the layer keeps of a sequence on this rank.
+    /// Returns the shape of this layer's cache for one sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let [channels, width] = [0, 1].map(|axis| self.kernels.dim(axis) as usize);
         LayerCacheShape::State { elements: (width - 1) * channels }

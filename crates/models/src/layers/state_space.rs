@@ -140,7 +140,7 @@ impl StateSpace {
         &self.heads
     }
 
-    /// Returns what the layer keeps of a sequence on this rank.
+    /// Returns the shape of this layer's cache for one sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         LayerCacheShape::State { elements: self.sizes.state_len() }
     }

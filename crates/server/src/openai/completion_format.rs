@@ -172,7 +172,8 @@ impl CompletionFormat {
         push_event(buffer, &self.completion(choices, summary, self.options.include_usage));
     }
 
-    /// The choices of a prompt that are returned; the most likely first if not all of them are.
+    /// Returns the choices of a prompt that the answer contains; the most likely ones first, if not
+    /// all are.
     fn kept<'a>(&self, prompt_idx: usize, choices: &'a [Delta]) -> Vec<(usize, &'a Delta)> {
         let first = prompt_idx * self.num_generated;
         let mut kept: Vec<_> = (first..).zip(&choices[first..first + self.num_generated]).collect();

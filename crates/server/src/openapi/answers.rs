@@ -323,7 +323,7 @@ pub(crate) struct MemoryAnswer {
     slot: Fields,
     limits: Fields,
     monitor: Fields,
-    /// By number of the rank.
+    /// Facts of each rank, by its number.
     ranks: Fields,
 }
 

@@ -245,32 +245,33 @@ fn projections_of(hidden: usize, spec: &MlpSpec, dimension: Dimension) -> Vec<Te
     tensors
 }
 
-/// The names of a block of routed experts.
+/// Names of the tensors of a block of routed experts.
 pub(super) struct ExpertNames {
-    /// Below the block: the router.
+    /// Name of the router, relative to the block.
     pub(super) router: &'static str,
-    /// Below the block: the stacked matrices of all experts.
+    /// Name of the module with the stacked matrices of all experts, relative to the block.
     pub(super) stacked: &'static str,
-    /// Below them: gate, up and down of all experts.
+    /// Names of these matrices (gate, up and down), relative to that module.
     pub(super) stacked_projections: [&'static str; 3],
-    /// Below the block: what the number of an expert follows, in checkpoints with a tensor per
+    /// Name before the number of an expert, relative to the block, in checkpoints with a tensor per
     /// expert.
     pub(super) each: &'static str,
-    /// The projections of an expert there: gate, up and down.
+    /// Names of an expert's projections in such checkpoints: gate, up and down.
     pub(super) projections: [&'static str; 3],
-    /// Where original checkpoints may have gate and up in one tensor.
+    /// Names under which original checkpoints may have gate and up in one tensor.
     pub(super) fused: &'static [FusedNames],
-    /// Below the block: what is added to the scores by which experts are chosen, if anything.
+    /// Name of the bias of the scores by which experts are chosen, relative to the block; `None` if
+    /// there is none.
     pub(super) score_bias: Option<&'static str>,
-    /// Below the block: the expert that every token passes.
+    /// Name of the shared expert, which every token passes, relative to the block.
     pub(super) shared: &'static str,
-    /// The projections of that expert.
+    /// Projections of the shared expert.
     pub(super) shared_projections: SharedProjections,
-    /// Below the block: what weighs that expert, if anything.
+    /// Name of the gate of the shared expert, relative to the block; `None` if it has none.
     pub(super) shared_gate: Option<&'static str>,
 }
 
-/// The projections of an expert that every token passes, below its module.
+/// Names of the projections of a shared expert, relative to its module.
 #[derive(Clone, Copy)]
 pub(super) enum SharedProjections {
     /// Gate, up and down, with the names of Llama's checkpoints.

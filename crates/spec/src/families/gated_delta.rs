@@ -61,8 +61,8 @@ pub(super) fn shifted_norms(layers: &[LayerSpec]) -> Option<ShiftedNorms> {
     })
 }
 
-/// Returns the net of Qwen3-Next at `module`: two fused projections, whose rows are ordered by key
-/// head.
+/// Returns the block of Qwen3-Next at `module`: two fused projections, whose rows are ordered by
+/// key head.
 pub(super) fn fused(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> MixerBlock {
     let GatedDeltaSizes { key_heads, value_heads, key_dim, value_dim, .. } = sizes;
     let group = value_heads / key_heads;
@@ -109,8 +109,8 @@ pub(super) fn fused(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> Mixe
     block(hidden, spec, projections)
 }
 
-/// Returns the net of Qwen3.5 at `module`: a projection of queries, keys and values, and one each of
-/// gates, rates and decays.
+/// Returns the block of Qwen3.5 at `module`: a projection of queries, keys and values, and one each
+/// of gates, rates and decays.
 pub(super) fn split(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> MixerBlock {
     let spec = unfused(module, sizes);
     let (keys, values) = (sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim);
@@ -127,8 +127,8 @@ pub(super) fn split(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> Mixe
     block(hidden, spec, projections)
 }
 
-/// Returns the net of OLMo Hybrid at `module`: each projection and each convolution in a tensor of its
-/// own.
+/// Returns the block of OLMo Hybrid at `module`: each projection and each convolution in a tensor
+/// of its own.
 pub(super) fn apart(
     module: &str,
     hidden: usize,
@@ -164,7 +164,7 @@ pub(super) fn apart(
     block(hidden, spec, projections)
 }
 
-/// Settings of a net that the configuration states by themselves.
+/// Settings of a gated delta net that the configuration states separately.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GatedDeltaSettings {
     /// See [`GatedDeltaSpec::norm_eps`].
@@ -302,7 +302,7 @@ fn kernels(spec: &GatedDeltaSpec) -> Vec<TensorSpec> {
     tensors
 }
 
-/// Returns what a net keeps: states, and the last inputs of the convolutions.
+/// Returns what is cached of a sequence: states, and the last inputs of the convolutions.
 fn cache(sizes: GatedDeltaSizes) -> CacheKind {
     let GatedDeltaSizes { key_dim, value_dim, conv_width, .. } = sizes;
     let num_inputs = conv_width - 1;

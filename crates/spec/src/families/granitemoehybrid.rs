@@ -17,7 +17,7 @@ use crate::model::{AttentionSpec, HeadTable, LogitsSpec, MlpSpec, RouterScores, 
 use crate::rope::RopeSpec;
 use crate::tensor::FusedForm;
 
-/// Below the layer, because the expert that every token passes is beside the block of the others.
+/// Relative to the layer, because the shared expert is beside the block of the others.
 const NAMES: ExpertNames = ExpertNames {
     router: "block_sparse_moe.router.layer",
     stacked: "block_sparse_moe.switch_mlp",

@@ -12,7 +12,7 @@ use crate::model::{MlpSpec, RouterScores, RouterSpec};
 
 const NAMES: ExpertNames = ExpertNames { projections: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
 
-/// Added to the sum of the weights of the chosen experts.
+/// Epsilon added to the sum of the chosen experts' weights.
 const WEIGHTS_EPS: f32 = 1e-6;
 
 #[derive(Debug, Deserialize)]

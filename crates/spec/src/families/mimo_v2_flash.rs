@@ -16,7 +16,7 @@ const NAMES: ExpertNames = ExpertNames {
     ..ExpertNames::QWEN
 };
 
-/// Added to the sum of the weights of the chosen experts.
+/// Epsilon added to the sum of the chosen experts' weights.
 const WEIGHTS_EPS: f32 = 1e-20;
 
 #[derive(Debug, Deserialize)]

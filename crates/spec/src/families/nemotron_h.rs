@@ -137,7 +137,7 @@ impl Config {
         }
     }
 
-    /// Returns the state spaces, in which each group of heads is normalised by itself.
+    /// Returns the state spaces, in which each group of heads is normalised separately.
     fn space(&self) -> Result<StateSpaceLayer, SpecError> {
         let layer = self.space.layer(self.decoder.rms_norm_eps, [0.0, f64::INFINITY])?;
         let groups = layer.sizes.groups;

@@ -107,7 +107,7 @@ impl ChatTemplate {
         self
     }
 
-    /// Allows texts of a conversation to write control tokens, as most servers do.
+    /// Parses control tokens in the text of messages as such, as most servers do.
     pub fn with_control_tokens_in_text(mut self) -> ChatTemplate {
         self.control = None;
         self

@@ -21,7 +21,7 @@ use crate::{
 /// What is known of the ranks between two losses.
 pub(super) struct Recovery {
     pub(super) attempts: Attempts,
-    /// Of each rank; empty before the first start and after a change of ranks.
+    /// Facts of each rank; empty before the first start and after a change of ranks.
     pub(super) facts: Vec<RankFacts>,
     /// Whether plans may be sent.
     pub(super) is_standing: bool,

@@ -290,7 +290,7 @@ for_avx2! {
         }
     }
 
-    /// Sixteen bytes at a time; a last half of that by itself.
+    /// Sixteen bytes at a time; a last half of that separately.
     #[inline]
     fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [u8]) {
         let low = _mm_set1_epi8(15);
