@@ -82,9 +82,7 @@ pub fn model_files(
     folder: &str,
     timeout: Duration,
 ) -> Result<Option<Vec<ModelFile>>, ShellError> {
-    let script = include_str!("probe/model.sh").replace("@FOLDER@", &quote(folder));
-    let output = shell.run(host, &script, b"", timeout)?;
-    Ok(sections::model_files(&output.stdout))
+    run_model_script("", shell, host, folder, timeout)
 }
 
 /// Like [`model_files`], with a hash of each file. Takes as long as reading the files.
@@ -97,9 +95,19 @@ pub fn model_hashes(
     folder: &str,
     timeout: Duration,
 ) -> Result<Option<Vec<ModelFile>>, ShellError> {
+    run_model_script("HASH=1\n", shell, host, folder, timeout)
+}
+
+/// Runs the script that lists a model's files, after `settings`.
+fn run_model_script(
+    settings: &str,
+    shell: &dyn Shell,
+    host: &str,
+    folder: &str,
+    timeout: Duration,
+) -> Result<Option<Vec<ModelFile>>, ShellError> {
     let script = include_str!("probe/model.sh").replace("@FOLDER@", &quote(folder));
-    let script = format!("HASH=1\n{script}");
-    let output = shell.run(host, &script, b"", timeout)?;
+    let output = shell.run(host, &format!("{settings}{script}"), b"", timeout)?;
     Ok(sections::model_files(&output.stdout))
 }
 

@@ -17,8 +17,22 @@ use super::super::lark::Lark;
 use super::super::pattern::{Pattern, Position, Step};
 use super::ToolFamily;
 
-const fn call(trigger: &'static str, place: Position, steps: &'static [Step]) -> Pattern {
-    Pattern { trigger, place, steps, form: FORM }
+/// Creates the pattern of a call whose head begins with the trigger.
+macro_rules! call {
+    ($trigger:literal, $place:expr) => {
+        Pattern {
+            trigger: $trigger,
+            place: $place,
+            steps: &[
+                Step::Literal($trigger),
+                Step::Word,
+                Step::Until("<|message|>"),
+                Step::Space,
+                Step::Json { opened: 0 },
+            ],
+            form: FORM,
+        }
+    };
 }
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
@@ -26,51 +40,11 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     aliases: &["gpt_oss", "openai"],
     signs: &[&["<|channel|>", "<|message|>"]],
     patterns: &[
-        call(
-            "<|channel|>commentary to=functions.",
-            Position::Anywhere,
-            &[
-                Step::Literal("<|channel|>commentary to=functions."),
-                Step::Word,
-                Step::Until("<|message|>"),
-                Step::Space,
-                Step::Json { opened: 0 },
-            ],
-        ),
-        call(
-            "<|channel|>analysis to=functions.",
-            Position::Anywhere,
-            &[
-                Step::Literal("<|channel|>analysis to=functions."),
-                Step::Word,
-                Step::Until("<|message|>"),
-                Step::Space,
-                Step::Json { opened: 0 },
-            ],
-        ),
-        call(
-            "<|start|>assistant to=functions.",
-            Position::Anywhere,
-            &[
-                Step::Literal("<|start|>assistant to=functions."),
-                Step::Word,
-                Step::Until("<|message|>"),
-                Step::Space,
-                Step::Json { opened: 0 },
-            ],
-        ),
+        call!("<|channel|>commentary to=functions.", Position::Anywhere),
+        call!("<|channel|>analysis to=functions.", Position::Anywhere),
+        call!("<|start|>assistant to=functions.", Position::Anywhere),
         // The prompt ends with the role, so an answer may begin with the recipient.
-        call(
-            " to=functions.",
-            Position::Start,
-            &[
-                Step::Literal(" to=functions."),
-                Step::Word,
-                Step::Until("<|message|>"),
-                Step::Space,
-                Step::Json { opened: 0 },
-            ],
-        ),
+        call!(" to=functions.", Position::Start),
     ],
     marks: &["<|constrain|>", "<|call|>"],
     frame: Frame {
