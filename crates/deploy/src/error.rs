@@ -75,7 +75,7 @@ pub enum DeployError {
     /// There is no checkpoint.
     #[error("no checkpoint at {}: {source}\nhint: `--model` takes a directory", .dir.display())]
     NoCheckpoint {
-        /// Where it was expected.
+        /// The path.
         dir: PathBuf,
         /// The cause.
         source: io::Error,

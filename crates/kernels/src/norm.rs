@@ -13,7 +13,7 @@ pub struct Norm<'a> {
     pub is_centred: bool,
     /// Factor of each element; `None` if it is one.
     pub weight: Option<Elements<'a>>,
-    /// Added to each element at the end, if there is one.
+    /// Bias, added to each element at the end, if there is one.
     pub bias: Option<Elements<'a>>,
     /// Epsilon added to the mean of the squares.
     pub eps: f32,

@@ -44,7 +44,7 @@ pub struct ExpertGroups {
 pub struct RouterConfig<'a> {
     /// How logits become scores.
     pub scores: Scores,
-    /// Added to the scores for the choice only, `[experts]`.
+    /// Bias, added to the scores for the choice only, `[experts]`.
     pub selection_bias: Option<&'a [f32]>,
     /// Set if groups of experts are chosen first.
     pub groups: Option<ExpertGroups>,

@@ -11,7 +11,7 @@ use crate::threads::Threads;
 pub struct Terms<'a> {
     /// The residual, of the same length as the product.
     pub residual: Elements<'a>,
-    /// Added to every row of the product.
+    /// Bias, added to every row of the product.
     pub bias: Option<Elements<'a>>,
     /// Norm of the rows of the product and the bias, of `width` elements, if there is one.
     pub norm: Option<Norm<'a>>,

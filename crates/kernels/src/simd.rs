@@ -144,7 +144,7 @@ impl std::error::Error for InstructionSetError {}
 impl FromStr for InstructionSet {
     type Err = InstructionSetError;
 
-    /// A set by its [`InstructionSet::name`], if this machine can execute it.
+    /// Parses the [`InstructionSet::name`] of a set that this machine can execute.
     fn from_str(name: &str) -> Result<InstructionSet, InstructionSetError> {
         let set = InstructionSet::ALL.into_iter().find(|set| set.name() == name);
         let set = set.ok_or_else(|| InstructionSetError::Unknown(name.to_owned()))?;

@@ -60,7 +60,7 @@ pub enum LocalAiError {
     /// The rank cannot be started.
     #[error("starting the rank: {0}")]
     Start(io::Error),
-    /// The deployment fails.
+    /// The model cannot be deployed.
     #[error(transparent)]
     Deploy(#[from] DeployError),
 }

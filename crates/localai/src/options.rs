@@ -19,7 +19,7 @@ pub(crate) struct LoadOptions {
     pub(crate) eos_token: Option<String>,
 }
 
-/// Where a model is computed.
+/// Machines and transport of a model.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Placement {
     pub(crate) hostfile: Option<String>,

@@ -105,7 +105,7 @@ pub(crate) struct CacheShape {
     pub(crate) layers: Rc<[LayerCacheShape]>,
     pub(crate) dtype: Dtype,
     pub(crate) compute: Compute,
-    /// Where sequences that decode are, for MLX's operations.
+    /// Slots of the sequences that decode, for MLX's operations.
     pub(crate) slots: Rc<RefCell<SlotPool>>,
     /// Result of the last step's graph: once it is evaluated, all writes to all caches are done.
     pub(crate) last_step: Rc<RefCell<Option<Array>>>,
@@ -140,7 +140,7 @@ impl CacheShape {
 pub struct SequenceCache {
     shape: CacheShape,
     layers: Vec<LayerCache>,
-    /// Where keys and values are, for MLX's operations.
+    /// Place of keys and values, for MLX's operations.
     place: Rc<RefCell<Place>>,
     len: usize,
     capacity: usize,
@@ -383,7 +383,7 @@ impl SequenceCache {
     }
 }
 
-/// Where a cache is forked.
+/// Length at which a cache is forked.
 #[derive(Clone, Copy, Debug)]
 enum ForkAt {
     /// At length 0.
@@ -394,12 +394,12 @@ enum ForkAt {
     End,
 }
 
-/// What is kept of one layer.
+/// Cache of one layer.
 #[derive(Debug)]
 struct LayerCache {
     /// Keys and values for our kernels. For MLX's operations they are at the sequence's [`Place`].
     pages: Option<PageList>,
-    /// A state, for both.
+    /// State, for our kernels or for MLX's operations.
     states: Option<LayerStates>,
 }
 

@@ -162,7 +162,7 @@ impl Parallel {
         Parallel { rank: 0, shares, stage: None, group, compute, sums }
     }
 
-    /// Returns the position with sums of another kind.
+    /// Returns this position with another kind of sums.
     #[must_use]
     pub fn with_sums(self, sums: Sums) -> Parallel {
         Parallel { sums, ..self }

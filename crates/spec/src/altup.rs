@@ -40,7 +40,7 @@ pub struct AltUpLayer {
     pub correction: String,
     /// Name of the factors `[hidden]` of the stream from which the layer's inputs are read.
     pub output_scale: String,
-    /// Whether they are used.
+    /// Whether these factors are used.
     pub scales_output: bool,
     /// Rank of the learned augmented residual (Menghani et al. 2024, "LAUREL").
     pub laurel_rank: usize,

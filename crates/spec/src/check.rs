@@ -58,7 +58,7 @@ impl ModelSpec {
         CheckReport { problems }
     }
 
-    /// Returns how the model lies in a checkpoint with these tensors.
+    /// Returns the layout of the model in a checkpoint with these tensors.
     ///
     /// # Errors
     /// Fails with every tensor that is missing, unexpected or of another shape or type.

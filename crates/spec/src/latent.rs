@@ -35,7 +35,7 @@ pub struct LatentSpec {
     pub query_growth: Option<QueryGrowth>,
     /// Chooses the positions that a query attends to; `None` if it attends to all that it sees.
     pub indexer: Option<IndexerSpec>,
-    /// What the names of its tensors begin with.
+    /// Prefix of the names of its tensors.
     pub module: String,
     /// Output projection.
     pub output: String,
@@ -54,6 +54,6 @@ pub struct IndexerSpec {
     pub num_chosen: usize,
     /// Rotation of queries and keys.
     pub rope: RopeSpec,
-    /// What the norm of the keys adds to their variance.
+    /// Epsilon of the norm of the keys, added to their variance.
     pub norm_eps: f32,
 }

@@ -1,4 +1,4 @@
-//! How a model lies in a checkpoint: the size of its parts, and where each may be cut.
+//! Layout of a model in a checkpoint: the size of its parts, and where each may be cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub(crate) struct StoredTensor<'a> {
     pub(crate) num_bytes: u64,
 }
 
-/// How a model lies in a checkpoint.
+/// Layout of a model in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelLayout {
     /// Type that the model is computed in.
@@ -34,16 +34,16 @@ pub struct ModelLayout {
     /// Sums over all layers and the rest of the model: weights, and what is cached.
     pub(crate) sums: LayoutSums,
     formats: BTreeMap<String, QuantizationFormat>,
-    /// Vectors that are stored less one.
+    /// Names of vectors to which one must be added, because the checkpoint stores them minus one.
     shifted: BTreeSet<String>,
 }
 
-/// How a layer lies in a checkpoint.
+/// Layout of a layer in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerLayout {
     /// Its weights, by purpose and division.
     pub parts: Vec<WeightPart>,
-    /// What it keeps of a sequence.
+    /// Kind of its cache.
     pub cache: CacheKind,
     /// Fraction of the experts' weights that one token uses, from 0 to 1.
     pub active_experts: f64,
@@ -51,7 +51,7 @@ pub struct LayerLayout {
     pub heads: HeadCounts,
     /// The heads of a state space beside attention, if there is one.
     pub state_heads: Option<HeadCounts>,
-    /// For each inner dimension, the number of elements that are not separated.
+    /// For each inner dimension, the size of its unit in elements; a unit is never divided.
     pub inner_units: BTreeMap<Dimension, usize>,
     /// Number of the layer whose keys and values it reads, if it has none of its own. Both must be on
     /// the same rank.
@@ -126,7 +126,7 @@ pub enum Division {
     Units {
         /// Length of the dimension.
         full: usize,
-        /// Number of elements that are not separated.
+        /// Size of the unit in elements; a unit is never divided.
         unit: usize,
     },
     /// By query heads.
@@ -225,7 +225,7 @@ impl ModelLayout {
         UnusedTensors::describe_all(&self.unused, size)
     }
 
-    /// Returns the layout in which these vectors are stored less one.
+    /// Returns the layout with these vectors marked as stored minus one.
     pub(crate) fn with_shifted(self, shifted: BTreeSet<String>) -> ModelLayout {
         ModelLayout { shifted, ..self }
     }

@@ -83,7 +83,7 @@ impl ModelSpec {
 /// Norms whose weights original checkpoints store less one, whereas conversions have added it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ShiftedNorms {
-    /// What the names of the weights end with.
+    /// Suffixes of the names of the weights.
     pub endings: &'static [&'static str],
     /// A convolution's kernel, by which an original shows: `[channels, 1, width]` there, and
     /// `[channels, width, 1]` in conversions.
@@ -143,7 +143,7 @@ pub struct LayerSpec {
     pub prefix: String,
     /// How it mixes positions.
     pub mixer: Mixer,
-    /// What it does with each position.
+    /// Feed-forward block, which computes each position separately.
     pub feed_forward: FeedForward,
     /// The norms around its blocks.
     pub norms: LayerNorms,
@@ -155,11 +155,12 @@ pub struct LayerSpec {
     pub residual_factor: f32,
     /// How it reads its inputs beside the stream, after its blocks; `None` if it has none.
     pub per_layer_input: Option<PerLayerBlock>,
-    /// What it does with the streams if there are several; it reads its inputs then, too.
+    /// Prediction and correction of the streams, if there are several; it also reads the layer's
+    /// inputs then.
     pub altup: Option<AltUpLayer>,
     /// Name of a number by which it multiplies the stream at its end; `None` if it does not.
     pub stream_scale: Option<String>,
-    /// What it keeps of a sequence.
+    /// Kind of its cache.
     pub cache: CacheKind,
     /// Every tensor that it has.
     pub tensors: Vec<TensorSpec>,
@@ -299,12 +300,12 @@ pub struct AttentionSpec {
     pub has_qkv_bias: bool,
     /// Whether the output has a bias.
     pub has_output_bias: bool,
-    /// Projection whose logistic function the results are multiplied by; `None` if there is none.
+    /// Gate of the results; `None` if there is none.
     pub output_gate: Option<OutputGate>,
     /// Norm of queries and keys; `None` if they have none.
     pub qk_norm: Option<QkNorm>,
-    /// Name, below the block, of a vector with a score for each head that takes part in the soft-max
-    /// without having a value, `[heads]`; `None` if there is none.
+    /// Name, relative to the block, of the attention sinks: a score for each head that takes part
+    /// in the soft-max without a value, `[heads]`. `None` if there are none.
     pub sinks: Option<&'static str>,
     /// Whether that norm follows the rotation.
     pub norm_follows_rotation: bool,
@@ -319,13 +320,13 @@ pub struct AttentionSpec {
     pub soft_cap: Option<f32>,
     /// Number of positions that a query sees, including its own; `None` if all.
     pub window: Option<usize>,
-    /// Set if positions are in chunks of this length, and a query sees those of its own chunk only.
+    /// Length of chunks of positions, if a query sees only those of its own chunk.
     pub chunk: Option<usize>,
     /// Growth of the queries with their position; `None` if they do not grow.
     pub query_growth: Option<QueryGrowth>,
     /// Rotation of queries and keys.
     pub rope: RopeSpec,
-    /// Where its tensors are.
+    /// Names of its tensors.
     pub modules: AttentionModules,
 }
 
@@ -341,12 +342,13 @@ pub enum ValueKind {
     NormalizedKeys,
 }
 
-/// A projection whose logistic function the results of attention are multiplied by.
+/// Gate of the results of attention: the logistic function of a projection, by which they are
+/// multiplied.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum OutputGate {
     /// A number for each element of each head; the projection's rows follow those of each query head.
     Elements,
-    /// A number for each head; the projection has this name below the block.
+    /// A number for each head; the name of the projection, relative to the block.
     Heads(&'static str),
 }
 
@@ -386,10 +388,11 @@ pub struct MlpSpec {
     pub has_bias: bool,
     /// Its activation.
     pub activation: Activation,
-    /// Set if the activation of the gate's results is that of what they exceed a cutoff by, or of zero:
-    /// the cutoff lies this number of standard deviations above the mean of a token's results.
+    /// Sparsity of the gate, if it has any: a cutoff is subtracted from the gate's results, and
+    /// negative differences become zero. The cutoff lies this number of standard deviations above
+    /// the mean of a token's results.
     pub cutoff: Option<f32>,
-    /// Where its tensors are.
+    /// Names of its tensors.
     pub modules: MlpModules,
 }
 
@@ -443,7 +446,7 @@ pub struct ExpertsSpec {
     pub latent: Option<ExpertLatent>,
     /// How experts are chosen and weighted.
     pub router: RouterSpec,
-    /// Where the tensors are.
+    /// Names of the tensors.
     pub modules: ExpertModules,
     /// A dense block beside the experts; `None` if there is none.
     pub beside: Option<DenseBeside>,
@@ -564,7 +567,7 @@ pub struct RouterGroups {
     pub best: usize,
 }
 
-/// Where the tensors of a block of experts are.
+/// Names of the tensors of a block of experts.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ExpertModules {
     /// Matrix of the router, `[experts, hidden]`.
@@ -578,18 +581,19 @@ pub struct ExpertModules {
     pub expert_scales: Option<String>,
     /// Gate, up and down projections of all experts. There is no gate with some activations.
     pub experts: [StackedModule; 3],
-    /// Matrix `[1, hidden]` whose product's logistic function weighs that expert.
+    /// Gate of the shared expert, a matrix `[1, hidden]`: the logistic function of its product
+    /// weighs that expert.
     pub shared_gate: Option<String>,
 }
 
-/// Where a projection of all experts is.
+/// Names of the tensors of one projection of all experts.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct StackedModule {
     /// The matrices of all experts in one tensor.
     pub stacked: String,
     /// Parts of the name before and after the expert's number, where each matrix is a tensor.
     pub each: [String; 2],
-    /// Where original checkpoints may have it, with another projection in one tensor.
+    /// Tensors of original checkpoints that may contain it together with another projection.
     pub fused: Vec<FusedSource>,
 }
 

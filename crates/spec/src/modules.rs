@@ -1,7 +1,7 @@
-//! Where the tensors of attention, of a dense feed-forward block and of the norms around them are:
-//! the names of modules, to which `.weight` and `.bias` are added.
+//! Names of the tensors of attention, of dense feed-forward blocks and of the norms around them:
+//! names of modules, to which `.weight` and `.bias` are added.
 
-/// Where the tensors of attention are.
+/// Names of the tensors of attention.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct AttentionModules {
     /// Prefix of the names of the block's other tensors.
@@ -14,7 +14,7 @@ pub struct AttentionModules {
     pub qk_norms: [String; 2],
 }
 
-/// Where the projections to queries, keys and values are.
+/// Names of the projections to queries, keys and values.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum QkvModules {
     /// Each in a tensor of its own.
@@ -31,7 +31,7 @@ impl Default for QkvModules {
     }
 }
 
-/// Where the tensors of a dense feed-forward block are.
+/// Names of the tensors of a dense feed-forward block.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct MlpModules {
     /// Projections to the inner dimension.
@@ -42,7 +42,7 @@ pub struct MlpModules {
     pub activation: String,
 }
 
-/// Where the projections to the inner dimension are.
+/// Names of the projections to the inner dimension.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum InwardModules {
     /// The gate, and what it is multiplied by.
@@ -67,7 +67,7 @@ pub struct LayerNorms {
     /// Around the feed-forward block. In a layer whose blocks are parallel, both read what the
     /// mixer's norm returns.
     pub feed_forward: BlockNorms,
-    /// What these norms add to the mean square, where it is not what the model's last norm adds.
+    /// Epsilon of these norms, if it differs from that of the model's last norm.
     pub eps: Option<f32>,
 }
 

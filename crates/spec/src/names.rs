@@ -1,5 +1,5 @@
-//! The names of tensors in checkpoints whose language model is a part: of a model that also sees, or
-//! that drafts.
+//! Names of tensors in checkpoints that contain more than a language model: encoders of images, or
+//! layers that predict several tokens.
 
 use std::borrow::Cow;
 use std::fmt;

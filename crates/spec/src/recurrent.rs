@@ -27,7 +27,7 @@ pub struct GatedDeltaSpec {
     pub convolutions: [HeadRows; 3],
     /// Logarithm of the decay's factor, `[value_heads]`.
     pub a_log: String,
-    /// Added to the decay's projection, as long as it.
+    /// Bias of the projection to decays, of the same length.
     pub dt_bias: String,
     /// Norm of each value head of the output, `[value_dim]`.
     pub norm: String,
@@ -129,7 +129,7 @@ pub struct StateSpaceSpec {
     pub has_conv_bias: bool,
     /// Logarithm of the decay's factor, `[heads]`.
     pub a_log: String,
-    /// Added to the time steps, `[heads]`.
+    /// Bias of the time steps, `[heads]`.
     pub dt_bias: String,
     /// Factor of the value in the result, `[heads]`.
     pub skips: String,
@@ -146,7 +146,7 @@ pub struct StateSpaceSpec {
 /// A norm of the results of all heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupNormSpec {
-    /// Where its weight is, `[heads * head_dim]`.
+    /// Name of the module of its weight, `[heads * head_dim]`.
     pub module: String,
     /// Number of groups of neighbouring elements, each of which is normalised separately.
     pub groups: usize,

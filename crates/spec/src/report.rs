@@ -65,7 +65,7 @@ pub enum TensorProblem {
 /// Tensors of a checkpoint that the language model does not use.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct UnusedTensors {
-    /// What they belong to.
+    /// Part of the checkpoint that they belong to.
     pub part: UnusedPart,
     /// Their number.
     pub count: usize,

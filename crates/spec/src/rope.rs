@@ -103,7 +103,7 @@ pub struct QueryGrowth {
     pub beta: f32,
     /// Number of positions after which the factor changes.
     pub period: usize,
-    /// Added to the position.
+    /// Offset added to the position.
     pub offset: usize,
 }
 
@@ -217,7 +217,7 @@ impl RopeConfig {
         Ok((head_dim as f64 * valid) as usize)
     }
 
-    /// Returns the factor of attention scores that belongs to an extended context (Peng et al. 2023,
+    /// Returns the factor by which an extended context scales attention scores (Peng et al. 2023,
     /// section 3.4), as mlx-lm computes it for latent attention.
     pub(crate) fn score_factor(&self) -> f64 {
         let ScalingConfig { factor, mscale_all_dim, .. } = self.scaling();
@@ -229,7 +229,7 @@ impl RopeConfig {
         }
     }
 
-    /// Refuses extensions of the context of other types.
+    /// Refuses a rotation that extends the context in an unsupported way.
     ///
     /// # Errors
     /// Fails if the type is none of `supported`.

@@ -17,17 +17,17 @@ pub struct TensorSpec {
     pub cut: TensorCut,
     /// Whether it is a matrix that may be quantised.
     pub is_quantizable: bool,
-    /// Where checkpoints that store one tensor per expert have it: the name's parts before and after
-    /// the expert's number.
+    /// Name in checkpoints that store one tensor per expert: the parts before and after the
+    /// expert's number.
     pub per_expert: Option<[String; 2]>,
-    /// Where original checkpoints may have it, with other tensors in one.
+    /// Tensors of original checkpoints that may contain it together with others.
     pub fused: Vec<FusedSource>,
     /// Which checkpoints have it.
     pub presence: Presence,
 }
 
-/// Where an original checkpoint has a projection of all experts: in a tensor that may have the rows
-/// of another projection too.
+/// Tensor of an original checkpoint that contains a projection of all experts, and perhaps the rows
+/// of another projection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FusedSource {
     /// Prefix of the names of its tensors.

@@ -24,7 +24,7 @@ pub enum LocateError {
         .path.display()
     )]
     NoCheckpoint {
-        /// Where it was expected.
+        /// The path.
         path: PathBuf,
     },
     /// There is no such directory, and no model of this name.

@@ -16,7 +16,7 @@ pub enum SplitError {
     Pipeline {
         /// The transport.
         backend: Backend,
-        /// What it does to one.
+        /// Reason why it cannot.
         reason: &'static str,
     },
     /// The numbers are for another kind of split.

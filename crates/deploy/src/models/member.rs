@@ -35,7 +35,7 @@ pub struct Member {
     pub addrs: Vec<SocketAddr>,
     /// Public key of its agent.
     pub key: PublicKey,
-    /// Address of this machine as that one sees it.
+    /// Address of our machine as seen from this one.
     our_ip: Option<IpAddr>,
     /// Whether this process serves its library.
     pub is_here: bool,

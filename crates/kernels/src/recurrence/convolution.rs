@@ -121,7 +121,7 @@ struct Rows<'a, 's> {
     sequences: &'a [SequenceState<'s>],
 }
 
-/// Where a row of a step belongs.
+/// Place of a row of a step.
 struct RowPlace {
     sequence: usize,
     /// Index among the rows of its sequence.

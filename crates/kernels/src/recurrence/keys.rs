@@ -7,7 +7,7 @@ use super::weights::{RecurrenceRule, RecurrenceWeights};
 use super::{RecurrenceInputs, block};
 use crate::simd::{LANES, Simd, dispatched};
 
-/// Added to the squared length of a key, as in the reference (`normalize_qk` of mlx-lm).
+/// Epsilon added to the squared length of a key, as in the reference (`normalize_qk` of mlx-lm).
 const LENGTH_EPS: f32 = 1e-6;
 
 /// One key head of one sequence.

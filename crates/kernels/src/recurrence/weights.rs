@@ -51,13 +51,13 @@ pub struct RecurrenceWeights {
     key_kernels: Vec<f32>,
     /// For each block of each value head `[conv_width]` rows.
     value_kernels: Vec<[f32; BLOCK]>,
-    /// Added to the convolution, for each key head `[2 * key_dim]`.
+    /// Bias of the convolution, for each key head `[2 * key_dim]`.
     key_biases: Vec<f32>,
-    /// Added to the convolution, for each block of each value head.
+    /// Bias of the convolution, for each block of each value head.
     value_biases: Vec<[f32; BLOCK]>,
     /// Factor of each value head's decay.
     factors: Vec<f64>,
-    /// Added to the projections to decays.
+    /// Bias of the projections to decays.
     dt_bias: Vec<f32>,
     /// Factor of each value head's value in the result.
     skips: Vec<f32>,

@@ -18,7 +18,7 @@ use super::{BLOCK_TOKENS, LayerCacheShape};
 /// Number of steps without a token after which a sequence gives up its slot if others need room.
 const IDLE_STEPS_MAX: u64 = 16;
 
-/// Where the keys and values of a sequence are.
+/// Place of the keys and values of a sequence.
 #[derive(Debug)]
 pub(crate) enum Place {
     /// In arrays of the sequence's own, one pair for each layer; `None` before the first write.

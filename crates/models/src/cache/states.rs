@@ -33,7 +33,7 @@ enum State {
 pub(crate) struct StateArrays {
     /// Last inputs of the convolution, f32 `[sequences, conv_width - 1, channels]`.
     pub(crate) inputs: Array,
-    /// What a recurrence has made of the sequences, f32 `[sequences, …]`; `None` if there is only a
+    /// State of a recurrence for each sequence, f32 `[sequences, …]`; `None` if there is only a
     /// convolution.
     pub(crate) state: Option<Array>,
 }

@@ -309,7 +309,7 @@ impl AltUp {
         Predicted { streams, active: own, laurel }
     }
 
-    /// Returns the streams that were predicted, corrected by what the blocks made of the active one,
+    /// Returns the streams that were predicted, corrected by the active one after the blocks,
     /// `[tokens, hidden]`, with what is read of the layer's inputs.
     pub(crate) fn correct(&self, predicted: &Array, h: &Array, input: LayerInput<'_>) -> Array {
         let Compute::Kernels(threads) = self.parallel.compute() else {
@@ -441,8 +441,8 @@ struct CorrectKernel {
 }
 
 impl CorrectKernel {
-    /// Returns the streams, f32 `[tokens, streams * hidden]`, from those that were predicted, what the
-    /// blocks made of the active one, and the inputs of all layers.
+    /// Returns the streams, f32 `[tokens, streams * hidden]`, from the predicted streams, the
+    /// active one after the blocks, and the inputs of all layers.
     fn correct(
         &self,
         predicted: Elements<'_>,

@@ -25,7 +25,7 @@ use crate::split::Cut;
 use crate::step::Step;
 use crate::weights::Weights;
 
-/// Added to the squared length of queries and keys, as in mlx-lm.
+/// Epsilon added to the squared length of queries and keys, as in mlx-lm.
 const LENGTH_EPS: f32 = 1e-6;
 
 /// The part of a checkpoint and the split from which a gated delta net is loaded.

@@ -19,7 +19,7 @@ use crate::split::Cut;
 use crate::step::{Step, StepSpan};
 use crate::weights::{Part, Weights};
 
-/// Where the small weights of a recurrence are.
+/// Storage of the small weights of a recurrence.
 #[derive(Clone, Copy)]
 pub(super) struct RecurrentTensors<'a> {
     /// Kernels of the convolutions of queries, keys and values.

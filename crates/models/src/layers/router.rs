@@ -33,7 +33,7 @@ pub(crate) struct RouterSettings {
 
 /// The tensors of a router beside its matrix.
 pub(crate) struct RouterVectors<'a> {
-    /// Added to the scores for the choice only, `[experts]`.
+    /// Bias, added to the scores for the choice only, `[experts]`.
     pub(crate) selection_bias: Option<Weights<'a>>,
     /// Factors of the experts' weights, `[experts]`.
     pub(crate) expert_scales: Option<Weights<'a>>,

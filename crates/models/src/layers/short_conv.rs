@@ -22,7 +22,7 @@ use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
 use crate::weights::{Part, Weights};
 
-/// What a gated short convolution is loaded from.
+/// The part of a checkpoint and the split from which a gated short convolution is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct ShortConvParts<'a, 'w> {
     pub(crate) spec: &'a ShortConvSpec,

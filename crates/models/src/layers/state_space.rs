@@ -35,7 +35,7 @@ use crate::split::HeadCounts;
 use crate::step::Step;
 use crate::weights::Weights;
 
-/// What a state space is loaded from.
+/// The part of a checkpoint and the split from which a state space is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct StateSpaceParts<'a, 'w> {
     pub(crate) spec: &'a StateSpaceSpec,

@@ -42,8 +42,8 @@ impl GatedDeltaConfig {
     }
 }
 
-/// Returns the norms whose weights Qwen's original checkpoints store less one: all but those of the
-/// nets' results. `None` if no layer has a net, whose kernels show which checkpoints those are.
+/// Returns the norms whose weights Qwen's original checkpoints store minus one: all but those of
+/// the nets' results. `None` if no layer has a net, whose kernels show which checkpoints those are.
 pub(super) fn shifted_norms(layers: &[LayerSpec]) -> Option<ShiftedNorms> {
     let net = |layer: &LayerSpec| match &layer.mixer {
         Mixer::GatedDelta(net) => Some(net.convolutions[0].module.clone()),

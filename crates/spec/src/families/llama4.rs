@@ -22,7 +22,7 @@ const NAMES: ExpertNames = ExpertNames {
 /// Every layer of this number sees all positions.
 const GLOBAL_INTERVAL: usize = 4;
 
-/// Added to the mean of the squares of queries and keys.
+/// Epsilon of the norms of queries and keys, added to the mean of their squares.
 const QK_EPS: f32 = 1e-6;
 
 #[derive(Debug, Deserialize)]

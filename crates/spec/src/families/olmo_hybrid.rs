@@ -17,7 +17,7 @@ use crate::recurrent::GatedDeltaSizes;
 /// In checkpoints that do not state it, each layer of this number has attention.
 const ATTENTION_INTERVAL: usize = 4;
 
-/// Added to the mean square by the nets' norms, where it is not stated.
+/// Default epsilon of the norms of gated delta nets, added to the mean square.
 const NET_NORM_EPS: f32 = 1e-5;
 
 /// Base of the rotations, where it is not stated.

@@ -54,7 +54,7 @@ struct Config {
     decoder: DecoderConfig,
 }
 
-/// The heads of layers with windows.
+/// Numbers of heads of the layers with windows, which may differ from those of the others.
 #[derive(Debug, Deserialize)]
 struct OtherHeads {
     num_attention_heads: u32,

@@ -15,7 +15,8 @@ fn text_config(config: &Value) -> &Value {
     config.get("text_config").filter(|text| text.is_object()).unwrap_or(config)
 }
 
-/// Names the tensors of a language model beside other parts.
+/// Sets the names of the tensors for checkpoints in which the language model is one of several
+/// parts.
 fn wrapped(text: Result<Description, SpecError>) -> Result<Description, SpecError> {
     Ok(text?.with_names(TensorNames::WRAPPED))
 }

@@ -382,7 +382,7 @@ unsafe fn add_steps<const LANES: usize>(a: __m512i, b: __m512i) -> __m512i {
     }
 }
 
-/// Adds the lanes of four steps in each part of 128 bits, from what [`add_steps`] made of them.
+/// Adds the lanes of four steps in each part of 128 bits, after [`add_steps`].
 ///
 /// # Safety
 /// The machine must have the instruction set.
@@ -397,7 +397,7 @@ unsafe fn add_four<const LANES: usize>([ab, cd]: [__m512i; 2]) -> __m512i {
     }
 }
 
-/// The sums of sixteen groups in order, from what [`add_four`] made of their steps.
+/// The sums of sixteen groups in order, after [`add_four`].
 ///
 /// # Safety
 /// The machine must have the instruction set.

@@ -21,7 +21,7 @@ pub(super) struct Variant {
     /// Number of a group's best scores whose sum ranks the group.
     pub(super) group_best: usize,
     pub(super) has_score_bias: bool,
-    /// Added to the sum by which weights are divided; `None` if they are not.
+    /// Epsilon added to the sum by which weights are divided; `None` if they are not divided.
     pub(super) normalization_eps: Option<f32>,
     /// Epsilon of the norms of low-rank vectors; `None` if it is that of all norms.
     pub(super) norm_eps: Option<f32>,
