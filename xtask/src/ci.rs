@@ -10,6 +10,7 @@ use anyhow::{Context, ensure};
 
 use crate::demo::Profile;
 use crate::process::{command, env, in_path, target_dir, workspace_dir};
+use crate::web::Tools;
 
 /// Build profile of the tested programs.
 const PROFILE: Profile = Profile::Dev;
@@ -21,6 +22,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     ensure!(args.is_empty(), "`ci` takes no options");
     let started = Instant::now();
     crate::mlx::run(&[])?;
+    let web = Tools::prepare();
     let environments = ENVIRONMENTS.map(|(name, tests)| Environment::prepare(name, tests));
     step("format", cargo(&["fmt", "--all", "--check"]))?;
     println!("── tidy");
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     for environment in environments {
         step(environment.name, environment.pytest()?)?;
     }
+    step("web page", web.tests(&target_dir().join(PROFILE.folder()))?)?;
     println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }

@@ -15,6 +15,7 @@ mod mutants;
 mod process;
 mod sample;
 mod tidy;
+mod web;
 
 use std::process::ExitCode;
 
@@ -45,6 +46,11 @@ const TASKS: &[Task] = &[
         name: "tidy",
         about: "check what the compiler does not: sizes, names, dependency directions, documents",
         run: tidy::run,
+    },
+    Task {
+        name: "web",
+        about: "compare the web page with its source and test it in a browser; `build` builds it",
+        run: web::run,
     },
     Task {
         name: "bench",

@@ -30,8 +30,9 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("inspect", &["fleet", "protocol"]),
     ("testing", &[]),
     ("serving", &["engine", "protocol", "text"]),
-    ("server", &["engine", "protocol", "serving", "text"]),
-    ("deploy", &["engine", "fleet", "placement", "protocol", "server", "store", "text"]),
+    ("web", &["engine", "serving"]),
+    ("server", &["engine", "protocol", "serving", "text", "web"]),
+    ("deploy", &["engine", "fleet", "inspect", "placement", "protocol", "server", "store", "text"]),
     ("localai", &["deploy", "engine", "fleet", "protocol", "server", "serving", "text"]),
     (
         "cli",

@@ -232,7 +232,7 @@ fn announcement(
     format!(
         "{model_id} on {} is ready\n{}\n{others}{localai}  \
          OpenAI API   {url}/v1\n  \
-         dashboard    {url}/dashboard\n  \
+         web page     {url}/\n  \
          talk to it   jackalope chat --url {url}\n  \
          stop it      Ctrl-C",
         jackalope_protocol::counted(status.ranks.len(), "rank"),

@@ -215,11 +215,11 @@ async fn watched(pull: Arc<Pull>, progress: &Sender<PullProgress>) -> Result<Pul
 }
 
 /// Reports the progress of each file whose number of received bytes differs from `reported`, the
-/// numbers of the last report.
+/// numbers of the last report; at first that of all files, so that their sum is known.
 fn report(pull: &Pull, reported: &mut HashMap<usize, u64>, progress: &Sender<PullProgress>) {
     for (idx, file) in pull.files().iter().enumerate() {
         let done = file.done.load(Ordering::Relaxed);
-        if reported.insert(idx, done).unwrap_or(0) == done {
+        if reported.insert(idx, done) == Some(done) {
             continue;
         }
         let (kind, hash) = match file.blob {

@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod config;
 mod content;
 pub mod context;
+mod diagnosis;
 pub mod error;
 mod expected_costs;
 pub mod hub_puller;

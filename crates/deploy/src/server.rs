@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use crate::cluster::READY_POLL;
 use crate::config::{MemoryBudget, RankConfig};
 use crate::context::LocalContext;
+use crate::diagnosis::HostsDoctor;
 use crate::error::DeployError;
 use crate::hub_puller::HubPuller;
 use crate::loading::ClusterLoader;
@@ -83,6 +84,7 @@ impl Deployment {
             let folder = offered.models_dir.clone();
             http.puller = Some(Arc::new(HubPuller::new(context, folder, &models, registry)));
         }
+        http.doctor = Some(Arc::new(HostsDoctor::new(&ranks.hosts)));
         let state = ServerState::reporting(models.clone(), http, self.reporting);
         let http = HttpServer::start(listener, state.clone())?;
         Ok(RunningServer { offered, models, state, http })

@@ -19,6 +19,7 @@
 //! - Prompts and answers are never logged.
 //! - Pages of other sites cannot read answers, unless their origins are explicitly allowed.
 
+mod administration;
 mod anthropic;
 mod connections;
 mod dialect;
@@ -51,7 +52,8 @@ pub use jackalope_serving::models::{
     KeptBecause, KnownModel, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, Models,
     ModelsConfig, ShutdownMode, StartedModel,
 };
-pub use ollama::puller::{ModelRemoveError, PullProgress, Puller, RemoveFuture};
+pub use jackalope_serving::puller::{ModelRemoveError, PullProgress, Puller, RemoveFuture};
+pub use jackalope_web::{ClusterDoctor, Diagnosis};
 pub use openai::chat::chat_conversation;
 pub use openai::logprobs::ChatLogprobs;
 pub use origin::{AllowedHosts, AllowedOrigins};

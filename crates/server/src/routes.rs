@@ -6,7 +6,7 @@ use utoipa::openapi::OpenApi;
 use crate::requests::admitted;
 use crate::route::{self, Route, get};
 use crate::state::ServerState;
-use crate::{anthropic, health, model_control, monitor, ollama, openai, openapi};
+use crate::{administration, anthropic, health, model_control, monitor, ollama, openai, openapi};
 
 /// All routes, in groups with the tags of the OpenAPI document.
 fn all() -> Vec<(&'static str, Vec<Route>)> {
@@ -17,6 +17,7 @@ fn all() -> Vec<(&'static str, Vec<Route>)> {
         ("Anthropic", anthropic::routes()),
         ("Ollama", ollama::routes()),
         ("models", model_control::routes()),
+        ("administration", administration::routes()),
         ("state", health::routes()),
         ("state", monitor::routes()),
         ("description", description()),
@@ -47,7 +48,7 @@ pub fn api_document() -> OpenApi {
 
 /// Writes one table of all endpoints and one of each endpoint's parameters, as Markdown.
 pub fn api_tables() -> String {
-    openapi::tables(&api_document())
+    jackalope_web::tables(&api_document())
 }
 
 #[cfg(test)]

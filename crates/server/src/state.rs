@@ -8,10 +8,11 @@ use jackalope_serving::journal::{Journal, RequestLog, SpanExporter};
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::model::RunningModel;
 use jackalope_serving::models::Models;
+use jackalope_serving::puller::Puller;
 use jackalope_serving::state::ServingState;
+use jackalope_web::{Activity, ClusterDoctor, Pulls};
 
 use crate::monitor::samples::Samples;
-use crate::ollama::puller::Puller;
 use crate::openai::responses::kept::KeptResponses;
 use crate::origin::{AllowedHosts, AllowedOrigins};
 use crate::tls::Tls;
@@ -27,6 +28,8 @@ pub struct ServerConfig {
     /// Fetches models for clients; if absent, requests to fetch a model that is not served are
     /// refused.
     pub puller: Option<Arc<dyn Puller>>,
+    /// Diagnoses the machines; if absent, the request is refused.
+    pub doctor: Option<Arc<dyn ClusterDoctor>>,
     /// Whether models can be loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`.
     /// If keys are required, only administrators may do so.
     pub model_control: bool,
@@ -62,6 +65,8 @@ struct Shared {
     config: ServerConfig,
     kept_responses: Arc<KeptResponses>,
     samples: Samples,
+    activity: Activity,
+    pulls: Pulls,
     /// The port that the server listens on, once it does.
     port: OnceLock<u16>,
 }
@@ -95,6 +100,8 @@ impl ServerState {
             kept_responses: Arc::new(kept_responses),
             config,
             samples: Samples::default(),
+            activity: Activity::default(),
+            pulls: Pulls::default(),
             port: OnceLock::new(),
         };
         ServerState { shared: Arc::new(shared) }
@@ -125,6 +132,16 @@ impl ServerState {
     pub(crate) fn listens_on(&self, port: u16) {
         // The first port is kept: a second listener only adds another way to the same server.
         self.shared.port.set(port).ok();
+    }
+
+    /// What was computed and recovered from in the last minutes.
+    pub(crate) fn activity(&self) -> &Activity {
+        &self.shared.activity
+    }
+
+    /// The downloads that web pages started.
+    pub(crate) fn pulls(&self) -> &Pulls {
+        &self.shared.pulls
     }
 
     /// Recent memory samples.

@@ -14,6 +14,7 @@ use jackalope_text::TextError;
 use jackalope_text::grammar::GrammarError;
 use thiserror::Error;
 
+use crate::auth::KeyEditError;
 use crate::models::loader::LoadFailure;
 
 /// Time to retry after, when the ranks have failed.
@@ -136,6 +137,12 @@ pub enum ApiError {
     ModelKept { model: String, reason: String },
     #[error("models are not loaded or unloaded here\nhint: {hint}")]
     NoModelControl { hint: &'static str },
+    #[error("{0}")]
+    Keys(#[from] KeyEditError),
+    #[error("{what} here\nhint: {hint}")]
+    NotOffered { what: &'static str, hint: &'static str },
+    #[error("there is no download {found}")]
+    UnknownPull { found: String },
     #[error("there is no {path} here")]
     UnknownPath { path: String },
     #[error("{path} does not take {method}, but {allowed}")]
@@ -271,6 +278,18 @@ impl<'a> ErrorFacts<'a> {
     /// An error in a field.
     fn field(code: &'static str, param: &'a str) -> ErrorFacts<'a> {
         ErrorFacts { param: Some(param), ..ErrorFacts::invalid(StatusCode::BAD_REQUEST, code) }
+    }
+
+    /// Keys are not changed.
+    fn keys(err: &KeyEditError) -> ErrorFacts<'a> {
+        match err {
+            KeyEditError::NoFile => ErrorFacts::invalid(StatusCode::FORBIDDEN, "no_key_file"),
+            KeyEditError::Unknown { .. } => {
+                ErrorFacts::invalid(StatusCode::NOT_FOUND, "unknown_key")
+            }
+            KeyEditError::Refused { .. } => ErrorFacts::field("invalid_key", "name"),
+            KeyEditError::Unwritten { .. } => ErrorFacts::internal("key_file_unwritten"),
+        }
     }
 
     /// An error of the server or the model.
@@ -523,6 +542,9 @@ impl ApiError {
             E::ModelInUse { .. } => F::invalid(StatusCode::CONFLICT, "model_in_use"),
             E::ModelKept { .. } => F::invalid(StatusCode::BAD_REQUEST, "model_kept"),
             E::NoModelControl { .. } => F::invalid(StatusCode::FORBIDDEN, "no_model_control"),
+            E::Keys(err) => F::keys(err),
+            E::NotOffered { .. } => F::invalid(StatusCode::FORBIDDEN, "not_offered"),
+            E::UnknownPull { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_download"),
             E::UnknownPath { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {
                 F::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")

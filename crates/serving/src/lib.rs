@@ -31,6 +31,7 @@ pub mod notes;
 pub mod numbers;
 mod outcome;
 mod prompt_workers;
+pub mod puller;
 pub mod sse;
 pub mod state;
 pub mod trace_parent;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jackalope_engine::{RankStatus, Status};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::numbers::{gib, percent, rounded};
 
@@ -103,4 +103,11 @@ pub fn memory_of(status: &Status) -> MemoryUse {
     }
     all.total = machines.values().map(|(weights, free)| weights + free).sum();
     all
+}
+
+/// Memory of each rank, keyed by its number.
+pub fn by_rank(status: &Status) -> Map<String, Value> {
+    let of =
+        |(rank, it): (usize, &RankStatus)| (rank.to_string(), MemoryUse::of_rank(it).to_json());
+    status.ranks.iter().enumerate().map(of).collect()
 }

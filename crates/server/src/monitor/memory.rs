@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State;
-use jackalope_engine::{MemoryReading, RankStatus, Status};
+use jackalope_engine::{MemoryReading, Status};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::ids::unix_time;
 use jackalope_serving::numbers::{gib, rounded};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use utoipa::IntoParams;
@@ -18,7 +18,7 @@ use utoipa::IntoParams;
 use super::samples::{SAMPLES_MAX, Sample};
 use crate::extract::Params;
 use crate::state::ServerState;
-use jackalope_serving::memory::{MemoryUse, PRESSURE_CRITICAL, PRESSURE_WARN, memory_of};
+use jackalope_serving::memory::{PRESSURE_CRITICAL, PRESSURE_WARN, by_rank, memory_of};
 
 /// Time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -32,13 +32,16 @@ fn sample(state: &ServerState) -> Sample {
     Sample { at: unix_time(), memory: memory_of(&status), is_loaded }
 }
 
-/// Samples the memory periodically until the server ends.
+/// Samples the memory and the rates periodically until the server ends.
 pub(crate) async fn sample_until(state: ServerState, mut ended: watch::Receiver<bool>) {
     let mut ticks = interval(SAMPLE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tokio::select! {
-            _ = ticks.tick() => state.samples().push(sample(&state)),
+            _ = ticks.tick() => {
+                state.samples().push(sample(&state));
+                state.activity().sample(&state);
+            }
             _ = ended.wait_for(|&ended| ended) => return,
         }
     }
@@ -153,13 +156,6 @@ fn system(status: &Status) -> Value {
         "pressure": tier.name(),
         "refuses_requests": status.pressure.refuses(Instant::now()).is_some(),
     })
-}
-
-/// Memory of each rank, keyed by its number.
-pub(super) fn by_rank(status: &Status) -> Map<String, Value> {
-    let of =
-        |(rank, it): (usize, &RankStatus)| (rank.to_string(), MemoryUse::of_rank(it).to_json());
-    status.ranks.iter().enumerate().map(of).collect()
 }
 
 /// Query parameters of `/memory/live`.

@@ -1,5 +1,5 @@
-//! Monitoring: the service itself, its queue, its memory, its recent requests and errors, and a
-//! dashboard that shows all of it.
+//! Monitoring: the service itself, its queue, its memory, its recent requests and errors, and the web
+//! page that shows all of it.
 //!
 //! Names and shapes follow other servers' endpoints (mlx-jaccl-cluster, vllm-mlx), so that their
 //! clients keep working; the numbers come from the engine's [`Status`](jackalope_engine::Status)
@@ -17,8 +17,8 @@ use axum::http::HeaderName;
 use axum::http::header::CONTENT_TYPE;
 
 use crate::openapi::answers::{
-    CacheStats, CancelledRequest, ClearedCache, EngineStatus, MemoryAnswer, MemorySamples,
-    ModelInfo, QueueAnswer, RecentErrors, RecentRequests, RequestStats, ServiceCard,
+    CacheStats, CancelledRequest, ClearedCache, ClusterOverview, EngineStatus, MemoryAnswer,
+    MemorySamples, ModelInfo, QueueAnswer, RecentErrors, RecentRequests, RequestStats, ServiceCard,
     SnapshotAnswer,
 };
 use crate::route::{Route, delete, get, post};
@@ -46,9 +46,20 @@ pub(crate) fn routes() -> Vec<Route> {
         ),
         get(
             "/dashboard",
-            overview::dashboard,
-            "Returns a web page that shows the server at work. It loads nothing from other servers.",
+            overview::page,
+            "Returns the web page. It loads nothing from other servers.",
             |it| it.text("text/html"),
+        ),
+        get("/assets/{name}", overview::asset, "Returns a file of the web page.", |it| {
+            let it = it.path("name", "Name of the file.").query::<overview::Asset>();
+            it.text("text/javascript").text("text/css").text("image/svg+xml")
+        }),
+        get(
+            "/v1/cluster",
+            overview::cluster,
+            "Returns an overview of the cluster: machines, ranks and links, memory, rates of the last \
+             minutes, recoveries and models.",
+            |it| it.query::<overview::OverviewOptions>().answers::<ClusterOverview>(),
         ),
         get(
             "/queue",

@@ -1,34 +1,31 @@
-//! The service card, the dashboard, the queue and the model.
+//! The service card, the web page and its files, the overview that it shows, the queue and the model.
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::header::{
-    ACCEPT, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
-};
+use axum::http::header::{ACCEPT, VARY};
 use axum::http::{HeaderMap, HeaderValue, Method};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use jackalope_engine::EngineState;
+use jackalope_serving::error::ApiError;
+use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::IntoParams;
 
+use crate::extract::{Name, Params};
 use crate::state::ServerState;
 use crate::wire::merged;
 use jackalope_serving::memory::memory_of;
 
-/// The dashboard. It is self-contained, so it works without access to any other server.
-const PAGE: &str = include_str!("dashboard.html");
-
-/// Content security policy of the dashboard: it runs only its inline script, connects only to this
-/// server, and cannot be framed.
-const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
-    connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
 /// The text by which clients of Ollama's API recognise the server.
 const OLLAMA: &str = "Ollama is running";
+
+/// Default number of samples of the rates.
+const SAMPLES_RETURNED: usize = 60;
 
 pub(super) async fn root(method: Method, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
     let mut response = match (accept.contains("text/html"), accept.contains("application/json")) {
-        (true, _) if method != Method::HEAD => dashboard().await,
+        (true, _) if method != Method::HEAD => jackalope_web::page(&headers),
         (_, true) if method != Method::HEAD => Json(card()).into_response(),
         _ => OLLAMA.into_response(),
     };
@@ -55,14 +52,41 @@ fn card() -> Value {
     })
 }
 
-pub(super) async fn dashboard() -> Response {
-    let mut response = Html(PAGE).into_response();
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    response
+pub(super) async fn page(headers: HeaderMap) -> Response {
+    jackalope_web::page(&headers)
+}
+
+/// Query parameters of a file of the web page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Asset {
+    /// Version of the file; with the current one, clients may keep the file for ever.
+    v: Option<String>,
+}
+
+pub(super) async fn asset(
+    Name(name): Name,
+    Params(Asset { v }): Params<Asset>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    jackalope_web::asset(&name, v.as_deref(), &headers)
+        .ok_or_else(|| ApiError::UnknownPath { path: format!("/assets/{name}") })
+}
+
+/// Query parameters of the overview.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct OverviewOptions {
+    /// Number of samples of the rates, one per second, at most 600. Default: 60.
+    n: Option<usize>,
+}
+
+pub(super) async fn cluster(
+    State(state): State<ServerState>,
+    Params(OverviewOptions { n }): Params<OverviewOptions>,
+) -> Result<Json<Value>, ApiError> {
+    let num_samples = n.unwrap_or(SAMPLES_RETURNED).min(jackalope_web::SAMPLES_MAX);
+    Ok(Json(jackalope_web::overview(&state, state.activity(), num_samples)))
 }
 
 pub(super) async fn queue(State(state): State<ServerState>) -> Json<Value> {

@@ -16,7 +16,6 @@ mod models;
 mod names;
 mod options;
 mod pull;
-pub(crate) mod puller;
 mod request;
 mod schema;
 

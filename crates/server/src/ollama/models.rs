@@ -14,7 +14,6 @@ use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::names::{full_name, known};
-use super::puller::ModelRemoveError;
 use super::request::Named;
 use crate::extract::UnlabelledRequest;
 use crate::state::ServerState;
@@ -22,6 +21,7 @@ use jackalope_serving::error::ApiError;
 use jackalope_serving::ids::{hex, rfc3339};
 use jackalope_serving::model::ModelDetails;
 use jackalope_serving::models::ModelStatus;
+use jackalope_serving::puller::ModelRemoveError;
 
 /// The API version that this server implements: clients compare it to find out what they may send.
 const VERSION: &str = "0.12.11";

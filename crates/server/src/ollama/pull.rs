@@ -13,10 +13,10 @@ use tokio::sync::mpsc;
 
 use super::format::{LINES_TYPE, push_line};
 use super::names::{bare, known};
-use super::puller::PullProgress;
 use super::request::Named;
 use crate::extract::UnlabelledRequest;
 use crate::state::ServerState;
+use jackalope_serving::puller::PullProgress;
 
 pub(super) async fn pull(
     State(state): State<ServerState>,

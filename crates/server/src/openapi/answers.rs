@@ -435,6 +435,66 @@ pub(crate) struct CacheStats {
     evictions: u64,
 }
 
+/// The downloads, the oldest first.
+#[derive(ToSchema)]
+pub(crate) struct PullList {
+    /// `id`, `model`, `state` (`running`, `done`, `failed` or `cancelled`), `status`, `total_bytes`
+    /// and `completed_bytes` of the files begun so far, and `began`.
+    pulls: Vec<Fields>,
+}
+
+/// The keys, with what they have used since the server started.
+#[derive(ToSchema)]
+pub(crate) struct KeyList {
+    /// Whether requests need a key.
+    required: bool,
+    /// Whether keys can be created, changed and revoked: those in the file of keys.
+    editable: bool,
+    /// `name`, `admin`, limits, `editable`, and counts of requests and tokens.
+    keys: Vec<Fields>,
+}
+
+#[derive(ToSchema)]
+pub(crate) struct CreatedKey {
+    name: String,
+    key: String,
+}
+
+/// The memory that a model takes.
+#[derive(ToSchema)]
+pub(crate) struct ModelFitAnswer {
+    model: String,
+    /// Whether it fits if no other model is loaded.
+    fits: bool,
+    /// `machine`, `needed_bytes`, `budget_bytes` (null: unbounded) and `taken_bytes` by other models.
+    machines: Vec<Fields>,
+}
+
+/// The machines, their ranks and links, and what they compute. Without a value, a field is null.
+#[derive(ToSchema)]
+pub(crate) struct ClusterOverview {
+    /// Time of the server in seconds since 1970.
+    time: f64,
+    version: String,
+    uptime_s: u64,
+    default_model: String,
+    running: usize,
+    running_max: usize,
+    waiting: usize,
+    waiting_max: usize,
+    open_streams: usize,
+    /// One list per second: time, tokens sampled per second, prompt tokens computed per second,
+    /// running and waiting requests.
+    samples: Vec<Vec<f64>>,
+    /// Losses of ranks: `model`, `at`, `rank`, `cause` and `seconds` until the ranks were up again.
+    recoveries: Vec<Fields>,
+    /// Memory in bytes, and `ranks` with their part of the model, phase, memory and times.
+    machines: Vec<Fields>,
+    /// Links between ranks with the mean rate of their traffic, and links known to be broken.
+    links: Vec<Fields>,
+    models: Vec<Fields>,
+}
+
 #[derive(ToSchema)]
 pub(crate) struct ClearedCache {
     status: String,

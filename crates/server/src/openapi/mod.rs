@@ -3,7 +3,6 @@
 
 pub(crate) mod answers;
 mod docs;
-mod page;
 
 use axum::http::{HeaderMap, HeaderValue};
 use utoipa::openapi::extensions::Extensions;
@@ -18,7 +17,6 @@ use crate::dialect::Dialect;
 use crate::route::{Entry, Route};
 
 pub(crate) use docs::routes as docs_routes;
-pub(crate) use page::tables;
 
 /// The errors that every operation may return.
 const REFUSALS: [(&str, &str); 15] = [

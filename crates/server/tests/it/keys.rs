@@ -340,3 +340,63 @@ async fn keys_do_not_see_each_others_requests_names_or_prompts() {
         assert_eq!(metrics.contains("key=\"alice\""), is_seen, "{key}: {metrics}");
     }
 }
+
+/// A request of an administrator with a body.
+async fn command(server: &Server, path: &str, body: Value) -> Reply {
+    let mut request = post(path, body.to_string());
+    request.headers_mut().insert("x-api-key", "sekret-ops".parse().unwrap());
+    server.send(request).await
+}
+
+#[tokio::test]
+async fn administrators_create_limit_and_revoke_keys() {
+    let file = KeyFile::new(&json!([{"name": "ops", "key": "sekret-ops", "admin": true}]));
+    let server = keyed(&file.path).start().await;
+    let new = json!({"name": "carol", "requests_per_minute": 2, "cache_group": "team"});
+    let created = command(&server, "/v1/keys", new).await.ok();
+    let key = created["key"].as_str().unwrap().to_owned();
+    // Only its hash is stored.
+    let stored = std::fs::read_to_string(&file.path).unwrap();
+    assert!(stored.contains("carol") && !stored.contains(&key), "{stored}");
+    server.send(chat_request(&key, json!({}))).await.ok();
+    let listed = ask(&server, Method::GET, "/v1/keys", "sekret-ops").await.ok();
+    assert_eq!((&listed["required"], &listed["editable"]), (&json!(true), &json!(true)));
+    let carol = &listed["keys"][1];
+    assert_eq!((&carol["name"], &carol["requests_per_minute"]), (&json!("carol"), &json!(2)));
+    assert_eq!((&carol["requests"], &carol["admin"]), (&json!(1), &json!(false)));
+    assert!(!listed.to_string().contains("sekret") && !listed.to_string().contains(&key));
+
+    // A limit that is absent is removed.
+    let changed = command(&server, "/v1/keys/carol", json!({"tokens_per_minute": 9})).await.ok();
+    assert_eq!(changed["keys"][1]["requests_per_minute"], Value::Null);
+    assert_eq!(changed["keys"][1]["tokens_per_minute"], 9);
+
+    for (path, body, status, words) in [
+        ("/v1/keys", json!({"name": "carol"}), 400, "the name of another one"),
+        ("/v1/keys", json!({"name": "a b"}), 400, "letters, digits"),
+        ("/v1/keys", json!({"name": "dan", "concurrent_requests": 0}), 400, "limit of 0"),
+        ("/v1/keys", json!({}), 400, "name"),
+        ("/v1/keys/nobody", json!({}), 404, "no key named nobody"),
+    ] {
+        let reply = command(&server, path, body).await;
+        assert_eq!(reply.status.as_u16(), status, "{path}: {}", reply.body);
+        assert!(reply.body.contains(words), "{path}: {}", reply.body);
+    }
+    // Users see and change nothing.
+    for method in [Method::GET, Method::DELETE] {
+        let path = if method == Method::GET { "/v1/keys" } else { "/v1/keys/ops" };
+        assert_eq!(ask(&server, method, path, &key).await.status, 403);
+    }
+    ask(&server, Method::DELETE, "/v1/keys/carol", "sekret-ops").await.ok();
+    assert_eq!(server.send(chat_request(&key, json!({}))).await.status, 401);
+    assert_eq!(ask(&server, Method::DELETE, "/v1/keys/carol", "sekret-ops").await.status, 404);
+}
+
+#[tokio::test]
+async fn without_a_file_no_keys_are_created() {
+    let server = Setup::says("Hello").start().await;
+    let listed = server.get("/v1/keys").await.ok();
+    assert_eq!(listed, json!({"required": false, "editable": false, "keys": []}));
+    let reply = server.post("/v1/keys", &json!({"name": "carol"})).await;
+    assert_eq!((reply.status.as_u16(), reply.error()["code"].clone()), (403, json!("no_key_file")));
+}

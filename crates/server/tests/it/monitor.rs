@@ -38,26 +38,47 @@ async fn the_page_needs_nothing_from_elsewhere_and_runs_nothing_of_others() {
     let server = Setup::says("Hello").start().await;
     let page = server.get("/dashboard").await;
     let policy = page.headers["content-security-policy"].to_str().unwrap();
-    // Without it browsers ask for /favicon.ico, which is an error of a client in the log.
-    assert!(page.body.contains("<link rel=\"icon\" href=\"data:,\">"), "{}", page.body);
-    for rule in ["default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"] {
+    let rules =
+        ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"];
+    for rule in
+        rules.iter().chain(&["frame-ancestors 'none'", "require-trusted-types-for 'script'"])
+    {
         assert!(policy.contains(rule), "{policy}");
     }
-    let elsewhere = ["src=\"http", "href=\"http", "@import", "url(http", "//cdn"];
-    for word in elsewhere.iter().chain(&["innerHTML", "outerHTML", "insertAdjacentHTML", "eval("]) {
-        assert!(!page.body.contains(word), "{word}");
+    assert!(!policy.contains("unsafe"), "{policy}");
+    let links: Vec<&str> = page.body.split("=\"/assets/").skip(1).collect();
+    assert_eq!(links.len(), 3, "{}", page.body);
+    for link in links {
+        let path = format!("/assets/{}", link.split('"').next().unwrap());
+        let file = server.get(&path).await;
+        assert_eq!(file.status, 200, "{path}");
+        assert_eq!(file.headers["x-content-type-options"], "nosniff", "{path}");
+        assert!(file.headers["cache-control"].to_str().unwrap().contains("immutable"), "{path}");
+        for word in ["@import", "url(http", "//cdn", "document.write", "eval("] {
+            assert!(!file.body.contains(word), "{path}: {word}");
+        }
     }
-    for word in [
-        "/metrics/stream",
-        "/metrics/snapshot",
-        // The chart begins with what was before the page was opened.
-        "it.history",
-        "/requests/recent",
-        "/errors",
-        "prefers-color-scheme",
-    ] {
-        assert!(page.body.contains(word), "{word}");
-    }
+    let unknown = server.get("/assets/other.js").await;
+    assert_eq!(unknown.status, 404);
+}
+
+#[tokio::test]
+async fn the_overview_has_machines_ranks_and_models() {
+    let server = Setup::says("Hello").start().await;
+    server.chat(json!({})).await.ok();
+    let overview = server.get("/v1/cluster?n=5").await.ok();
+    check_keys(
+        &overview,
+        "time version uptime_s default_model running running_max waiting waiting_max open_streams \
+         samples recoveries machines links models",
+    );
+    let machine = &overview["machines"][0];
+    check_keys(machine, "name weights_bytes kv_bytes active_bytes total_bytes ranks");
+    assert_eq!(machine["ranks"][0]["rank"], 0);
+    let model = &overview["models"][0];
+    assert_eq!((&model["state"], &model["is_default"]), (&json!("ready"), &json!(true)));
+    assert_eq!(model["counters"]["requests"], 1);
+    assert_eq!(overview["recoveries"], json!([]));
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<FileKey>, KeyFileError> {
     parse(&text).map_err(broken)
 }
 
-fn parse(text: &str) -> Result<Vec<FileKey>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<FileKey>, String> {
     // The parser's message may quote what it found, which may be a key: only the position is
     // reported.
     let keys: Keys = serde_json::from_str(text).map_err(|err| {

@@ -3,6 +3,7 @@
 //! Keys come from the command line and from a file, which is reloaded when it changes. A key's name
 //! appears in logs, records and metrics; the key itself never does.
 
+mod editing;
 mod key_file;
 mod quota;
 
@@ -21,6 +22,7 @@ use crate::error::ApiError;
 use key_file::{FileKey, Stamp};
 use quota::{KeyLimits, Quota, Reached};
 
+pub use editing::{KeyEditError, KeySettings};
 pub use key_file::KeyFileError;
 pub use quota::Pass;
 
@@ -29,21 +31,22 @@ pub use quota::Pass;
 /// is the same everywhere.
 const OPEN_PATHS: [&str; 6] =
     ["/", "/dashboard", "/docs", "/health/live", "/health/ready", "/openapi.json"];
-const OPEN_PREFIX: &str = "/docs/";
+const OPEN_PREFIXES: [&str; 2] = ["/assets/", "/docs/"];
 
 /// Paths and path prefixes that need an administrator's key, because they show or affect
 /// everybody's requests or models.
-const ADMIN_PATHS: [&str; 2] = ["/errors", "/requests"];
-const ADMIN_PREFIXES: [&str; 2] = ["/requests/", "/v1/requests/"];
+const ADMIN_PATHS: [&str; 4] = ["/errors", "/requests", "/v1/keys", "/v1/diagnosis"];
+const ADMIN_PREFIXES: [&str; 4] = ["/requests/", "/v1/requests/", "/v1/keys/", "/v1/pulls/"];
 
 /// Paths that need an administrator's key for methods that change something.
-const ADMIN_CHANGES: [&str; 8] = [
+const ADMIN_CHANGES: [&str; 9] = [
     "/model/load",
     "/model/unload",
     "/model/gc",
     "/v1/cache",
     "/v1/cache/prefix",
     "/api/pull",
+    "/v1/pulls",
     "/api/delete",
     "/api/copy",
 ];
@@ -256,7 +259,10 @@ impl ApiKeys {
         path: &str,
         headers: &HeaderMap,
     ) -> Result<Option<Arc<Holder>>, ApiError> {
-        if self.is_empty() || OPEN_PATHS.contains(&path) || path.starts_with(OPEN_PREFIX) {
+        if self.is_empty()
+            || OPEN_PATHS.contains(&path)
+            || OPEN_PREFIXES.iter().any(|it| path.starts_with(it))
+        {
             return Ok(None);
         }
         let key = presented_key(headers).ok_or(ApiError::Unauthorized { missing: true })?;

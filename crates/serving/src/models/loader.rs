@@ -47,6 +47,21 @@ pub struct Shortage {
     pub budget_bytes: u64,
 }
 
+/// The memory that a model takes, beside what models may take.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ModelFit {
+    /// Id of the model.
+    pub model: String,
+    /// Memory that it takes on each machine.
+    pub need: MachineBytes,
+    /// Memory that all models may take together; machines that are not named are unbounded.
+    pub budget: MachineBytes,
+    /// Memory that the other loaded models take.
+    pub taken: MachineBytes,
+    /// The first machine where it does not fit even alone.
+    pub shortage: Option<Shortage>,
+}
+
 /// A model that can be loaded, whether it is loaded or not.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct KnownModel {

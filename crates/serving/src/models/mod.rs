@@ -23,8 +23,8 @@ mod table;
 mod tasks;
 
 pub use loader::{
-    KnownModel, LoadFailure, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, Shortage,
-    StartedModel,
+    KnownModel, LoadFailure, LoadFuture, MachineBytes, ModelFit, ModelLoadError, ModelLoader,
+    Shortage, StartedModel,
 };
 pub use opening::Lease;
 pub use table::{KeptBecause, ModelStatus, Models, ModelsConfig, ShutdownMode};

@@ -10,11 +10,13 @@ use tracing::{debug, info, warn};
 
 use super::eviction::{EvictionPlan, Resident, plan_eviction};
 use super::loader::{
-    KnownModel, LoadFailure, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, StartedModel,
+    KnownModel, LoadFailure, LoadFuture, MachineBytes, ModelFit, ModelLoadError, ModelLoader,
+    StartedModel,
 };
 use super::table::{
     Entry, Failed, Loaded, Models, ModelsConfig, Shared, ShutdownMode, State, Task,
 };
+use crate::error::ApiError;
 use crate::model::RunningModel;
 
 /// Time to wait for models in use before the load of another one fails.
@@ -217,6 +219,32 @@ impl Unloaded {
             Ok(started) => shared.look_after(self.idx, started, stop).await.map(Into::into),
             Err(why) => Some(why),
         };
+    }
+}
+
+impl Models {
+    /// Computes whether a model fits: what it takes on each machine, and what models may take
+    /// there.
+    ///
+    /// # Errors
+    /// If there is no such model, or its files cannot be read.
+    pub async fn fit(&self, name: &str) -> Result<ModelFit, ApiError> {
+        let model = self.named(name)?.id;
+        let Some(loader) = self.shared.loader.clone() else {
+            return Ok(ModelFit { model, ..ModelFit::default() });
+        };
+        let need = loader.need(&model).await.map_err(|err| ApiError::NotLoadable {
+            model: model.clone(),
+            why: err.into(),
+            retry_after: Duration::ZERO,
+        })?;
+        let budget = self.shared.config.budget.clone();
+        let mut taken = MachineBytes::default();
+        for entry in self.lock().iter().filter(|it| it.known.id != model) {
+            taken.add(&entry.need().cloned().unwrap_or_default());
+        }
+        let shortage = need.beyond(&budget);
+        Ok(ModelFit { model, need, budget, taken, shortage })
     }
 }
 

@@ -59,7 +59,8 @@ pub enum PullProgress {
 }
 
 impl PullProgress {
-    pub(super) fn to_json(&self) -> Value {
+    /// Converts to JSON, as a line of Ollama's `/api/pull`.
+    pub fn to_json(&self) -> Value {
         let (status, digest, bytes) = match self {
             PullProgress::Working { status, digest, bytes } => (status.as_str(), digest, *bytes),
             PullProgress::Done => ("success", &None, None),

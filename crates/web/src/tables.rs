@@ -15,7 +15,10 @@ const ACCEPTED: &str = "yes";
 const REFUSED: &str = "refused";
 
 /// Writes one table of all endpoints and one of each endpoint's parameters, as Markdown.
-pub(crate) fn tables(document: &OpenApi) -> String {
+///
+/// # Panics
+/// If schemas refer to each other without an end.
+pub fn tables(document: &OpenApi) -> String {
     let document = serde_json::to_value(document).expect("a description is JSON");
     let mut page = String::from("| Endpoint | Answers |\n|---|---|\n");
     let operations = operations(&document);

@@ -1,0 +1,224 @@
+// Machines: their ranks, links and memory, and what a diagnosis finds.
+
+import { useState } from "preact/hooks";
+import { callSlowly, message } from "../api";
+import { bytes, count, digits, duration, percent, plural, seconds, shortName } from "../format";
+import { type Link, type Machine, type Rank, cluster } from "../state";
+import { holds, rate } from "../ui/graph";
+import { Badge, Button, Card, CopyButton, Empty, Problem, type Tone } from "../ui/parts";
+import { MachineMemory } from "./overview";
+
+/** Longest time that a diagnosis may take, in milliseconds. */
+const DIAGNOSIS_MS = 60_000;
+
+interface Finding {
+  severity: "ok" | "note" | "warn" | "error";
+  code: string;
+  node: string | null;
+  about: string;
+  found: string;
+  explain: string;
+  type_this: string[];
+}
+
+interface Diagnosis {
+  ok: boolean;
+  error?: string;
+  findings?: Finding[];
+  nodes?: { name: string; error?: string; report?: Record<string, unknown> }[];
+}
+
+export function Machines() {
+  const now = cluster.value;
+  if (now === null) return <Empty>Waiting for the server…</Empty>;
+  return (
+    <div class="stack">
+      {now.machines.length === 0 && <Empty>No ranks run. A request loads the model.</Empty>}
+      {now.machines.map((machine) => (
+        <MachineCard key={machine.name} machine={machine} />
+      ))}
+      <Links links={now.links} />
+      <Doctor />
+    </div>
+  );
+}
+
+function MachineCard({ machine }: { machine: Machine }) {
+  const devices = [...new Set(machine.ranks.map((it) => it.device).filter((it) => it !== null))].join(", ");
+  return (
+    <Card title={machine.name} aside={<span class="muted">{[devices, plural(machine.ranks.length, "rank")].filter((it) => it !== "").join(" · ")}</span>}>
+      <MachineMemory machine={machine} isNamed={false} />
+      <div class="table-wrap" tabIndex={0} role="region" aria-label={`Ranks of ${machine.name}`}>
+        <table>
+          <thead>
+            <tr>
+              {["Rank", "Model", "Holds", "Phase", "Weights", "KV cache", "Round trip", "Steps", "Communication", "Process"].map((it) => (
+                <th scope="col">{it}</th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {machine.ranks.map((rank) => (
+              <RankRow rank={rank} />
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Card>
+  );
+}
+
+function toneOfPhase(rank: Rank): Tone {
+  if (rank.phase === "idle" || rank.phase === "computing") return "good";
+  return rank.phase === "loading" ? "busy" : "warn";
+}
+
+function RankRow({ rank }: { rank: Rank }) {
+  const share = 0 < rank.computing_us ? rank.communicating_us / rank.computing_us : null;
+  return (
+    <tr>
+      <th scope="row">{rank.rank}</th>
+      <td title={rank.model}>{shortName(rank.model)}</td>
+      <td>{holds(rank)}</td>
+      <td>
+        <Badge tone={toneOfPhase(rank)}>{rank.phase}</Badge>
+      </td>
+      <td>{bytes(rank.weights_bytes)}</td>
+      <td>{bytes(rank.kv_bytes)}</td>
+      <td>{rank.round_trip_us === null ? "–" : seconds(rank.round_trip_us / 1e6)}</td>
+      <td>{count(rank.steps)}</td>
+      <td title={`sent ${bytes(rank.sent_bytes)}, received ${bytes(rank.received_bytes)}`}>{share === null ? "–" : `${percent(share)} of the time`}</td>
+      <td>{rank.pid ?? "–"}</td>
+    </tr>
+  );
+}
+
+function Links({ links }: { links: Link[] }) {
+  if (links.length === 0) return null;
+  return (
+    <Card title="Links">
+      <ul class="rows">
+        {links.map((link) => (
+          <li class="row">
+            <div class="row-main">
+              <p>{link.between ?? `rank ${link.ranks?.[0]} on ${link.machines?.[0]} – rank ${link.ranks?.[1]} on ${link.machines?.[1]}`}</p>
+              <p class="muted small">
+                {link.broken !== null
+                  ? `broken for ${duration(link.broken.seconds)}: ${link.broken.reason}`
+                  : [shortName(link.model), rate(link), link.encrypted === true ? "encrypted" : link.encrypted === false ? "not encrypted" : null].filter((it) => it !== null).join(" · ")}
+              </p>
+            </div>
+            {link.broken === null ? <Badge tone="good">up</Badge> : <Badge tone="bad">broken</Badge>}
+          </li>
+        ))}
+      </ul>
+    </Card>
+  );
+}
+
+const TONES: Record<Finding["severity"], Tone> = { ok: "good", note: "busy", warn: "warn", error: "bad" };
+const ORDER: Finding["severity"][] = ["error", "warn", "note", "ok"];
+
+function Doctor() {
+  const [found, setFound] = useState<Diagnosis | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  const [problem, setProblem] = useState<string | null>(null);
+  const examine = async () => {
+    setBusy(true);
+    setProblem(null);
+    try {
+      const next = await callSlowly<Diagnosis>("GET", "/v1/diagnosis", undefined, AbortSignal.timeout(DIAGNOSIS_MS));
+      if (next.error !== undefined) setProblem(next.error);
+      setFound(next);
+    } catch (error) {
+      setProblem(message(error));
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <Card title="Diagnosis" aside={<Button label={isBusy ? "Examining…" : "Examine the machines"} kind="main" disabled={isBusy} onClick={() => void examine()} />}>
+      {problem !== null && <Problem message={problem} />}
+      {found === null && problem === null && (
+        <Empty>
+          Examines every machine as <code>jackalope doctor</code> does: versions, memory, links, and settings. It takes up to 20 seconds.
+        </Empty>
+      )}
+      {found?.nodes !== undefined && 0 < found.nodes.length && <Versions nodes={found.nodes} />}
+      <Findings list={found?.findings ?? []} />
+    </Card>
+  );
+}
+
+/** The plain facts of a report, by name. */
+function plain(report: Record<string, unknown> | undefined): Map<string, string> {
+  const facts = new Map<string, string>();
+  const add = (prefix: string, value: unknown) => {
+    if (typeof value === "string" && value !== "" && value.length < 60) facts.set(prefix, value);
+    if (typeof value === "number") facts.set(prefix, prefix.endsWith("bytes") ? bytes(value) : digits(value));
+  };
+  for (const [name, value] of Object.entries(report ?? {})) {
+    add(name, value);
+    if (typeof value !== "object" || value === null || Array.isArray(value)) continue;
+    for (const [inner, it] of Object.entries(value)) add(inner, it);
+  }
+  return facts;
+}
+
+const FACTS_SHOWN = ["hostname", "os", "os_version", "kernel", "chip", "cpu", "cores", "num_cores", "memory_bytes", "total_bytes", "jackalope", "jackalope_version", "version", "mlx", "mlx_version", "build"];
+
+function Versions({ nodes }: { nodes: NonNullable<Diagnosis["nodes"]> }) {
+  const facts = nodes.map((it) => plain(it.report));
+  const names = FACTS_SHOWN.filter((name) => facts.some((it) => it.has(name)));
+  if (names.length === 0) return null;
+  return (
+    <div class="table-wrap" tabIndex={0} role="region" aria-label="Versions">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Machine</th>
+            {names.map((it) => (
+              <th scope="col">{it.replaceAll("_", " ").replace(" bytes", "")}</th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {nodes.map((node, idx) => (
+            <tr>
+              <th scope="row">{node.name}</th>
+              {names.map((name) => (
+                <td>{node.error ?? facts[idx]?.get(name) ?? "–"}</td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Findings({ list }: { list: Finding[] }) {
+  const sorted = [...list].sort((one, other) => ORDER.indexOf(one.severity) - ORDER.indexOf(other.severity));
+  return (
+    <ul class="rows">
+      {sorted.map((it) => (
+        <li class="row top">
+          <Badge tone={TONES[it.severity]}>{it.severity}</Badge>
+          <div class="row-main">
+            <p>
+              <strong>{it.about}</strong> {it.node !== null && <span class="muted small">{it.node}</span>}
+            </p>
+            <p class="small pre">{it.found}</p>
+            {it.explain !== "" && <p class="muted small">{it.explain}</p>}
+            {it.type_this.map((line) => (
+              <div class="type-this">
+                <code>{line}</code>
+                <CopyButton text={line} />
+              </div>
+            ))}
+          </div>
+        </li>
+      ))}
+    </ul>
+  );
+}
