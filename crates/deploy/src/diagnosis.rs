@@ -2,17 +2,29 @@
 
 use std::sync::{Arc, Mutex, TryLockError};
 
-use anyhow::ensure;
 use jackalope_fleet::shell::SystemShell;
 use jackalope_inspect::doctor::{self, Ask, Examination, Severity};
 use jackalope_server::{ClusterDoctor, Diagnosis};
 use serde_json::{Value, json};
+use thiserror::Error;
 
 use crate::config::HostsConfig;
+use crate::error::HostsError;
 use crate::machines;
 
 /// Name of this machine, which is examined if there is no hostfile.
 const HERE: &str = "127.0.0.1";
+
+/// Why machines are not examined.
+#[derive(Debug, Error)]
+enum DiagnosisError {
+    /// Another diagnosis runs.
+    #[error("the machines are being examined already\nhint: try again in 20 seconds")]
+    Busy,
+    /// The hostfile cannot be used.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
+}
 
 /// Examines the machines of a hostfile, or this machine.
 #[derive(Clone, Debug)]
@@ -30,12 +42,11 @@ impl HostsDoctor {
         HostsDoctor { hosts, ssh, examining: Arc::default() }
     }
 
-    fn examine(&self, broken_links: &[String]) -> anyhow::Result<Value> {
+    fn examine(&self, broken_links: &[String]) -> Result<Value, DiagnosisError> {
         let examining = self.examining.try_lock();
-        ensure!(
-            !matches!(examining, Err(TryLockError::WouldBlock)),
-            "the machines are being examined already\nhint: try again in 20 seconds"
-        );
+        if matches!(examining, Err(TryLockError::WouldBlock)) {
+            return Err(DiagnosisError::Busy);
+        }
         let hostfile = self.hosts.as_deref().map(machines::hostfile).transpose()?;
         let names = hostfile.as_ref().map_or_else(|| vec![HERE.to_owned()], doctor::names);
         let shell = SystemShell::new(self.ssh.clone());
