@@ -83,8 +83,8 @@ pub struct RecurrenceInputs<'a> {
     pub keys: &'a [f32],
     /// `[rows, value_heads, value_dim]`.
     pub values: &'a [f32],
-    /// Projection to the decay, `[rows, value_heads]`, or `[rows, value_heads, key_dim]` if each
-    /// element of a key decays separately.
+    /// Projection to the decay, `[rows, value_heads]`, or `[rows, value_heads, key_dim]` if each element
+    /// of a key decays separately; empty if decays are constant.
     pub decays: &'a [f32],
     /// Logits of the correction's rate, `[rows, value_heads]`; empty if the rule has none.
     pub rates: &'a [f32],
@@ -151,6 +151,7 @@ fn assert_lengths(
         RecurrenceRule::GatedDelta { .. } => (value_heads, value_heads),
         RecurrenceRule::KimiDelta => (value_heads * key_dim, value_heads),
         RecurrenceRule::StateSpace { .. } => (value_heads, 0),
+        RecurrenceRule::Lightning => (0, 0),
     };
     assert!(is_long(inputs.decays, decays), "decays by the rule");
     assert!(is_long(inputs.rates, rates), "rates by the rule");

@@ -47,9 +47,10 @@ impl Checkpoint {
         let config = config::read(&path, &**files)?;
         let refused = |source| LoadError::Spec { path: path.clone(), source };
         let spec = ModelSpec::from_config(&config).map_err(refused)?;
-        let tensors = TensorIndex::open(files)?.of_model(&spec.names);
-        let layout = spec.layout(&tensors.headers());
+        let stored = TensorIndex::open(files)?;
+        let layout = spec.layout(&stored.headers());
         let layout = layout.map_err(|report| LoadError::Tensors { dir: dir.clone(), report })?;
+        let tensors = stored.of_model(&spec.names);
         Ok(Checkpoint { dir, spec, layout, tensors })
     }
 

@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
-use jackalope_spec::{ElementType, FusedSource, HeadRows, QuantizationMode, StackedModule};
+use jackalope_spec::{
+    ElementType, FusedSource, HeadRows, NumberEdit, QuantizationMode, StackedModule,
+};
 
 use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
 use crate::error::LoadError;
@@ -52,6 +54,15 @@ impl<'a> Part<'a> {
     /// Returns the part with these rows (of the first dimension).
     pub(crate) fn rows(cut: &'a Cut) -> Part<'a> {
         Part::Axis { axis: 0, cut }
+    }
+
+    /// Returns the first row of the part; 0 if rows are not divided.
+    fn first_row(self) -> usize {
+        match self {
+            Part::Axis { axis: 0, cut } => cut.own.start,
+            Part::Ranges { axis: 0, ranges, .. } => ranges.first().map_or(0, |range| range.start),
+            Part::Whole | Part::Axis { .. } | Part::Ranges { .. } => 0,
+        }
     }
 
     /// Returns the shape of the part of a tensor of `shape`.
@@ -275,13 +286,13 @@ impl<'a> Weights<'a> {
         let entries = self.entries(name, shape);
         let stored = float_dtype(&entries[0].header.element_type);
         let mut array = self.read(&entries, shape, stored, part)?;
-        let is_shifted = self.loader.checkpoint.layout.is_shifted(&format!("{}.{name}", self.path));
-        if stored == dtype && !is_shifted {
+        let edit = self.loader.checkpoint.layout.edit(&format!("{}.{name}", self.path));
+        if stored == dtype && edit.is_none() {
             return Ok(array);
         }
-        if is_shifted {
-            // Rounded as in a conversion that adds it.
-            array = array.add(&Array::scalar_of(1.0, stored));
+        if let Some(edit) = edit {
+            let row = self.view.as_ref().map_or(part.first_row(), |view| view.start);
+            array = edited(&array, edit, row);
         }
         let array = array.astype(dtype);
         array.eval()?;
@@ -387,6 +398,20 @@ impl<'a> Weights<'a> {
         result?;
         self.loader.count(&array, part);
         Ok(array)
+    }
+}
+
+/// Returns the numbers of an original as a conversion has them, rounded as there. All rows have the factors
+/// of the stored `row`.
+fn edited(stored: &Array, edit: &NumberEdit, row: usize) -> Array {
+    let scalar = |value: f32| Array::scalar_of(value, stored.dtype());
+    match edit {
+        NumberEdit::AddOne => stored.add(&scalar(1.0)),
+        NumberEdit::Multiply(_) => {
+            let factors = edit.factors(row).iter().map(|factor| scalar(*factor));
+            let product = factors.reduce(|product, factor| product.mul(&factor));
+            product.map_or(stored.clone(), |product| stored.mul(&product))
+        }
     }
 }
 

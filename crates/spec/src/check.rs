@@ -64,13 +64,9 @@ impl ModelSpec {
     /// Fails with every tensor that is missing, unexpected or of another shape or type.
     pub fn layout(&self, headers: &TensorHeaders) -> Result<ModelLayout, CheckReport> {
         let unused = self.unused_tensors(headers);
+        let stored_headers = headers;
         let headers = &self.names.headers_of_model(headers);
-        let mut check = Check {
-            headers,
-            is_exact: self.needs_conversion,
-            used: BTreeSet::new(),
-            problems: Vec::new(),
-        };
+        let mut check = Check { headers, used: BTreeSet::new(), problems: Vec::new() };
         let is_tied = match self.head_table {
             HeadTable::Tied => true,
             HeadTable::Own => false,
@@ -97,8 +93,9 @@ impl ModelSpec {
         match norm {
             Some(norm) if check.problems.is_empty() => {
                 let layout = ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored);
-                let shifted = self.shifted_norms.as_ref().map(|it| it.names(headers));
-                let mut layout = layout.with_shifted(shifted.unwrap_or_default());
+                let numbers = self.original_numbers.as_ref();
+                let edits = numbers.map(|it| it.edits(&self.names, stored_headers, headers));
+                let mut layout = layout.with_edits(edits.unwrap_or_default());
                 layout.unused = unused;
                 Ok(layout)
             }
@@ -135,8 +132,6 @@ fn is_same_shape(found: &[usize], expected: &[usize]) -> bool {
 /// A comparison in progress.
 struct Check<'a> {
     headers: &'a TensorHeaders,
-    /// Whether dimensions of one count too.
-    is_exact: bool,
     used: BTreeSet<String>,
     problems: Vec<TensorProblem>,
 }
@@ -320,10 +315,7 @@ impl<'a> Check<'a> {
         let is_first = self.used.insert(name.clone());
         let problem = match self.headers.get(&name) {
             None => TensorProblem::Missing { name, shape },
-            Some(header)
-                if header.shape != shape
-                    && (self.is_exact || !is_same_shape(&header.shape, &shape)) =>
-            {
+            Some(header) if !is_same_shape(&header.shape, &shape) => {
                 TensorProblem::Shape { name, found: header.shape.clone(), expected: shape }
             }
             Some(header) if !is_type(&header.element_type) => {

@@ -3,6 +3,7 @@
 
 mod altup;
 mod apertus;
+mod bailing_hybrid;
 mod bailing_moe;
 mod biased;
 mod blocks;
@@ -33,6 +34,7 @@ mod kimi;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
+mod lightning;
 mod llama;
 mod llama4;
 mod mamba2;
@@ -132,6 +134,8 @@ const FAMILIES: &[Family] = &[
     family("kimi_k2", deepseek::read_v3),
     family("longcat_flash", deepseek::read_longcat),
     family("kimi_linear", kimi::read),
+    family("bailing_hybrid", bailing_hybrid::read),
+    family("bailing_moe_linear", bailing_hybrid::read_linear),
     family("kimi_k25", deepseek::read_kimi_k25),
     family("kimi_vl", deepseek::read_kimi_k25),
     family("glm4_moe_lite", deepseek::read_glm_lite),

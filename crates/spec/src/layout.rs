@@ -1,11 +1,12 @@
 //! Layout of a model in a checkpoint: the size of its parts, and where each may be cut.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
 use crate::altup::AltUpSpec;
 use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
+use crate::originals::NumberEdit;
 use crate::quantization::QuantizationFormat;
 use crate::report::UnusedTensors;
 use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
@@ -34,8 +35,8 @@ pub struct ModelLayout {
     /// Sums over all layers and the rest of the model: weights, and what is cached.
     pub(crate) sums: LayoutSums,
     formats: BTreeMap<String, QuantizationFormat>,
-    /// Names of vectors to which one must be added, because the checkpoint stores them minus one.
-    shifted: BTreeSet<String>,
+    /// What loading does to the numbers of tensors of an original.
+    edits: BTreeMap<String, NumberEdit>,
 }
 
 /// Layout of a layer in a checkpoint.
@@ -210,8 +211,8 @@ impl ModelLayout {
         let mut sums = LayoutSums::default();
         outside.iter().for_each(|part| sums.add_part(*part, 1.0));
         layers.iter().for_each(|layer| sums.add_layer(layer, &element_type));
-        let (formats, shifted, unused) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
-        ModelLayout { element_type, is_tied, outside, layers, unused, sums, formats, shifted }
+        let (formats, edits, unused) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        ModelLayout { element_type, is_tied, outside, layers, unused, sums, formats, edits }
     }
 
     /// Returns the weights of the whole model, by purpose and division.
@@ -225,14 +226,14 @@ impl ModelLayout {
         UnusedTensors::describe_all(&self.unused, size)
     }
 
-    /// Returns the layout with these vectors marked as stored minus one.
-    pub(crate) fn with_shifted(self, shifted: BTreeSet<String>) -> ModelLayout {
-        ModelLayout { shifted, ..self }
+    /// Returns the layout of an original, whose tensors of these names conversions have changed.
+    pub(crate) fn with_edits(self, edits: BTreeMap<String, NumberEdit>) -> ModelLayout {
+        ModelLayout { edits, ..self }
     }
 
-    /// Whether one must be added to the tensor of this name.
-    pub fn is_shifted(&self, name: &str) -> bool {
-        self.shifted.contains(name)
+    /// Returns what loading does to the numbers of the tensor of this name; `None` if nothing.
+    pub fn edit(&self, name: &str) -> Option<&NumberEdit> {
+        self.edits.get(name)
     }
 
     /// Whether the layers from this one on can be on another rank than those before it: none of them

@@ -23,6 +23,7 @@ mod model;
 mod modules;
 mod names;
 mod normal;
+mod originals;
 mod per_layer;
 mod quantization;
 mod recurrent;
@@ -41,17 +42,18 @@ pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertLatent,
     ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer,
     MlpSpec, ModelSpec, NormKind, OutputGate, ParallelMixers, QkNorm, RouterGroups, RouterScores,
-    RouterSpec, SecondHalf, ShiftedNorms, StackedModule, ValueKind,
+    RouterSpec, SecondHalf, StackedModule, ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
 };
 pub use names::{TensorNames, UnusedPart};
+pub use originals::{NumberEdit, OriginalNumbers, OriginalSign, RowFactors};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
 pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{
-    GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, KimiDelta, ShortConvSpec,
-    StateSpaceSizes, StateSpaceSpec,
+    GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, KimiDelta, LightningSpec,
+    ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
 };
 pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};

@@ -1,16 +1,17 @@
 //! The description of a model.
 
-use std::collections::BTreeSet;
-
 use crate::altup::{AltUpLayer, AltUpSpec};
 use crate::latent::LatentSpec;
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
+use crate::originals::OriginalNumbers;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
 use crate::quantization::QuantizationMap;
-use crate::recurrent::{GatedDeltaSpec, ShortConvSpec, StateSpaceSizes, StateSpaceSpec};
+use crate::recurrent::{
+    GatedDeltaSpec, LightningSpec, ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
+};
 use crate::rope::{QueryGrowth, RopeSpec};
-use crate::tensor::{FusedSource, TensorHeaders, TensorSpec};
+use crate::tensor::{FusedSource, TensorSpec};
 
 /// A model, as its `config.json` describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,11 +57,8 @@ pub struct ModelSpec {
     pub quantization: QuantizationMap,
     /// How a checkpoint names the tensors.
     pub names: TensorNames,
-    /// Norms that original checkpoints store in another way; `None` if there are none.
-    pub shifted_norms: Option<ShiftedNorms>,
-    /// Whether only conversions can be loaded, which have other weights than originals: tensors must
-    /// have their very shapes, by which originals show.
-    pub needs_conversion: bool,
+    /// How the numbers in original checkpoints differ from those in conversions; `None` if they do not.
+    pub original_numbers: Option<OriginalNumbers>,
 }
 
 impl ModelSpec {
@@ -77,26 +75,6 @@ impl ModelSpec {
         let inputs = inputs.chain(self.altup.iter().flat_map(AltUpSpec::tensors));
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(inputs).chain(layers).chain(head)
-    }
-}
-
-/// Norms whose weights original checkpoints store less one, whereas conversions have added it.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ShiftedNorms {
-    /// Suffixes of the names of the weights.
-    pub endings: &'static [&'static str],
-    /// A convolution's kernel, by which an original shows: `[channels, 1, width]` there, and
-    /// `[channels, width, 1]` in conversions.
-    pub kernel: String,
-}
-
-impl ShiftedNorms {
-    /// Returns the shifted weights of a checkpoint with these tensors.
-    pub(crate) fn names(&self, headers: &TensorHeaders) -> BTreeSet<String> {
-        let kernel = headers.get(&self.kernel);
-        let is_original = kernel.is_some_and(|it| it.shape.last().is_some_and(|last| *last != 1));
-        let names = headers.keys().filter(|_| is_original);
-        names.filter(|name| self.endings.iter().any(|it| name.ends_with(it))).cloned().collect()
     }
 }
 
@@ -211,6 +189,8 @@ pub enum Mixer {
     Latent(Box<LatentSpec>),
     /// The state space of Mamba-2.
     StateSpace(Box<StateSpaceSpec>),
+    /// Lightning attention.
+    Lightning(Box<LightningSpec>),
     /// Attention and a state space beside each other.
     Parallel(Box<ParallelMixers>),
     /// It does not.
@@ -233,6 +213,9 @@ impl Mixer {
             }
             Mixer::Latent(latent) => latent.shape(),
             Mixer::StateSpace(space) => HeadShape::of_space(space),
+            Mixer::Lightning(spec) => {
+                HeadShape { heads: spec.heads, kv_heads: spec.heads, head_dim: spec.head_dim }
+            }
             // There is nothing to divide; one head of one element stands for it.
             Mixer::None => HeadShape { heads: 1, kv_heads: 1, head_dim: 1 },
         }

@@ -49,6 +49,13 @@ pub enum InwardModules {
     Apart([String; 2]),
     /// Both in one tensor, the gate first.
     Stacked(String),
+    /// As `Apart`, or in originals as `Stacked`.
+    Either {
+        /// The gate, and what it is multiplied by.
+        apart: [String; 2],
+        /// Both in one tensor, the gate first.
+        stacked: String,
+    },
     /// There is no gate.
     Ungated(String),
 }

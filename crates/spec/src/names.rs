@@ -123,6 +123,39 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
+    /// Names of Step 3.5, whose conversions name blocks as other families do.
+    pub(crate) const STEP: TensorNames = TensorNames {
+        renamed: &[
+            (".moe.gate_proj.", ".mlp.switch_mlp.gate_proj."),
+            (".moe.up_proj.", ".mlp.switch_mlp.up_proj."),
+            (".moe.down_proj.", ".mlp.switch_mlp.down_proj."),
+            (".moe.gate.", ".mlp.gate.gate."),
+            (".moe.router_bias", ".mlp.gate.router_bias"),
+            (".share_expert.", ".mlp.share_expert."),
+        ],
+        ignored_within: &[(UnusedPart::Prediction, &[".mtp"])],
+        ..TensorNames::PLAIN
+    };
+
+    /// Names of LFM2 with experts, whose originals number the projections of dense blocks.
+    pub(crate) const LFM2_MOE: TensorNames = TensorNames {
+        renamed: &[
+            (".feed_forward.w1.", ".feed_forward.gate_proj."),
+            (".feed_forward.w2.", ".feed_forward.down_proj."),
+            (".feed_forward.w3.", ".feed_forward.up_proj."),
+        ],
+        ..TensorNames::PLAIN
+    };
+
+    /// Names of dense Granite 4, whose originals name the block as the expert that every token passes.
+    pub(crate) const GRANITE_DENSE: TensorNames = TensorNames {
+        renamed: &[
+            (".shared_mlp.input_linear.", ".mlp.input_linear."),
+            (".shared_mlp.output_linear.", ".mlp.down_proj."),
+        ],
+        ..TensorNames::PLAIN
+    };
+
     /// Returns the part that a tensor belongs to which the language model does not use; `None` if it
     /// may use the tensor.
     pub fn unused_part(&self, stored: &str) -> Option<UnusedPart> {
@@ -143,8 +176,17 @@ impl TensorNames {
             Some(if to.is_empty() { rest.into() } else { format!("{to}{rest}").into() })
         });
         let name: Cow<'a, str> = replaced.unwrap_or(Cow::Borrowed(stored));
-        let renamed = self.renamed.iter().find(|(from, _)| name.contains(from));
+        let renamed = self.renaming(&name);
         Some(renamed.map_or(name.clone(), |(from, to)| name.replace(from, to).into()))
+    }
+
+    /// Whether a part of the name differs in conversions.
+    pub(crate) fn is_renamed(&self, stored: &str) -> bool {
+        self.renaming(stored).is_some()
+    }
+
+    fn renaming(&self, name: &str) -> Option<&'static (&'static str, &'static str)> {
+        self.renamed.iter().find(|(from, to)| name.contains(from) && !name.contains(to))
     }
 
     /// Returns the tensors of the language model.

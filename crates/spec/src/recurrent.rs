@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::rope::RopeSpec;
+
 /// A gated delta net (Yang et al. 2024, "Gated Delta Networks"): a causal convolution over queries,
 /// keys and values, then for each value head a state `[value_dim, key_dim]`, which a token decays and
 /// corrects towards its value.
@@ -141,6 +143,34 @@ pub struct StateSpaceSpec {
     pub output: String,
     /// Whether it has a bias.
     pub has_output_bias: bool,
+}
+
+/// Lightning attention (Qin et al. 2024, "Lightning Attention-2", equation 6): for each head a state
+/// `[head_dim, head_dim]`, which a token decays by a constant of the head, and to which it adds the
+/// product of its value and its key. The results are normalised, then multiplied by the logistic
+/// function of gates. There are as many heads of keys and of values as of queries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LightningSpec {
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a query, a key and a value.
+    pub head_dim: usize,
+    /// Projections to queries, keys and values, `[heads, head_dim]` each.
+    pub projections: [HeadRows; 3],
+    /// Whether these projections have biases.
+    pub has_qkv_bias: bool,
+    /// Norms of each query and of each key before the rotation, `[head_dim]`; `None` if there are none.
+    pub qk_norms: Option<[String; 2]>,
+    /// Rotation of queries and keys.
+    pub rope: RopeSpec,
+    /// Logarithm of the factor by which a token decays the state, one for each head.
+    pub log_decays: Vec<f32>,
+    /// Norm of the results.
+    pub norm: GroupNormSpec,
+    /// Projection to the gates, `[heads, head_dim]`.
+    pub gates: String,
+    /// Output projection.
+    pub output: String,
 }
 
 /// A norm of the results of all heads.

@@ -85,8 +85,10 @@ fn run<S: Simd>(
 ) {
     let sizes = weights.sizes();
     let num_lanes = block.lanes.len();
-    let kernels = weights.value_kernels(block.head, block.idx);
-    let biases = weights.value_biases(block.head, block.idx);
+    let convolution = (weights.rule() != RecurrenceRule::Lightning).then(|| {
+        let kernels = weights.value_kernels(block.head, block.idx);
+        (kernels, weights.value_biases(block.head, block.idx))
+    });
     let (state, history) = state.split_at_mut(sizes.key_dim);
     let placed = block.placed.chunks_exact(weights.key_width());
     for ((row, placed), out) in block.rows.clone().zip(placed).zip(out.chunks_exact_mut(num_lanes))
@@ -98,7 +100,9 @@ fn run<S: Simd>(
         let lanes = start + block.lanes.start..start + block.lanes.end;
         let mut value = [0.0; BLOCK];
         value[..num_lanes].copy_from_slice(&inputs.values[lanes]);
-        let value = convolve::<S>(history, kernels, biases, &value);
+        if let Some((kernels, biases)) = convolution {
+            value = convolve::<S>(history, kernels, biases, &value);
+        }
         let head_decay = || weights.decay(block.head, inputs.decays[head_idx]);
         let result = match weights.rule() {
             RecurrenceRule::GatedDelta { rate_max } => {
@@ -113,6 +117,10 @@ fn run<S: Simd>(
             RecurrenceRule::StateSpace { .. } => {
                 let token = Token { query, key, value, decay: head_decay() };
                 space_step::<S>(state, &token, weights.skip(block.head))
+            }
+            RecurrenceRule::Lightning => {
+                let decay = weights.constant_decay(block.head);
+                space_step::<S>(state, &Token { query, key, value, decay }, 0.0)
             }
         };
         out.copy_from_slice(&result[..num_lanes]);

@@ -39,14 +39,16 @@ fn key_rows_with<S: Simd>(
 ) {
     let sizes = weights.sizes();
     let (key_dim, num_heads) = (sizes.key_dim, sizes.key_heads);
-    let (kernels, biases) = (weights.key_kernels(job.head), weights.key_biases(job.head));
     for (row, placed) in job.rows.zip(job.placed.chunks_exact_mut(weights.key_width())) {
         let start = (row * num_heads + job.head) * key_dim;
         let (placed, decays) = placed.split_at_mut(2 * key_dim);
         let (query, key) = placed.split_at_mut(key_dim);
         query.copy_from_slice(&inputs.queries[start..start + key_dim]);
         key.copy_from_slice(&inputs.keys[start..start + key_dim]);
-        convolve::<S>(job.history, kernels, biases, placed);
+        if weights.rule() != RecurrenceRule::Lightning {
+            let (kernels, biases) = (weights.key_kernels(job.head), weights.key_biases(job.head));
+            convolve::<S>(job.history, kernels, biases, placed);
+        }
         let (query, key) = placed.split_at_mut(key_dim);
         match weights.rule() {
             RecurrenceRule::GatedDelta { .. } | RecurrenceRule::KimiDelta => {
@@ -54,7 +56,7 @@ fn key_rows_with<S: Simd>(
                 scale_to(simd, query, scale);
                 scale_to(simd, key, 1.0);
             }
-            RecurrenceRule::StateSpace { .. } => {}
+            RecurrenceRule::StateSpace { .. } | RecurrenceRule::Lightning => {}
         }
         for (element, decay) in decays.iter_mut().enumerate() {
             *decay = weights.element_decay(job.head, element, inputs.decays[start + element]);

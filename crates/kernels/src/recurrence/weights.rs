@@ -26,6 +26,9 @@ pub enum RecurrenceRule {
         /// Maximum of the time step.
         step_max: f32,
     },
+    /// Lightning attention (Qin et al. 2024, equation 6): `S = g S + v kᵀ`, the result is `S q`. Nothing
+    /// is convolved, and the decay of a head is the same for all tokens.
+    Lightning,
 }
 
 /// How far a token lets a value head's state decay.
@@ -115,6 +118,7 @@ impl RecurrenceWeights {
         assert_eq!(kernels.values.len(), values_len, "kernels of values");
         let biases = match rule {
             RecurrenceRule::GatedDelta { .. } | RecurrenceRule::StateSpace { .. } => value_heads,
+            RecurrenceRule::Lightning => panic!("lightning attention convolves nothing"),
             RecurrenceRule::KimiDelta => {
                 assert_eq!(key_heads, value_heads, "as many heads of keys as of values");
                 value_heads * key_dim
@@ -154,6 +158,26 @@ impl RecurrenceWeights {
             factors,
             dt_bias: decay.dt_bias.to_vec(),
             skips: vec![0.0; value_heads],
+        }
+    }
+
+    /// Returns the weights of lightning attention, whose value heads decay by `factors`.
+    ///
+    /// # Panics
+    /// Panics if there is no factor for each head, or the sizes have a convolution.
+    #[track_caller]
+    pub fn lightning(sizes: RecurrenceSizes, factors: &[f32]) -> RecurrenceWeights {
+        assert_eq!((factors.len(), sizes.conv_width), (sizes.value_heads, 1), "factors of heads");
+        RecurrenceWeights {
+            sizes,
+            rule: RecurrenceRule::Lightning,
+            key_kernels: Vec::new(),
+            value_kernels: Vec::new(),
+            key_biases: Vec::new(),
+            value_biases: Vec::new(),
+            factors: factors.iter().map(|factor| f64::from(*factor)).collect(),
+            dt_bias: Vec::new(),
+            skips: vec![0.0; sizes.value_heads],
         }
     }
 
@@ -240,6 +264,11 @@ impl RecurrenceWeights {
     /// libraries differ in the last bits of these functions, and rounded once.
     pub(super) fn decay(&self, head: usize, x: f32) -> Decay {
         self.biased_decay(head, f64::from(x) + f64::from(self.dt_bias[head]))
+    }
+
+    /// Returns the decay of a value head that is the same for all tokens.
+    pub(super) fn constant_decay(&self, head: usize) -> Decay {
+        Decay { step: 1.0, factor: self.factors[head] as f32 }
     }
 
     /// Returns the decay of an element of a head's key for its projection `x`.

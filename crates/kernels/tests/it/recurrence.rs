@@ -42,7 +42,7 @@ const SPACE: RecurrenceRule = RecurrenceRule::StateSpace { step_min: 0.3, step_m
 fn samples() -> Vec<(RecurrenceSizes, RecurrenceRule)> {
     let of_any = SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]);
     let kimi = [SIZES[1], SIZES[3]].map(|sizes| (sizes, RecurrenceRule::KimiDelta));
-    of_any.chain(kimi).collect()
+    of_any.chain(kimi).chain([(SIZES[3], RecurrenceRule::Lightning)]).collect()
 }
 
 /// Projections and weights of some rows.
@@ -76,7 +76,7 @@ impl Sample {
             keys: numbers(rows * keys, 2),
             values: numbers(rows * values, 3),
             decays: numbers(rows * decays, 4),
-            rates: if rule == SPACE { Vec::new() } else { numbers(rows * value_heads, 5) },
+            rates: numbers(if has_rates(rule) { rows * value_heads } else { 0 }, 5),
             kernels: [keys, keys, values].map(|len| numbers(len * conv_width, len as u64)),
             a_log: numbers(value_heads, 6),
             biases: [keys, keys, values].map(|len| in_space(len, 8 + len as u64)),
@@ -86,6 +86,10 @@ impl Sample {
     }
 
     fn weights(&self) -> RecurrenceWeights {
+        if self.rule == RecurrenceRule::Lightning {
+            let factors = self.a_log.iter().map(|a_log| (-a_log.exp()).exp());
+            return RecurrenceWeights::lightning(self.sizes, &factors.collect::<Vec<_>>());
+        }
         let [queries, keys, values] = self.kernels.each_ref().map(Vec::as_slice);
         let kernels = ConvKernels { queries, keys, values };
         let decay = DecayWeights { a_log: &self.a_log, dt_bias: &self.dt_bias };
@@ -103,6 +107,9 @@ impl Sample {
         let group = value_heads / key_heads;
         let values = heads.start * group..heads.end * group;
         let take = |x: &[f32], all: usize, own: &std::ops::Range<usize>, width: usize| {
+            if x.is_empty() {
+                return Vec::new();
+            }
             let rows = x.chunks_exact(all * width);
             rows.flat_map(|row| row[own.start * width..own.end * width].to_vec()).collect()
         };
@@ -158,9 +165,9 @@ impl Sample {
             keys: &self.keys[first * keys..last * keys],
             values: &self.values[first * values..last * values],
             decays: &self.decays[first * decays..last * decays],
-            rates: match self.rule {
-                SPACE => &[],
-                _ => &self.rates[first * value_heads..last * value_heads],
+            rates: match has_rates(self.rule) {
+                false => &[],
+                true => &self.rates[first * value_heads..last * value_heads],
             },
         };
         let sequences = lens.iter().zip(states);
@@ -177,6 +184,9 @@ impl Sample {
     fn expected(&self, rows: usize) -> Vec<f64> {
         let RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, .. } = self.sizes;
         let convolved = |idx: usize, x: &[f32], width: usize| {
+            if self.rule == RecurrenceRule::Lightning {
+                return x.iter().map(|x| f64::from(*x)).collect();
+            }
             convolved(x, &self.kernels[idx], &self.biases[idx], width, self.sizes.conv_width)
         };
         let q = convolved(0, &self.queries, key_heads * key_dim);
@@ -195,6 +205,9 @@ impl Sample {
                 let idx = row * value_heads + head;
                 let per_head = decays_per_head(self.rule, self.sizes);
                 let step = |element: usize| {
+                    if self.rule == RecurrenceRule::Lightning {
+                        return 1.0;
+                    }
                     let offset = element % per_head;
                     let x = f64::from(self.decays[idx * per_head + offset])
                         + f64::from(self.dt_bias[head * per_head + offset]);
@@ -204,7 +217,7 @@ impl Sample {
                 if let RecurrenceRule::StateSpace { step_min, step_max } = self.rule {
                     let bounds = (f64::from(step_min), f64::from(step_max));
                     times.iter_mut().for_each(|time| *time = time.max(bounds.0).min(bounds.1));
-                } else {
+                } else if has_rates(self.rule) {
                     to_length_one(&mut query);
                     to_length_one(&mut key);
                     query.iter_mut().for_each(|it| *it /= (key_dim as f64).sqrt());
@@ -213,7 +226,7 @@ impl Sample {
                 for (lane, state) in state.iter_mut().enumerate() {
                     let value = v[idx * value_dim + lane];
                     state.iter_mut().zip(&times).for_each(|(s, time)| *s *= (factor * time).exp());
-                    let added = if self.rule == SPACE {
+                    let added = if !has_rates(self.rule) {
                         times[0] * value
                     } else {
                         let found: f64 = state.iter().zip(&key).map(|(s, k)| s * k).sum();
@@ -231,9 +244,17 @@ impl Sample {
     }
 }
 
-/// Returns the number of decays of a value head.
+/// Returns the number of decays of a value head that a token has.
 fn decays_per_head(rule: RecurrenceRule, sizes: RecurrenceSizes) -> usize {
-    if rule == RecurrenceRule::KimiDelta { sizes.key_dim } else { 1 }
+    match rule {
+        RecurrenceRule::KimiDelta => sizes.key_dim,
+        RecurrenceRule::Lightning => 0,
+        RecurrenceRule::GatedDelta { .. } | RecurrenceRule::StateSpace { .. } => 1,
+    }
+}
+
+fn has_rates(rule: RecurrenceRule) -> bool {
+    matches!(rule, RecurrenceRule::GatedDelta { .. } | RecurrenceRule::KimiDelta)
 }
 
 fn to_length_one(x: &mut [f64]) {
@@ -315,6 +336,9 @@ fn a_part_of_the_heads_has_the_bits_of_all() {
     const ROWS: usize = 9;
     let rules = [DELTA, SPACE, RecurrenceRule::KimiDelta];
     let samples = rules.map(|rule| Sample::new(SIZES[1], rule, ROWS));
+    let lightning = RecurrenceSizes { conv_width: 1, ..SIZES[1] };
+    let lightning = Sample::new(lightning, RecurrenceRule::Lightning, ROWS);
+    let samples = samples.into_iter().chain([lightning]).collect::<Vec<_>>();
     for (sample, threads) in samples.iter().flat_map(|it| pools().into_iter().map(move |p| (it, p)))
     {
         let whole = sample.run(&[ROWS], &mut [sample.zeros()], &threads);

@@ -1,18 +1,20 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
 use jackalope_spec::{
-    AttentionSpec, GatedDeltaSpec, HeadRows, IndexerSpec, LatentSpec, Mixer, NormKind, OutputGate,
-    QkNorm, QkvModules, ShortConvSpec, StackedModule, StateSpaceSpec, ValueKind,
+    AttentionSpec, GatedDeltaSpec, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer,
+    NormKind, OutputGate, QkNorm, QkvModules, ShortConvSpec, StackedModule, StateSpaceSpec,
+    ValueKind,
 };
 
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{
-    AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, HasBias,
-    HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues, LatentAttention, LatentParts,
-    LatentQueries, LatentSizes, Linear, Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers,
-    Residual, ShortConv, ShortConvParts, StateSpace, StateSpaceParts,
+    AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, GroupNorm,
+    HasBias, HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues, LatentAttention,
+    LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear, Norm, NormSettings,
+    OwnKeyValues, OwnRows, ParallelMixers, Residual, ShortConv, ShortConvParts, StateSpace,
+    StateSpaceParts,
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
@@ -26,6 +28,7 @@ pub(super) enum MixerBlock {
     ShortConv(Box<ShortConv>),
     Latent(Box<LatentAttention>),
     StateSpace(Box<StateSpace>),
+    Lightning(Box<Lightning>),
     Parallel(Box<ParallelMixers>),
 }
 
@@ -47,6 +50,7 @@ impl MixerBlock {
                 let counts = parts.layout.heads;
                 MixerBlock::StateSpace(Box::new(state_space(spec, counts, parts)?))
             }
+            Mixer::Lightning(spec) => MixerBlock::Lightning(Box::new(lightning(spec, parts)?)),
             Mixer::Parallel(spec) => {
                 let counts = parts.layout.state_heads.expect("the state space has heads");
                 let space = state_space(&spec.space, counts, parts)?;
@@ -71,6 +75,7 @@ impl MixerBlock {
             MixerBlock::ShortConv(conv) => conv.add_to(residual, frame, step),
             MixerBlock::Latent(latent) => latent.add_to(residual, frame, step),
             MixerBlock::StateSpace(space) => space.add_to(residual, frame, step),
+            MixerBlock::Lightning(it) => it.add_to(residual, frame, step),
             MixerBlock::Parallel(mixers) => mixers.add_to(residual, frame, step),
         }
     }
@@ -83,6 +88,7 @@ impl MixerBlock {
             MixerBlock::ShortConv(conv) => conv.cache_shape(),
             MixerBlock::Latent(latent) => latent.cache_shape(),
             MixerBlock::StateSpace(space) => space.cache_shape(),
+            MixerBlock::Lightning(it) => it.cache_shape(),
             MixerBlock::Parallel(mixers) => mixers.cache_shape(),
         }
     }
@@ -95,6 +101,7 @@ impl MixerBlock {
             MixerBlock::ShortConv(conv) => conv.heads(),
             MixerBlock::Latent(latent) => latent.heads(),
             MixerBlock::StateSpace(space) => space.heads(),
+            MixerBlock::Lightning(it) => it.heads(),
             MixerBlock::Parallel(mixers) => mixers.heads(),
         }
     }
@@ -143,6 +150,34 @@ fn state_space(
         counts,
         parallel: parts.parallel,
     })
+}
+
+fn lightning(spec: &LightningSpec, parts: &LayerParts<'_, '_>) -> Result<Lightning, LoadError> {
+    let LayerParts { root, parallel, .. } = *parts;
+    let (hidden, counts) = (parts.model.hidden_size, parts.layout.heads);
+    let heads = Heads::new(counts, spec.head_dim, parallel);
+    let own = &heads.cut.heads;
+    let qkv_bias = HasBias::when(spec.has_qkv_bias);
+    let inward = |rows: &HeadRows| {
+        Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, own), qkv_bias)
+    };
+    let [queries, keys, values] = spec.projections.each_ref().map(inward);
+    let gates = Linear::column(&root.at(&spec.gates), hidden, &heads.queries(), HasBias::No)?;
+    let norm = |module: &String| parts.norm(&root.at(module), spec.head_dim);
+    let qk_norms = match &spec.qk_norms {
+        Some([queries, keys]) => Some([norm(queries)?, norm(keys)?]),
+        None => None,
+    };
+    let lightning = LightningParts {
+        projections: [queries?, keys?, values?, gates],
+        qk_norms,
+        rope: parts.ropes.of(&spec.rope),
+        decays: spec.log_decays[own.own.clone()].iter().map(|decay| decay.exp()).collect(),
+        norm: GroupNorm::load(&spec.norm, &heads, counts, root, parallel)?,
+        dense: heads.o_proj(&root.at(&spec.output), hidden, HasBias::No)?,
+        heads,
+    };
+    Ok(Lightning::new(lightning, parts.cache_idx, root.dtype(), parallel))
 }
 
 fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attention, LoadError> {

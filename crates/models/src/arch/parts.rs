@@ -94,7 +94,10 @@ pub(super) fn mlp_weights<'a>(
     let (gate_proj, up_proj) = match &modules.inward {
         InwardModules::Apart([gate, up]) => (Some(root.at(gate)), root.at(up)),
         InwardModules::Ungated(up) => (None, root.at(up)),
-        InwardModules::Stacked(both) => {
+        InwardModules::Either { apart: [gate, up], stacked } if !root.at(stacked).has("weight") => {
+            (Some(root.at(gate)), root.at(up))
+        }
+        InwardModules::Stacked(both) | InwardModules::Either { stacked: both, .. } => {
             let rows = |first: usize| {
                 root.rows(HeadRows::window(both.clone(), first..first + inner, 2 * inner))
             };

@@ -2,7 +2,7 @@
 undoes what mlx-lm's `sanitize` does for a family."""
 
 # Families whose norms lack the one that conversions have added, except those of the nets' results.
-SHIFTED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+SHIFTED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "step3p5")
 NORMS = ("layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight")
 
 # Where families have gate and up of all experts in one tensor, and down; `columns` are transposed.
@@ -13,6 +13,22 @@ FUSED = dict(
     mistral4=("experts.gate_up_proj", "experts.down_proj", "rows"),
     granitemoe=("input_linear.weight", "output_linear.weight", "rows"),
 )
+
+# Parts of names in conversions, and what makers name them.
+RENAMED = dict(
+    bailing_moe=[(".gate.gate_proj.", ".gate.")],
+    step3p5=[
+        (".mlp.switch_mlp.", ".moe."),
+        (".mlp.gate.gate.", ".moe.gate."),
+        (".mlp.gate.router_bias", ".moe.router_bias"),
+        (".mlp.share_expert.", ".share_expert."),
+    ],
+    lfm2_moe=[("gate_proj.", "w1."), ("down_proj.", "w2."), ("up_proj.", "w3.")],
+    granitemoehybrid=[(".mlp.down_proj.", ".shared_mlp.output_linear.")],
+)
+
+# Families whose experts lie stacked in originals too.
+STACKED = ("step3p5",)
 
 # Families that see: the language model has another prefix there.
 NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
@@ -70,18 +86,23 @@ def original(tensors, family):
             found = fused(name, recipe, FUSED[family])
             stored.update([found] if found else [])
             continue
-        if stacked:
+        for ours, theirs in RENAMED.get(family, []):
+            name = name.replace(ours, theirs)
+        if family == "granitemoehybrid" and ".mlp." in name:
+            if ".gate_proj." in name:
+                name = name.replace(".mlp.gate_proj.", ".shared_mlp.input_linear.")
+                stored[name] = recipe_of(dtype, [2 * shape[0], *shape[1:]], rest)
+            continue
+        if stacked and family not in STACKED:
             stored.update(per_expert(name, recipe, stacked))
             continue
-        if name.endswith("conv1d.weight"):
+        if name.endswith(("conv1d.weight", ".conv.weight")):
             channels, width, _ = shape
             recipe = recipe_of(dtype, [channels, 1, width], rest)
         if name.endswith((".alpha_p", ".alpha_n")):
             recipe = recipe_of(dtype, [1], rest)
         if family in SHIFTED and name.endswith(NORMS):
             recipe = recipe_of(dtype, shape, ["0", rest[1]])
-        if family == "bailing_moe":
-            name = name.replace(".gate.gate_proj.", ".gate.")
         stored[name] = recipe
     if family in NESTED:
         nested = {}

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use half::bf16;
 use jackalope_models::Model;
-use jackalope_spec::{ModelSpec, TensorSpec};
+use jackalope_spec::{ModelSpec, NumberEdit, TensorSpec};
 use serde_json::json;
 
 use crate::ranks::{Way, load_edited};
@@ -45,6 +45,8 @@ struct Original {
     family: String,
     /// By the names of the language model.
     tensors: BTreeMap<String, Tensor>,
+    /// What the conversion does to numbers, by endings of names.
+    edits: Vec<(&'static str, NumberEdit)>,
 }
 
 impl Original {
@@ -58,13 +60,22 @@ impl Original {
     fn content(&self, spec: &TensorSpec) -> (String, Vec<u8>) {
         if let Some(tensor) = self.tensors.get(&spec.name) {
             let Tensor { dtype, bytes, .. } = tensor.clone();
-            let bytes = if self.is_shifted(&spec.name) { one_more(&dtype, &bytes) } else { bytes };
+            let edit = self.edits.iter().find(|(ending, _)| spec.name.ends_with(ending));
+            let Some((_, edit)) = edit else { return (dtype, bytes) };
+            let row_len = spec.shape[1..].iter().product();
+            let bytes = edited(&dtype, &bytes, edit, row_len);
             return (dtype, bytes);
         }
         let (path, kind) = spec.name.rsplit_once('.').unwrap();
         let (stacked, projection) = path.rsplit_once('.').unwrap();
         let (block, _) = stacked.rsplit_once('.').unwrap();
         let Some(fused) = fused_in(&self.family) else {
+            let projection = match (self.family.as_str(), projection) {
+                ("lfm2_moe", "gate_proj") => "w1",
+                ("lfm2_moe", "down_proj") => "w2",
+                ("lfm2_moe", _) => "w3",
+                (_, projection) => projection,
+            };
             let each =
                 |idx: usize| &self.tensors[&format!("{block}.experts.{idx}.{projection}.{kind}")];
             let experts = (0..spec.shape[0]).flat_map(|idx| each(idx).bytes.clone());
@@ -76,12 +87,6 @@ impl Original {
         let tensor = &self.tensors[&format!("{block}.{name}{ending}")];
         let bytes = fused.part(tensor, &spec.shape, projection);
         (tensor.dtype.clone(), bytes)
-    }
-
-    fn is_shifted(&self, name: &str) -> bool {
-        let endings = ["layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight"];
-        ["qwen3_next", "qwen3_5", "qwen3_5_moe"].contains(&self.family.as_str())
-            && endings.iter().any(|ending| name.ends_with(ending))
     }
 }
 
@@ -114,19 +119,27 @@ impl Fused {
     }
 }
 
-/// Adds one to each element, rounded to the type.
-fn one_more(dtype: &str, bytes: &[u8]) -> Vec<u8> {
-    match dtype {
-        "F32" => {
-            let values = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it) + 1.0);
-            values.flat_map(f32::to_le_bytes).collect()
+/// Returns what a conversion makes of the elements of rows of `row_len`, each step rounded to the type.
+fn edited(dtype: &str, bytes: &[u8], edit: &NumberEdit, row_len: usize) -> Vec<u8> {
+    let rounded = |value: f32| match dtype {
+        "F32" => value,
+        "BF16" => bf16::from_f32(value).to_f32(),
+        other => panic!("no numbers of {other} are changed"),
+    };
+    let changed = |idx: usize, value: f32| match edit {
+        NumberEdit::AddOne => rounded(value + 1.0),
+        NumberEdit::Multiply(_) => {
+            let factors = edit.factors(idx / row_len).iter().map(|factor| rounded(*factor));
+            rounded(value * factors.reduce(|product, it| rounded(product * it)).unwrap())
         }
-        "BF16" => {
-            let values = bytes.as_chunks().0.iter().map(|it| bf16::from_le_bytes(*it).to_f32());
-            values.flat_map(|value| bf16::from_f32(value + 1.0).to_le_bytes()).collect()
-        }
-        other => panic!("no norm of {other}"),
+    };
+    if dtype == "F32" {
+        let values = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+        return values.enumerate().flat_map(|(idx, it)| changed(idx, it).to_le_bytes()).collect();
     }
+    let values = bytes.as_chunks().0.iter().map(|it| bf16::from_le_bytes(*it).to_f32());
+    let changed = values.enumerate().map(|(idx, it)| bf16::from_f32(changed(idx, it)));
+    changed.flat_map(bf16::to_le_bytes).collect()
 }
 
 /// Writes what a conversion of the checkpoint holds.
@@ -137,7 +150,8 @@ fn converted(case: &Case) -> Checkpoint {
     let tensors: BTreeMap<String, Tensor> = case.tensors.keys().filter_map(of_model).collect();
     let is_tied = !tensors.contains_key(&spec.head.name);
     let family = spec.model_type.clone();
-    let original = Original { family, tensors };
+    let edits = spec.original_numbers.as_ref().map(|it| it.edits.clone()).unwrap_or_default();
+    let original = Original { family, tensors, edits };
     let has = |name: &str| original.tensors.contains_key(name);
     let needed = spec.tensors(is_tied).filter(|tensor| tensor.is_in(has));
     let tensors = needed.map(|tensor| (tensor.name.clone(), original.converted(tensor)));

@@ -1,11 +1,11 @@
 //! The tensors of the blocks that layers are made of.
 
-use crate::config::{count, experts_per_token};
+use crate::config::{bad_value, count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
     Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertLatent, ExpertModules,
-    ExpertsSpec, FeedForward, Mixer, MlpSpec, OutputGate, QkNorm, RouterSpec, StackedModule,
-    ValueKind,
+    ExpertsSpec, FeedForward, Mixer, MlpSpec, OutputGate, QkNorm, RouterGroups, RouterSpec,
+    StackedModule, ValueKind,
 };
 use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
@@ -203,13 +203,19 @@ pub(super) fn mlp(module: &str, hidden: usize, mut spec: MlpSpec) -> Block {
 
 impl MlpModules {
     /// Returns the names of Llama's checkpoints at `module`.
-    fn gated_at(module: &str) -> MlpModules {
+    pub(super) fn gated_at(module: &str) -> MlpModules {
         let at = |name: &str| format!("{module}.{name}");
         MlpModules {
             inward: InwardModules::Apart(["gate_proj", "up_proj"].map(at)),
             down: at("down_proj"),
             activation: String::new(),
         }
+    }
+
+    /// The same without a gate.
+    pub(super) fn ungated_at(module: &str) -> MlpModules {
+        let inward = InwardModules::Ungated(format!("{module}.up_proj"));
+        MlpModules { inward, ..MlpModules::gated_at(module) }
     }
 }
 
@@ -237,6 +243,16 @@ fn projections_of(hidden: usize, spec: &MlpSpec, dimension: Dimension) -> Vec<Te
         InwardModules::Stacked(module) => {
             let segments = [(dimension, spec.inner); 2];
             inward(2 * spec.inner).segments(module, &segments)
+        }
+        InwardModules::Either { apart, stacked } => {
+            let name = format!("{stacked}.weight");
+            let segments = [(dimension, spec.inner); 2];
+            let both = inward(2 * spec.inner).segments(stacked, &segments).into_iter();
+            let both = both.map(|it| TensorSpec { presence: Presence::With(name.clone()), ..it });
+            let each = apart.iter().flat_map(|it| inward(spec.inner).column(it, dimension));
+            let each =
+                each.map(|it| TensorSpec { presence: Presence::Without(name.clone()), ..it });
+            both.chain(each).collect()
         }
         InwardModules::Ungated(module) => inward(spec.inner).column(module, dimension),
     };
@@ -290,8 +306,7 @@ impl SharedProjections {
             SharedProjections::Apart => MlpModules::gated_at(module),
             SharedProjections::Ungated => {
                 spec.activation = Activation::ReluSquared;
-                let inward = InwardModules::Ungated(format!("{module}.up_proj"));
-                MlpModules { inward, ..MlpModules::gated_at(module) }
+                MlpModules::ungated_at(module)
             }
             SharedProjections::Stacked([inward, down]) => MlpModules {
                 inward: InwardModules::Stacked(format!("{module}.{inward}")),
@@ -393,6 +408,28 @@ impl ExpertCounts {
         let num_experts = count(field, num_experts)?;
         let experts_per_token = experts_per_token(per_token, num_experts)?;
         Ok(ExpertCounts { num_experts, experts_per_token })
+    }
+}
+
+impl RouterGroups {
+    /// Returns the groups of which a router considers some, `count` of them in the field `field`;
+    /// `None` if it considers all. There is one group if the configuration does not state a number.
+    ///
+    /// # Errors
+    /// Fails if a number is out of bounds, or groups do not divide the experts.
+    pub(super) fn stated(
+        field: &'static str,
+        groups: Option<u32>,
+        chosen: Option<u32>,
+        num_experts: usize,
+    ) -> Result<Option<RouterGroups>, SpecError> {
+        let groups = count(field, groups.unwrap_or(1))?;
+        let chosen = count("topk_group", chosen.unwrap_or(1))?;
+        if !num_experts.is_multiple_of(groups) {
+            return Err(bad_value(field, groups, format!("a divisor of {num_experts} experts")));
+        }
+        let stated = RouterGroups { count: groups, chosen, best: 2 };
+        Ok((chosen < groups).then_some(stated))
     }
 }
 

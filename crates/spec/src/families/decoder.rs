@@ -8,10 +8,10 @@ use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
 use crate::model::{
     AttentionSpec, FeedForward, HeadTable, LayerSpec, LogitsSpec, ModelSpec, NormKind, SecondHalf,
-    ShiftedNorms,
 };
 use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
+use crate::originals::OriginalNumbers;
 use crate::per_layer::PerLayerInputsSpec;
 use crate::quantization::QuantizationMap;
 use crate::rope::RopeConfig;
@@ -61,8 +61,7 @@ pub(super) struct Description {
     /// How a checkpoint names the tensors.
     pub(super) names: TensorNames,
     pub(super) unused: Vec<String>,
-    pub(super) shifted_norms: Option<ShiftedNorms>,
-    pub(super) needs_conversion: bool,
+    pub(super) original_numbers: Option<OriginalNumbers>,
 }
 
 /// The modules outside of the layers.
@@ -131,8 +130,7 @@ impl DecoderConfig {
             layers,
             names: TensorNames::PLAIN,
             unused: Vec::new(),
-            shifted_norms: None,
-            needs_conversion: false,
+            original_numbers: None,
         }
     }
 }
@@ -216,8 +214,7 @@ impl Description {
             quantization: quantization.of_model(self.names),
             names: self.names,
             unused: self.unused,
-            shifted_norms: self.shifted_norms,
-            needs_conversion: self.needs_conversion,
+            original_numbers: self.original_numbers,
         }
     }
 }

@@ -2,60 +2,25 @@
 //! attention; dense layers first, then experts with some that every token passes.
 
 mod config;
+mod growth;
 mod longcat;
 mod sparse;
+mod variants;
 
 use serde_json::Value;
 
-use self::config::{Config, Variant, growth};
-use super::blocks::{ExpertNames, FusedNames, experts, mlp};
+use self::config::Config;
+use self::growth::growth;
+use self::variants::{GLM_DSA, GLM_LITE, MISTRAL, V2, V3, V32, Variant};
+use super::blocks::{ExpertNames, experts, mlp};
 use super::decoder::{Description, mixed_layer};
-use super::latent::{ExpansionForm, latent_attention};
+use super::latent::latent_attention;
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::MlpSpec;
 use crate::names::TensorNames;
 
 pub(super) use self::longcat::read as read_longcat;
-
-const V3: Variant = Variant {
-    scoring: Some("sigmoid"),
-    methods: &["noaux_tc"],
-    group_best: 2,
-    has_score_bias: true,
-    normalization_eps: Some(0.0),
-    norm_eps: Some(1e-6),
-    form: ExpansionForm::Either,
-    default_theta: 10_000.0,
-    fused: &[],
-    indexer: None,
-};
-
-const V32: Variant = Variant { indexer: Some(false), ..V3 };
-
-const GLM_DSA: Variant = Variant { indexer: Some(true), ..V3 };
-
-const V2: Variant = Variant {
-    scoring: Some("softmax"),
-    methods: &["greedy", "group_limited_greedy"],
-    group_best: 1,
-    has_score_bias: false,
-    normalization_eps: None,
-    form: ExpansionForm::Joint,
-    ..V3
-};
-
-const GLM_LITE: Variant =
-    Variant { normalization_eps: Some(1e-20), norm_eps: None, default_theta: 1e6, ..V3 };
-
-const MISTRAL: Variant = Variant {
-    scoring: None,
-    methods: &[],
-    has_score_bias: false,
-    normalization_eps: Some(1e-20),
-    fused: &[FusedNames::ROWS],
-    ..V3
-};
 
 pub(super) fn read_v2(config: &Value) -> Result<Description, SpecError> {
     describe(config, &V2)

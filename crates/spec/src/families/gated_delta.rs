@@ -6,7 +6,8 @@ use super::blocks::{Linear, MixerBlock, matrix, vector};
 use super::decoder::norm;
 use crate::config::{bad_value, dimension};
 use crate::error::SpecError;
-use crate::model::{CacheKind, LayerSpec, Mixer, ShiftedNorms};
+use crate::model::{CacheKind, LayerSpec, Mixer};
+use crate::originals::{NumberEdit, OriginalNumbers, OriginalSign};
 use crate::recurrent::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta};
 use crate::tensor::{CutSegment, Dimension, Presence, TensorCut, TensorRole, TensorSpec};
 
@@ -42,22 +43,23 @@ impl GatedDeltaConfig {
     }
 }
 
-/// Returns the norms whose weights Qwen's original checkpoints store minus one: all but those of
-/// the nets' results. `None` if no layer has a net, whose kernels show which checkpoints those are.
-pub(super) fn shifted_norms(layers: &[LayerSpec]) -> Option<ShiftedNorms> {
+/// Returns the norms whose weights Qwen's original checkpoints store minus one: all but those of the
+/// nets' results. `None` if no layer has a net, whose kernels show which checkpoints those are.
+pub(super) fn shifted_norms(layers: &[LayerSpec]) -> Option<OriginalNumbers> {
     let net = |layer: &LayerSpec| match &layer.mixer {
         Mixer::GatedDelta(net) => Some(net.convolutions[0].module.clone()),
         _ => None,
     };
-    Some(ShiftedNorms {
-        endings: &[
-            ".input_layernorm.weight",
-            ".post_attention_layernorm.weight",
-            "model.norm.weight",
-            ".q_norm.weight",
-            ".k_norm.weight",
-        ],
-        kernel: format!("{}.weight", layers.iter().find_map(net)?),
+    let endings = [
+        ".input_layernorm.weight",
+        ".post_attention_layernorm.weight",
+        "model.norm.weight",
+        ".q_norm.weight",
+        ".k_norm.weight",
+    ];
+    Some(OriginalNumbers {
+        sign: OriginalSign::Kernel(format!("{}.weight", layers.iter().find_map(net)?)),
+        edits: endings.map(|ending| (ending, NumberEdit::AddOne)).to_vec(),
     })
 }
 

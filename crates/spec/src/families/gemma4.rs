@@ -5,6 +5,7 @@
 
 mod config;
 mod layers;
+mod mixture;
 
 use serde_json::{Value, json};
 

@@ -1,16 +1,16 @@
 //! GLM-4.5 and later with experts, Solar Open, and dots.llm1: dense layers first, then experts with
 //! one that every token passes.
 
-use jackalope_protocol::counted;
-use serde::Deserialize;
+mod config;
+
 use serde_json::Value;
 
+use self::config::{Config, attention, router};
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
-use crate::config::{bad_value, count, dimension, parse, unsupported};
+use super::decoder::{Description, pre_norm_layer};
+use crate::config::{count, dimension, parse, unsupported};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterGroups, RouterScores, RouterSpec};
-use crate::rope::RopeSpec;
+use crate::model::{AttentionSpec, MlpSpec, QkNorm};
 
 const NAMES: ExpertNames = ExpertNames {
     score_bias: Some("gate.e_score_correction_bias"),
@@ -20,28 +20,6 @@ const NAMES: ExpertNames = ExpertNames {
 
 /// Stacked experts have the name that single ones have elsewhere.
 const DOTS_NAMES: ExpertNames = ExpertNames { stacked: "experts", ..NAMES };
-
-#[derive(Debug, Deserialize)]
-struct Config {
-    intermediate_size: u32,
-    num_key_value_heads: u32,
-    head_dim: Option<u32>,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    use_qk_norm: bool,
-    moe_intermediate_size: u32,
-    n_routed_experts: u32,
-    n_shared_experts: u32,
-    num_experts_per_tok: u32,
-    first_k_dense_replace: usize,
-    norm_topk_prob: bool,
-    routed_scaling_factor: f32,
-    n_group: Option<u32>,
-    topk_group: Option<u32>,
-    #[serde(flatten)]
-    decoder: DecoderConfig,
-}
 
 /// Reads GLM-4.5 and Solar Open. `rope_scaling` is ignored, as in mlx-lm.
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
@@ -77,22 +55,6 @@ pub(super) fn read_dots(config: &Value) -> Result<Description, SpecError> {
     describe(&config, &DOTS_NAMES, &attention)
 }
 
-fn attention(
-    config: &Config,
-    qk_norm: Option<QkNorm>,
-    has_qkv_bias: bool,
-    rope: RopeSpec,
-) -> Result<AttentionSpec, SpecError> {
-    let sizes = config.decoder.sizes()?;
-    let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
-    let head_dim = sizes.head_dim_or(config.head_dim)?;
-    Ok(AttentionSpec {
-        has_qkv_bias,
-        qk_norm,
-        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
-    })
-}
-
 fn describe(
     config: &Config,
     names: &ExpertNames,
@@ -120,27 +82,4 @@ fn describe(
     });
     let layers = layers.collect();
     Ok(config.decoder.with_layers(sizes, layers))
-}
-
-/// Returns the router: the logistic function, of groups of experts if there are several.
-fn router(config: &Config, num_experts: usize) -> Result<RouterSpec, SpecError> {
-    let num_groups = count("n_group", config.n_group.unwrap_or(1))?;
-    let chosen = count("topk_group", config.topk_group.unwrap_or(1))?;
-    if !num_experts.is_multiple_of(num_groups) {
-        return Err(bad_value(
-            "n_group",
-            num_groups,
-            format!("a divisor of {}", counted(num_experts, "expert")),
-        ));
-    }
-    let has_choice = chosen < num_groups;
-    let is_normalized = config.norm_topk_prob && 1 < config.num_experts_per_tok;
-    Ok(RouterSpec {
-        has_bias: false,
-        weighs_input: false,
-        scores: RouterScores::Sigmoid,
-        groups: has_choice.then_some(RouterGroups { count: num_groups, chosen, best: 2 }),
-        normalization_eps: is_normalized.then_some(0.0),
-        scale: config.routed_scaling_factor,
-    })
 }

@@ -1,20 +1,22 @@
 //! Granite 4 (Granite team 2025): state spaces with some layers of attention, each followed by
 //! experts, of which every token passes one, or by a dense block; factors as in Granite 3.
 
+mod config;
+
 use jackalope_protocol::counted;
-use serde::Deserialize;
 use serde_json::Value;
 
+use self::config::{Config, gqa, space};
 use super::blocks::{
     Block, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, FusedOrder, MixerBlock,
-    SharedProjections, attention, experts, mlp,
+    SharedProjections, attention, dense, experts,
 };
-use super::decoder::{DecoderConfig, Description, LayerBuilder, Sizes};
-use super::state_space::{StateSpaceConfig, StateSpaceLayer};
+use super::decoder::{Description, LayerBuilder, Sizes};
 use crate::config::{bad_value, dimension, factor, or_absent, parse, setting};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, HeadTable, LogitsSpec, MlpSpec, RouterScores, RouterSpec};
-use crate::rope::RopeSpec;
+use crate::model::{HeadTable, LogitsSpec, MlpSpec, RouterScores, RouterSpec};
+use crate::modules::{InwardModules, MlpModules};
+use crate::names::TensorNames;
 use crate::tensor::FusedForm;
 
 /// Relative to the layer, because the shared expert is beside the block of the others.
@@ -32,30 +34,6 @@ const NAMES: ExpertNames = ExpertNames {
     shared_projections: SharedProjections::Stacked(["input_linear", "output_linear"]),
     ..ExpertNames::QWEN
 };
-
-/// Limits of time steps in checkpoints that do not state them, as in mlx-lm.
-const STEP_LIMITS: [f64; 2] = [0.001, 100.0];
-
-#[derive(Debug, Deserialize)]
-struct Config {
-    layer_types: Vec<String>,
-    intermediate_size: u32,
-    num_key_value_heads: u32,
-    attention_bias: bool,
-    position_embedding_type: Option<String>,
-    normalization_function: Option<String>,
-    num_local_experts: Option<u32>,
-    num_experts_per_tok: Option<u32>,
-    shared_intermediate_size: Option<u32>,
-    #[serde(default)]
-    mlp_bias: bool,
-    logits_scaling: f32,
-    attention_multiplier: f32,
-    embedding_multiplier: f32,
-    residual_multiplier: f32,
-    #[serde(flatten)]
-    decoder: DecoderConfig,
-}
 
 pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(value)?;
@@ -95,34 +73,15 @@ pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
         HeadTable::IfPresent => HeadTable::Tied,
         stated => stated,
     };
+    // Originals have other names for the dense block.
+    let is_dense = config.num_local_experts.is_none_or(|number| number == 0);
+    let names = if is_dense { TensorNames::GRANITE_DENSE } else { TensorNames::PLAIN };
     Ok(Description {
+        names,
         embedding_scale: Some(factor("embedding_multiplier", config.embedding_multiplier)?),
         logits: LogitsSpec { scale, soft_cap: None },
         head_table,
         ..plain
-    })
-}
-
-fn space(value: &Value, config: &Config) -> Result<StateSpaceLayer, SpecError> {
-    let space: StateSpaceConfig = parse(value)?;
-    space.layer(config.decoder.rms_norm_eps, STEP_LIMITS)
-}
-
-/// Returns attention, whose rotations mlx-lm does not extend.
-fn gqa(config: &Config, sizes: Sizes) -> Result<AttentionSpec, SpecError> {
-    let kind = config.position_embedding_type.as_deref();
-    setting("position embedding", kind, &["rope", "nope"])?;
-    let head_dim = sizes.head_dim();
-    let rope = match kind {
-        Some("nope") => RopeSpec::NONE,
-        _ => config.decoder.rope.unscaled_or(head_dim, Some(10_000.0))?,
-    };
-    let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
-    Ok(AttentionSpec {
-        has_qkv_bias: config.attention_bias,
-        has_output_bias: config.attention_bias,
-        scale: factor("attention_multiplier", config.attention_multiplier)?,
-        ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     })
 }
 
@@ -147,6 +106,15 @@ fn feed_forward(config: &Config, sizes: Sizes) -> Result<impl Fn(&str) -> Block,
     };
     Ok(move |prefix: &str| match sparse {
         Some(sparse) => experts(prefix, sizes.hidden, &NAMES, sparse),
-        None => mlp(&format!("{prefix}.mlp"), sizes.hidden, dense.clone()),
+        None => dense_at(&format!("{prefix}.mlp"), sizes.hidden, &dense),
     })
+}
+
+/// Returns a dense block, whose gate and what it multiplies originals have in one tensor.
+fn dense_at(module: &str, hidden: usize, spec: &MlpSpec) -> Block {
+    let at = |name: &str| format!("{module}.{name}");
+    let (apart, stacked) = (["gate_proj", "up_proj"].map(at), at("input_linear"));
+    let inward = InwardModules::Either { apart, stacked };
+    let modules = MlpModules { inward, ..MlpModules::gated_at(module) };
+    dense(hidden, MlpSpec { modules, ..spec.clone() })
 }

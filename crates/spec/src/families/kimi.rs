@@ -2,6 +2,7 @@
 //! some layers; dense layers first, then experts with some that every token passes.
 
 mod config;
+mod experts;
 
 use serde_json::{Value, json};
 

@@ -24,7 +24,7 @@ pub(super) fn latent_attention(
     form: ExpansionForm,
 ) -> MixerBlock {
     spec.module = module.to_owned();
-    spec.output = format!("{module}.o_proj");
+    spec.output = format!("{module}.{}", spec.output);
     let LatentSpec { heads, nope_dim, rope_dim, value_dim, kv_rank, q_rank, has_bias, .. } = spec;
     let role = TensorRole::Mixer;
     let at = |name: &str| format!("{module}.{name}");

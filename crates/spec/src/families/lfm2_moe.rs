@@ -9,6 +9,7 @@ use super::lfm2::describe;
 use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{MlpSpec, RouterScores, RouterSpec};
+use crate::names::TensorNames;
 
 const NAMES: ExpertNames = ExpertNames { projections: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
 
@@ -41,12 +42,13 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let sizes = ExpertSizes::plain(counts, inner, router);
     let score_bias = moe.use_expert_bias.then_some("expert_bias");
     let names = ExpertNames { score_bias, ..NAMES };
-    describe(config, |layer_idx, prefix, hidden| {
+    let description = describe(config, |layer_idx, prefix, hidden| {
         let module = format!("{prefix}.feed_forward");
         if layer_idx < moe.num_dense_layers {
             mlp(&module, hidden, MlpSpec::plain(dense_inner))
         } else {
             experts(&module, hidden, &names, sizes)
         }
-    })
+    })?;
+    Ok(description.with_names(TensorNames::LFM2_MOE))
 }

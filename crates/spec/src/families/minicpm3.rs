@@ -89,6 +89,6 @@ fn latent(config: &Config) -> Result<LatentSpec, SpecError> {
         latent_factor: 1.0,
         indexer: None,
         module: String::new(),
-        output: String::new(),
+        output: "o_proj".to_owned(),
     })
 }

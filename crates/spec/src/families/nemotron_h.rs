@@ -1,26 +1,20 @@
 //! Nemotron-H and Nemotron 3 (NVIDIA 2025): each layer is one block, a state space, attention without
 //! rotations, experts or a dense block.
 
-use serde::Deserialize;
+mod config;
+mod experts;
+
 use serde_json::{Value, json};
 
-use super::blocks::{
-    Block, ExpertCounts, ExpertNames, ExpertSizes, MixerBlock, SharedProjections, attention, dense,
-    experts,
-};
-use super::decoder::{DecoderConfig, Description, LayerBuilder, Sizes};
+use self::config::Config;
+use super::blocks::{Block, ExpertNames, MixerBlock, SharedProjections, attention, experts};
+use super::decoder::{Description, LayerBuilder, Sizes};
 use super::mamba2::MODULES;
-use super::state_space::{StateSpaceConfig, StateSpaceLayer};
-use crate::config::{bad_value, completed, count, dimension, or_absent, parse, setting};
+use crate::config::{completed, count, parse, setting};
 use crate::error::SpecError;
-use crate::model::{
-    Activation, AttentionSpec, ExpertActivation, HeadTable, LayerSpec, Mixer, MlpSpec,
-    RouterGroups, RouterScores, RouterSpec,
-};
-use crate::modules::{BlockNorms, InwardModules, LayerNorms, MlpModules};
+use crate::model::{HeadTable, LayerSpec, Mixer};
+use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
-use crate::recurrent::GroupNormSpec;
-use crate::rope::RopeSpec;
 
 const NAMES: ExpertNames = ExpertNames {
     stacked_projections: ["", "fc1", "fc2"],
@@ -41,40 +35,6 @@ const RENAMES: &[(&str, &str)] = &[
     ("layer_norm_epsilon", "rms_norm_eps"),
     ("layer_types", "layers_block_type"),
 ];
-
-#[derive(Debug, Deserialize)]
-struct Config {
-    hybrid_override_pattern: Option<Pattern>,
-    layers_block_type: Option<Vec<String>>,
-    intermediate_size: u32,
-    num_key_value_heads: u32,
-    head_dim: Option<u32>,
-    attention_bias: bool,
-    mlp_bias: bool,
-    mlp_hidden_act: Option<String>,
-    moe_intermediate_size: Option<u32>,
-    moe_shared_expert_intermediate_size: Option<u32>,
-    moe_latent_size: Option<u32>,
-    n_routed_experts: Option<u32>,
-    n_shared_experts: Option<u32>,
-    num_experts_per_tok: Option<u32>,
-    norm_topk_prob: Option<bool>,
-    routed_scaling_factor: Option<f32>,
-    n_group: Option<u32>,
-    topk_group: Option<u32>,
-    #[serde(flatten)]
-    space: StateSpaceConfig,
-    #[serde(flatten)]
-    decoder: DecoderConfig,
-}
-
-/// The letters of the layers, in one string or one by one.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Pattern {
-    Text(String),
-    Letters(Vec<String>),
-}
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     // The number of layers is that of the pattern, whatever the configuration states.
@@ -121,112 +81,4 @@ fn layer(prefix: String, hidden: usize, mixer: MixerBlock, block: Block) -> Laye
         _ => LayerNorms { mixer: own, ..LayerNorms::default() },
     };
     LayerBuilder { norms, ..LayerBuilder::pre_norm(prefix, hidden) }.build(mixer, block)
-}
-
-impl Config {
-    /// Returns a letter for each layer: `M`, `*`, `-` or `E`, or what else the configuration states.
-    fn letters(&self) -> Result<Vec<String>, SpecError> {
-        match (&self.hybrid_override_pattern, &self.layers_block_type) {
-            (Some(Pattern::Text(text)), _) => Ok(text.chars().map(String::from).collect()),
-            (Some(Pattern::Letters(letters)), _) => Ok(letters.clone()),
-            (None, Some(types)) => Ok(types.iter().map(|kind| letter(kind)).collect()),
-            (None, None) => {
-                let field = "hybrid_override_pattern";
-                Err(bad_value(field, "absent", "a letter for each layer"))
-            }
-        }
-    }
-
-    /// Returns the state spaces, in which each group of heads is normalised separately.
-    fn space(&self) -> Result<StateSpaceLayer, SpecError> {
-        let layer = self.space.layer(self.decoder.rms_norm_eps, [0.0, f64::INFINITY])?;
-        let groups = layer.sizes.groups;
-        let norm = layer.norm.map(|norm| GroupNormSpec { groups, ..norm });
-        Ok(StateSpaceLayer { norm, ..layer })
-    }
-
-    fn attention(&self, sizes: Sizes) -> Result<AttentionSpec, SpecError> {
-        let kv_heads = sizes.kv_heads(self.num_key_value_heads)?;
-        let head_dim = sizes.head_dim_or(self.head_dim)?;
-        Ok(AttentionSpec {
-            has_qkv_bias: self.attention_bias,
-            has_output_bias: self.attention_bias,
-            ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, RopeSpec::NONE)
-        })
-    }
-
-    fn dense(&self, module: &str, hidden: usize) -> Result<Block, SpecError> {
-        let inner = dimension("intermediate_size", self.intermediate_size)?;
-        let modules = MlpModules {
-            inward: InwardModules::Ungated(format!("{module}.up_proj")),
-            down: format!("{module}.down_proj"),
-            activation: String::new(),
-        };
-        let activation = Activation::ReluSquared;
-        let plain = MlpSpec::plain(inner);
-        Ok(dense(hidden, MlpSpec { has_bias: self.mlp_bias, activation, modules, ..plain }))
-    }
-
-    fn experts(&self) -> Result<ExpertSizes, SpecError> {
-        let required = |field: &'static str, number: Option<u32>| {
-            number.ok_or_else(|| bad_value(field, or_absent(number), "a number"))
-        };
-        let field = "moe_intermediate_size";
-        let inner = dimension(field, required(field, self.moe_intermediate_size)?)?;
-        let field = "n_routed_experts";
-        let number = required(field, self.n_routed_experts)?;
-        let per_token = required("num_experts_per_tok", self.num_experts_per_tok)?;
-        let counts = ExpertCounts::new(field, number, per_token)?;
-        let shared = self.moe_shared_expert_intermediate_size.filter(|inner| *inner != 0);
-        let shared = dimension(
-            "moe_shared_expert_intermediate_size",
-            shared.unwrap_or(self.intermediate_size),
-        )?;
-        let latent = self.moe_latent_size.map(|width| dimension("moe_latent_size", width));
-        if latent.is_some() && self.mlp_bias {
-            return Err(bad_value("mlp_bias", true, "false, with moe_latent_size"));
-        }
-        Ok(ExpertSizes {
-            shared_inner: self.n_shared_experts.map(|_| shared),
-            has_shared_bias: self.mlp_bias,
-            activation: ExpertActivation::ReluSquared,
-            latent: latent.transpose()?,
-            ..ExpertSizes::plain(counts, inner, self.router(counts.num_experts)?)
-        })
-    }
-
-    /// Returns the router: the logistic function, of groups of experts if there are several.
-    fn router(&self, num_experts: usize) -> Result<RouterSpec, SpecError> {
-        let num_groups = count("n_group", self.n_group.unwrap_or(1))?;
-        let chosen = count("topk_group", self.topk_group.unwrap_or(1))?;
-        if !num_experts.is_multiple_of(num_groups) {
-            let expected = format!("a divisor of n_routed_experts, {num_experts}");
-            return Err(bad_value("n_group", num_groups, expected));
-        }
-        let Some(scale) = self.routed_scaling_factor else {
-            return Err(bad_value("routed_scaling_factor", "absent", "a number"));
-        };
-        let per_token = self.num_experts_per_tok.unwrap_or(1);
-        let is_normalized = self.norm_topk_prob.unwrap_or(false) && 1 < per_token;
-        let groups = RouterGroups { count: num_groups, chosen, best: 2 };
-        Ok(RouterSpec {
-            scores: RouterScores::Sigmoid,
-            groups: (chosen < num_groups).then_some(groups),
-            normalization_eps: is_normalized.then_some(1e-20),
-            scale,
-            ..RouterSpec::SOFTMAX
-        })
-    }
-}
-
-/// Returns the letter of a layer's type.
-fn letter(kind: &str) -> String {
-    let letter = match kind {
-        "mamba" | "conv" | "linear_attention" => "M",
-        "attention" | "full_attention" => "*",
-        "mlp" => "-",
-        "moe" => "E",
-        other => other,
-    };
-    letter.to_owned()
 }

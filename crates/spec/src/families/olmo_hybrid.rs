@@ -8,7 +8,8 @@ use super::blocks::{attention, mlp};
 use super::decoder::{Description, LayerBuilder, mixed_layer};
 use super::dense::DenseConfig;
 use super::gated_delta::{GatedDeltaConfig, GatedDeltaSettings, apart};
-use crate::config::{bad_value, parse, setting};
+use super::windows;
+use crate::config::parse;
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, LayerSpec, MlpSpec, QkNorm};
 use crate::modules::{BlockNorms, LayerNorms};
@@ -81,14 +82,7 @@ fn attention_layers(config: &Config, num_layers: usize) -> Result<Vec<bool>, Spe
         let has_attention = |number: usize| number.is_multiple_of(ATTENTION_INTERVAL);
         return Ok((1..=num_layers).map(has_attention).collect());
     };
-    if types.len() != num_layers {
-        return Err(bad_value("layer_types", types.len(), format!("{num_layers} entries")));
-    }
-    let has_attention = |kind: &String| {
-        setting("layer type", Some(kind), &["linear_attention", "full_attention"])?;
-        Ok(kind == "full_attention")
-    };
-    types.iter().map(has_attention).collect()
+    windows::attention_layers(types, &["linear_attention", "full_attention"], num_layers)
 }
 
 /// A gated delta net.

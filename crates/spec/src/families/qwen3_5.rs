@@ -81,9 +81,9 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         Ok(mixed_layer(prefix, sizes.hidden, mixer, block))
     });
     let layers = layers.collect::<Result<Vec<_>, SpecError>>()?;
-    let shifted_norms = shifted_norms(&layers);
+    let original_numbers = shifted_norms(&layers);
     let description = config.decoder.with_layers(sizes, layers).with_names(TensorNames::WRAPPED);
-    Ok(Description { shifted_norms, ..description })
+    Ok(Description { original_numbers, ..description })
 }
 
 /// Returns a dense block, or experts in every layer if there are any.

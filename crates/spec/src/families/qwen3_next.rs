@@ -58,9 +58,9 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         mixed_layer(prefix, sizes.hidden, mixer, blocks(layer_idx))
     });
     let layers: Vec<_> = layers.collect();
-    let shifted_norms = shifted_norms(&layers);
+    let original_numbers = shifted_norms(&layers);
     let description = config.decoder.with_layers(sizes, layers).with_names(TensorNames::DRAFTING);
-    Ok(Description { shifted_norms, ..description })
+    Ok(Description { original_numbers, ..description })
 }
 
 fn gated_attention(config: &Config) -> Result<AttentionSpec, SpecError> {

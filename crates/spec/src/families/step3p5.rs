@@ -1,19 +1,19 @@
 //! Step 3.5 (StepFun 2026): windows with heads and rotations of their own, a gate for each head, and
 //! experts with bounded activations.
 
-use serde::Deserialize;
+mod config;
+
 use serde_json::{Value, json};
 
+use self::config::{Config, WEIGHTS_EPS, attention, limit, moe_layers};
 use super::blocks::{Block, ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{Description, pre_norm_layer};
 use super::windows::windows;
-use crate::config::{bad_value, completed, dimension, factor, parse, setting};
+use crate::config::{completed, dimension, parse, setting};
 use crate::error::SpecError;
-use crate::model::{
-    Activation, AttentionSpec, ExpertActivation, HeadTable, MlpSpec, OutputGate, QkNorm,
-    RouterScores, RouterSpec,
-};
-use crate::rope::RopeSpec;
+use crate::model::{Activation, ExpertActivation, HeadTable, MlpSpec, RouterScores, RouterSpec};
+use crate::names::TensorNames;
+use crate::originals::{NumberEdit, OriginalNumbers, OriginalSign};
 
 const NAMES: ExpertNames = ExpertNames {
     router: "gate.gate",
@@ -21,46 +21,6 @@ const NAMES: ExpertNames = ExpertNames {
     shared: "share_expert",
     ..ExpertNames::QWEN
 };
-
-/// Epsilon added to the sum of the chosen experts' weights.
-const WEIGHTS_EPS: f32 = 1e-20;
-
-#[derive(Debug, Deserialize)]
-struct Config {
-    intermediate_size: u32,
-    num_attention_groups: u32,
-    head_dim: u32,
-    sliding_window: u32,
-    layer_types: Vec<String>,
-    yarn_only_types: Option<Vec<String>>,
-    /// Base of each layer's rotations.
-    rope_thetas: Vec<f64>,
-    partial_rotary_factors: Option<Vec<f64>>,
-    attention_other_setting: Option<OtherHeads>,
-    use_head_wise_attn_gate: bool,
-    moe_num_experts: u32,
-    moe_top_k: u32,
-    moe_intermediate_size: u32,
-    share_expert_dim: u32,
-    moe_layers_enum: Option<String>,
-    moe_router_scaling_factor: f32,
-    moe_router_activation: String,
-    norm_expert_weight: bool,
-    swiglu_limits: Option<Vec<Option<f32>>>,
-    swiglu_limits_shared: Option<Vec<Option<f32>>>,
-    #[serde(default)]
-    num_nextn_predict_layers: usize,
-    #[serde(flatten)]
-    decoder: DecoderConfig,
-}
-
-/// Numbers of heads of the layers with windows, which may differ from those of the others.
-#[derive(Debug, Deserialize)]
-struct OtherHeads {
-    num_attention_heads: u32,
-    num_attention_groups: u32,
-    head_dim: Option<u32>,
-}
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(&with_lists(config))?;
@@ -79,7 +39,12 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let drafting = num_layers..num_layers + config.num_nextn_predict_layers;
     let unused = drafting.map(|layer_idx| format!("model.layers.{layer_idx}."));
     let description = config.decoder.with_layers(sizes, layers).without(unused);
-    Ok(Description { head_table: HeadTable::Own, ..description })
+    let numbers = OriginalNumbers {
+        sign: OriginalSign::Names,
+        edits: vec![("norm.weight", NumberEdit::AddOne)],
+    };
+    let description = Description { original_numbers: Some(numbers), ..description };
+    Ok(Description { head_table: HeadTable::Own, ..description }.with_names(TensorNames::STEP))
 }
 
 /// Returns the configuration with an entry for each layer where mlx-lm has a rule for all of them.
@@ -105,73 +70,6 @@ fn with_lists(config: &Value) -> Value {
     config["rope_thetas"] =
         if is_list { theta } else { (0..num_layers).map(|_| theta.clone()).collect() };
     config
-}
-
-/// Returns the layers with experts.
-fn moe_layers(config: &Config, num_layers: usize) -> Result<Vec<usize>, SpecError> {
-    let stated = config.moe_layers_enum.as_deref().filter(|stated| !stated.is_empty());
-    let Some(stated) = stated else { return Ok((1..num_layers).collect()) };
-    let numbers = stated.trim().split(',').map(|number| number.trim().parse());
-    let numbers: Result<Vec<usize>, _> = numbers.collect();
-    numbers.map_err(|_| bad_value("moe_layers_enum", stated, "numbers of layers"))
-}
-
-fn attention(
-    config: &Config,
-    layer_idx: usize,
-    window: Option<usize>,
-) -> Result<AttentionSpec, SpecError> {
-    let other = config.attention_other_setting.as_ref().filter(|_| window.is_some());
-    let (heads, kv_heads) = match other {
-        Some(other) => (other.num_attention_heads, other.num_attention_groups),
-        None => {
-            let heads = u32::try_from(config.decoder.sizes()?.heads).unwrap_or(u32::MAX);
-            (heads, config.num_attention_groups)
-        }
-    };
-    if let Some(found) = other.and_then(|it| it.head_dim).filter(|it| *it != config.head_dim) {
-        let expected = format!("head_dim, {}", config.head_dim);
-        return Err(bad_value("attention_other_setting.head_dim", found, expected));
-    }
-    let heads = dimension("num_attention_heads", heads)?;
-    let kv_heads = dimension("num_attention_groups", kv_heads)?;
-    if !heads.is_multiple_of(kv_heads) {
-        let expected = format!("a divisor of num_attention_heads, {heads}");
-        return Err(bad_value("num_attention_groups", kv_heads, expected));
-    }
-    let head_dim = dimension("head_dim", config.head_dim)?;
-    Ok(AttentionSpec {
-        qk_norm: Some(QkNorm::PerHead),
-        output_gate: config.use_head_wise_attn_gate.then_some(OutputGate::Heads("g_proj")),
-        window,
-        ..AttentionSpec::plain(heads, kv_heads, head_dim, rope(config, layer_idx, head_dim)?)
-    })
-}
-
-fn rope(config: &Config, layer_idx: usize, head_dim: usize) -> Result<RopeSpec, SpecError> {
-    let thetas = &config.rope_thetas;
-    let Some(theta) = thetas.get(layer_idx) else {
-        return Err(bad_value("rope_theta", thetas.len(), "an entry for each layer"));
-    };
-    let fractions = config.partial_rotary_factors.as_deref().unwrap_or_default();
-    let fraction = fractions.get(layer_idx).copied();
-    let rope = config.decoder.rope.with_base(*theta, fraction);
-    let dims = rope.rotated_dims(head_dim, Some(1.0))?;
-    let scaled = config.yarn_only_types.as_ref().filter(|types| !types.is_empty());
-    if scaled.is_some_and(|types| !types.contains(&config.layer_types[layer_idx])) {
-        return rope.unscaled(dims);
-    }
-    rope.spec(dims, None)
-}
-
-/// Returns the bound of a layer's activations; 0 and absent entries are none.
-fn limit(
-    field: &'static str,
-    limits: Option<&[Option<f32>]>,
-    layer_idx: usize,
-) -> Result<Option<f32>, SpecError> {
-    let stated = limits.unwrap_or_default().get(layer_idx).copied().flatten();
-    stated.filter(|limit| *limit != 0.0).map(|limit| factor(field, limit)).transpose()
 }
 
 fn block(config: &Config, layer_idx: usize, is_sparse: bool) -> Result<Block, SpecError> {

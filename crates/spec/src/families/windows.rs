@@ -1,6 +1,6 @@
-//! Layers that see only the last positions.
+//! Layers by their types, and those that see only the last positions.
 
-use crate::config::{bad_value, dimension};
+use crate::config::{bad_value, dimension, setting};
 use crate::error::SpecError;
 
 /// Returns the window of each layer by its entry in `layer_types`; `None` if it sees all positions.
@@ -25,6 +25,26 @@ pub(super) fn windows(
         }
     };
     types.iter().map(window).collect()
+}
+
+/// Returns which layers have attention, by their entry in `layer_types`: `supported` are the type of the
+/// other layers, and `full_attention`.
+///
+/// # Errors
+/// Fails if there are not as many entries as layers, or an entry is unknown.
+pub(super) fn attention_layers(
+    types: &[String],
+    supported: &'static [&'static str],
+    num_layers: usize,
+) -> Result<Vec<bool>, SpecError> {
+    if types.len() != num_layers {
+        return Err(bad_value("layer_types", types.len(), format!("{num_layers} entries")));
+    }
+    let has_attention = |kind: &String| {
+        setting("layer type", Some(kind), supported)?;
+        Ok(kind == "full_attention")
+    };
+    types.iter().map(has_attention).collect()
 }
 
 /// Returns, for each layer, the number of the layer whose keys and values it reads: of the last

@@ -339,12 +339,23 @@ fn experts_in_blocks_are_found_and_their_problems_reported() {
 }
 
 #[test]
-fn an_original_whose_factors_are_not_in_its_weights_is_refused() {
+fn factors_that_are_not_in_the_weights_of_an_original_are_known_row_by_row() {
     let mut sample = sample("falcon_h1-f32");
-    let name = "model.layers.0.mamba.conv1d.weight";
-    let kernel = sample.headers.get_mut(name).unwrap();
+    let module = "model.layers.0.mamba";
+    let of_rows = |sample: &Sample, rows: &[usize]| -> Vec<Vec<f32>> {
+        let layout = sample.layout();
+        let edit = layout.edit(&format!("{module}.in_proj.weight")).cloned();
+        rows.iter().filter_map(|row| Some(edit.as_ref()?.factors(*row).to_vec())).collect()
+    };
+    // Gates and values of 256 elements, keys and queries of 48, and 8 time steps.
+    let rows = [255, 256, 512, 560, 608, 615];
+    assert!(of_rows(&sample, &rows).is_empty(), "a conversion");
+    let kernel = sample.headers.get_mut(&format!("{module}.conv1d.weight")).unwrap();
     kernel.shape = vec![kernel.shape[0], 1, kernel.shape[1]];
-    let problems = sample.problems();
-    let [TensorProblem::Shape { name: found, .. }] = &problems[..] else { panic!("{problems:?}") };
-    assert_eq!(found, name);
+    let own = [0.353_553_38, 0.25, 0.353_553_38, 0.5, 0.353_553_38, 0.353_553_38];
+    assert_eq!(of_rows(&sample, &rows), own.map(|own| vec![1.25, own]));
+    let layout = sample.layout();
+    let factors = |name: &str| layout.edit(name).map(|edit| edit.factors(7).to_vec());
+    assert_eq!(factors("model.layers.1.mamba.out_proj.weight"), Some(vec![0.235_702_26]));
+    assert_eq!(factors("model.layers.1.self_attn.v_proj.weight"), None);
 }

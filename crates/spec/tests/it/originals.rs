@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use jackalope_protocol::split::Shares;
-use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders, UnusedPart};
+use jackalope_spec::{ElementType, ModelSpec, NumberEdit, TensorHeader, TensorHeaders, UnusedPart};
 
 use crate::checkpoints::{Sample, sample, samples};
 
@@ -41,6 +41,8 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("nemotron_h", EACH),
     ("hunyuan", EACH),
     ("bailing_moe", EACH),
+    ("bailing_hybrid", EACH),
+    ("bailing_moe_linear", EACH),
     ("llama4", Stored::Columns(FUSED)),
     // Published in FP8 only, which is refused by its name.
     ("minimax", NUMBERED),
@@ -65,7 +67,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("lfm2_moe", NUMBERED),
     ("glm4v_moe", EACH),
     ("mimo_v2_flash", EACH),
-    // Published stacked under other names with shifted norms, whose names are refused.
+    // Published stacked under other names; golden values show that they are found.
     ("step3p5", EACH),
     ("gemma4_text", Stored::Rows(FUSED)),
     ("gemma4_unified", Stored::Rows(FUSED)),
@@ -201,7 +203,7 @@ fn norms_are_shifted_in_originals_only() {
         let layout = sample.layout();
         let spec = ModelSpec::from_config(&sample.config).unwrap();
         let names = spec.tensors(true).map(|it| it.name.clone());
-        names.filter(|name| layout.is_shifted(name)).collect::<Vec<_>>()
+        names.filter(|name| layout.edit(name) == Some(&NumberEdit::AddOne)).collect::<Vec<_>>()
     };
     assert_eq!(norms("qwen3_5-f32"), [""; 0]);
     let found = norms("qwen3_5-original-f32");
@@ -209,6 +211,11 @@ fn norms_are_shifted_in_originals_only() {
     assert!(found.contains(&"model.layers.1.self_attn.q_norm.weight".to_owned()), "{found:?}");
     assert!(!found.contains(&"model.layers.0.linear_attn.norm.weight".to_owned()), "{found:?}");
     assert_eq!(found.len(), 1 + 2 * 2 + 2, "{found:?}");
+    // Step's originals show by their names.
+    assert_eq!(norms("step3p5-f32"), [""; 0]);
+    let found = norms("step3p5-original-f32");
+    assert!(found.contains(&"model.layers.3.self_attn.k_norm.weight".to_owned()), "{found:?}");
+    assert_eq!(found.len(), 1 + 4 * 4, "{found:?}");
 }
 
 #[test]

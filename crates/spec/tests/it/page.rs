@@ -65,6 +65,7 @@ fn layers(cases: &[Case]) -> String {
                 }
                 Mixer::Latent(_) => "latent attention",
                 Mixer::StateSpace(_) => "Mamba-2",
+                Mixer::Lightning(_) => "lightning attention",
                 Mixer::Parallel(_) => "attention beside Mamba-2",
                 Mixer::None => "",
             });

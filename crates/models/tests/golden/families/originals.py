@@ -5,13 +5,17 @@ from .apertus import apertus
 from .bailing_moe import SIGMOID, bailing_moe
 from .deepseek import ODD, mistral4
 from .ernie4_5_moe import ernie4_5_moe
+from .falcon_h1 import falcon_h1
 from .glm4_moe import glm4_moe
 from .granitemoe import granitemoe
+from .granitemoehybrid import DENSE, granitemoehybrid
+from .lfm2_moe import lfm2_moe
 from .llama4 import llama4
 from .qwen3_5 import wrapped as qwen3_5
 from .qwen3_5_moe import wrapped as qwen3_5_moe
 from .qwen3_moe import qwen3_moe
 from .qwen3_next import UNEVEN, qwen3_next
+from .step3p5 import step3p5
 
 
 def qwen3_vl_moe():
@@ -34,3 +38,21 @@ def cases():
     yield "ernie4_5_moe-original-f32", ernie4_5_moe(), "F32", plain
     yield "glm4_moe-original-f32", glm4_moe(), "F32", plain
     yield "apertus-original-f32", apertus(), "F32", plain
+    # Three layers: the tests that add layers would take the two factors of the block for a list of layers.
+    multipliers = dict(
+        num_hidden_layers=3,
+        attention_in_multiplier=1.1,
+        attention_out_multiplier=0.9,
+        embedding_multiplier=1.5,
+        lm_head_multiplier=0.7,
+        mlp_multipliers=[0.9, 1.2],
+        ssm_in_multiplier=1.25,
+        ssm_multipliers=[0.7, 1.2, 0.8, 1.1, 0.9],
+        ssm_out_multiplier=0.8,
+    )
+    yield "falcon_h1-original-f32", falcon_h1(**multipliers), "F32", plain
+    tied = multipliers | dict(tie_word_embeddings=True)
+    yield "falcon_h1-original-bf16", falcon_h1(**tied), "BF16", plain
+    yield "step3p5-original-f32", step3p5(), "F32", plain
+    yield "lfm2_moe-original-f32", lfm2_moe(), "F32", plain
+    yield "granitemoehybrid-original-f32", granitemoehybrid(**DENSE), "F32", plain

@@ -1,38 +1,15 @@
 //! The fields of DeepSeek's configurations, and what they say of a layer.
 
 use serde::Deserialize;
-use serde_json::Value;
 
-use crate::config::{bad_value, count, dimension, parse, setting};
+use super::variants::Variant;
+use crate::config::{bad_value, count, dimension, setting};
 use crate::error::SpecError;
-use crate::families::blocks::{ExpertCounts, ExpertSizes, FusedNames};
+use crate::families::blocks::{ExpertCounts, ExpertSizes};
 use crate::families::decoder::{DecoderConfig, Sizes};
-use crate::families::latent::ExpansionForm;
 use crate::latent::LatentSpec;
 use crate::model::{RouterGroups, RouterScores, RouterSpec};
 use crate::rope::{QueryGrowth, RopeSpec};
-
-/// What differs between the families.
-pub(super) struct Variant {
-    /// `scoring_func`; the field is ignored if there is none.
-    pub(super) scoring: Option<&'static str>,
-    /// Known values of `topk_method`; it is ignored if there are none.
-    pub(super) methods: &'static [&'static str],
-    /// Number of a group's best scores whose sum ranks the group.
-    pub(super) group_best: usize,
-    pub(super) has_score_bias: bool,
-    /// Epsilon added to the sum by which weights are divided; `None` if they are not divided.
-    pub(super) normalization_eps: Option<f32>,
-    /// Epsilon of the norms of low-rank vectors; `None` if it is that of all norms.
-    pub(super) norm_eps: Option<f32>,
-    pub(super) form: ExpansionForm,
-    pub(super) default_theta: f64,
-    /// How original checkpoints may fuse gate and up of all experts.
-    pub(super) fused: &'static [FusedNames],
-    /// Whether the pairs of elements that an indexer rotates are neighbours, if that is not stated;
-    /// `None` if there is no indexer.
-    pub(super) indexer: Option<bool>,
-}
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
@@ -63,26 +40,6 @@ pub(super) struct Config {
     pub(super) decoder: DecoderConfig,
 }
 
-/// The fields of Mistral 4 that do not concern the rotation.
-#[derive(Deserialize)]
-struct Growth {
-    rope_parameters: Parameters,
-}
-
-#[derive(Deserialize)]
-struct Parameters {
-    llama_4_scaling_beta: f32,
-    original_max_position_embeddings: u32,
-}
-
-/// Returns how Mistral 4's queries grow with their position.
-pub(super) fn growth(config: &Value) -> Result<QueryGrowth, SpecError> {
-    let Growth { rope_parameters: parameters } = parse(config)?;
-    let field = "rope_parameters.original_max_position_embeddings";
-    let period = dimension(field, parameters.original_max_position_embeddings)?;
-    Ok(QueryGrowth { beta: parameters.llama_4_scaling_beta, period, offset: 0 })
-}
-
 impl Config {
     pub(super) fn latent(
         &self,
@@ -110,7 +67,7 @@ impl Config {
             query_growth: growth,
             indexer: None,
             module: String::new(),
-            output: String::new(),
+            output: "o_proj".to_owned(),
         })
     }
 
@@ -136,31 +93,22 @@ impl Config {
         if variant.normalization_eps.is_none() && self.norm_topk_prob == Some(true) {
             return Err(bad_value("norm_topk_prob", true, "false for this architecture"));
         }
-        let groups = count("n_group", self.n_group.unwrap_or(1))?;
-        let chosen = count("topk_group", self.topk_group.unwrap_or(1))?;
-        if !num_experts.is_multiple_of(groups) {
-            let expected = format!("a divisor of {num_experts} experts");
-            return Err(bad_value("n_group", groups, expected));
-        }
         // One expert's weight is not divided by itself, except in Mistral 4.
         let is_normalized = self.norm_topk_prob.unwrap_or(true)
             && (1 < self.num_experts_per_tok.unwrap_or(0) || variant.scoring.is_none());
         let is_greedy = matches!(self.topk_method.as_deref(), None | Some("greedy"));
-        let has_choice = chosen < groups && !(variant.scoring == Some("softmax") && is_greedy);
+        let has_choice = !(variant.scoring == Some("softmax") && is_greedy);
+        let groups = RouterGroups::stated("n_group", self.n_group, self.topk_group, num_experts)?;
+        let best = variant.group_best;
         Ok(RouterSpec {
-            has_bias: false,
-            weighs_input: false,
             scores: match variant.scoring {
                 Some("sigmoid") => RouterScores::Sigmoid,
                 _ => RouterScores::Softmax,
             },
-            groups: has_choice.then_some(RouterGroups {
-                count: groups,
-                chosen,
-                best: variant.group_best,
-            }),
+            groups: groups.filter(|_| has_choice).map(|it| RouterGroups { best, ..it }),
             normalization_eps: variant.normalization_eps.filter(|_| is_normalized),
             scale: self.routed_scaling_factor.unwrap_or(1.0),
+            ..RouterSpec::SOFTMAX
         })
     }
 }

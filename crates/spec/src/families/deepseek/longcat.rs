@@ -4,8 +4,8 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::V3;
-use super::config::{Config, Variant};
+use super::config::Config;
+use super::variants::{V3, Variant};
 use crate::config::{bad_value, completed, count, dimension, parse, setting};
 use crate::error::SpecError;
 use crate::families::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
@@ -97,10 +97,8 @@ fn latent(config: &Config, own: &Own, hidden: usize) -> Result<LatentSpec, SpecE
 fn expert_sizes(config: &Config, own: &Own) -> Result<ExpertSizes, SpecError> {
     let num_experts = count("n_routed_experts", config.n_routed_experts.unwrap_or(0))?;
     // There may be none.
-    let num_identity = match own.zero_expert_num {
-        0 => 0,
-        number => count("zero_expert_num", number)?,
-    };
+    let number = own.zero_expert_num;
+    let num_identity = if number == 0 { 0 } else { count("zero_expert_num", number)? };
     let experts_per_token = match count("moe_topk", config.num_experts_per_tok.unwrap_or(0))? {
         number if number <= num_experts + num_identity => number,
         number => {

@@ -3,28 +3,17 @@
 use serde_json::{Value, json};
 
 use super::config::Config;
+use super::mixture::mixture;
 use crate::config::{dimension, parse, unsupported};
 use crate::error::SpecError;
-use crate::families::blocks::{
-    Block, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, attention, experts, mlp, vector,
-};
-use crate::families::decoder::{LayerBuilder, Sizes, norm};
+use crate::families::blocks::{attention, mlp, vector};
+use crate::families::decoder::{LayerBuilder, Sizes};
 use crate::families::per_layer::with_per_layer_input;
 use crate::families::windows::{sources, windows};
-use crate::model::{
-    Activation, AttentionSpec, DenseBeside, ExpertActivation, FeedForward, LayerSpec, MlpSpec,
-    NormKind, QkNorm, RouterScores, RouterSpec, ValueKind,
-};
+use crate::model::{Activation, AttentionSpec, LayerSpec, MlpSpec, NormKind, QkNorm, ValueKind};
 use crate::modules::{BlockNorms, LayerNorms};
 use crate::rope::{RopeConfig, RopeSpec};
 use crate::tensor::{TensorCut, TensorRole};
-
-const NAMES: ExpertNames = ExpertNames {
-    router: "router.proj",
-    stacked: "experts.switch_glu",
-    fused: &[FusedNames::ROWS],
-    ..ExpertNames::QWEN
-};
 
 /// Base of the rotations of a kind of layers that states none.
 const DEFAULT_ROPE_THETA: f64 = 10_000.0;
@@ -127,37 +116,4 @@ fn rope(config: &Config, head_dim: usize, is_full: bool) -> Result<RopeSpec, Spe
         "rope_traditional": config.decoder.rope.is_traditional(),
     });
     parse::<RopeConfig>(&fields)?.spec(head_dim, Some(DEFAULT_ROPE_THETA))
-}
-
-/// Returns routed experts beside the dense block, each with norms of its own.
-fn mixture(config: &Config, sizes: Sizes, prefix: &str, dense: Block) -> Result<Block, SpecError> {
-    let at = |name: &str| format!("{prefix}.{name}");
-    let [num_experts, per_token, inner] =
-        [config.num_experts, config.top_k_experts, config.moe_intermediate_size]
-            .map(Option::unwrap_or_default);
-    let counts = ExpertCounts::new("num_experts", num_experts, per_token)?;
-    let inner = dimension("moe_intermediate_size", inner)?;
-    let router = RouterSpec { scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX };
-    let routed = ExpertSizes {
-        activation: ExpertActivation::Geglu,
-        ..ExpertSizes::plain(counts, inner, router)
-    };
-    let Block { feed_forward, mut tensors } = experts(prefix, sizes.hidden, &NAMES, routed);
-    let (FeedForward::Experts(mut spec), FeedForward::Mlp(mlp)) =
-        (feed_forward, dense.feed_forward)
-    else {
-        unreachable!("experts beside a dense block")
-    };
-    let numbers = |name: &str, len| vector(name, TensorRole::Router, len, TensorCut::Replicated);
-    let (scale, per_expert) = (at("router.scale"), at("router.per_expert_scale"));
-    tensors.push(numbers(&scale, sizes.hidden));
-    tensors.push(numbers(&per_expert, counts.num_experts));
-    tensors.extend(dense.tensors);
-    let inputs = ["pre_feedforward_layernorm", "pre_feedforward_layernorm_2"].map(at);
-    let outputs = ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2"].map(at);
-    tensors.extend(inputs.iter().chain(&outputs).map(|module| norm(module, sizes.hidden)));
-    spec.modules.router_norm = Some(scale);
-    spec.modules.expert_scales = Some(per_expert);
-    spec.beside = Some(DenseBeside { mlp, inputs, outputs });
-    Ok(Block { feed_forward: FeedForward::Experts(spec), tensors })
 }

@@ -2,12 +2,10 @@
 
 use serde::Deserialize;
 
-use crate::config::{bad_value, count, dimension};
+use crate::config::{bad_value, dimension};
 use crate::error::SpecError;
-use crate::families::blocks::{ExpertCounts, ExpertSizes};
 use crate::families::decoder::{DecoderConfig, Sizes};
 use crate::latent::LatentSpec;
-use crate::model::{RouterGroups, RouterScores, RouterSpec};
 use crate::recurrent::GatedDeltaSizes;
 
 /// Positions that a convolution sees, where their number is not stated.
@@ -24,18 +22,18 @@ pub(super) struct Config {
     qk_rope_head_dim: Option<u32>,
     v_head_dim: Option<u32>,
     mla_use_nope: Option<bool>,
-    num_experts: u32,
-    moe_intermediate_size: u32,
-    num_experts_per_token: Option<u32>,
-    num_shared_experts: Option<u32>,
-    moe_router_activation_func: Option<String>,
-    moe_renormalize: Option<bool>,
-    routed_scaling_factor: Option<f32>,
+    pub(super) num_experts: u32,
+    pub(super) moe_intermediate_size: u32,
+    pub(super) num_experts_per_token: Option<u32>,
+    pub(super) num_shared_experts: Option<u32>,
+    pub(super) moe_router_activation_func: Option<String>,
+    pub(super) moe_renormalize: Option<bool>,
+    pub(super) routed_scaling_factor: Option<f32>,
     #[serde(default)]
     pub(super) first_k_dense_replace: usize,
     pub(super) moe_layer_freq: Option<u32>,
-    num_expert_group: Option<u32>,
-    topk_group: Option<u32>,
+    pub(super) num_expert_group: Option<u32>,
+    pub(super) topk_group: Option<u32>,
     #[serde(flatten)]
     pub(super) decoder: DecoderConfig,
 }
@@ -95,48 +93,7 @@ impl Config {
             query_growth: None,
             indexer: None,
             module: String::new(),
-            output: String::new(),
-        })
-    }
-
-    /// Returns the experts; `None` if all layers are dense.
-    pub(super) fn experts(&self) -> Result<Option<ExpertSizes>, SpecError> {
-        if self.num_experts == 0 {
-            return Ok(None);
-        }
-        let chosen = self.num_experts_per_token.unwrap_or(1);
-        let counts = ExpertCounts::new("num_experts", self.num_experts, chosen)?;
-        let inner = dimension("moe_intermediate_size", self.moe_intermediate_size)?;
-        let shared_inner = match self.num_shared_experts.unwrap_or(0) {
-            0 => None,
-            number => Some(inner * count("num_shared_experts", number)?),
-        };
-        let router = self.router(counts)?;
-        Ok(Some(ExpertSizes { shared_inner, ..ExpertSizes::plain(counts, inner, router) }))
-    }
-
-    fn router(&self, counts: ExpertCounts) -> Result<RouterSpec, SpecError> {
-        let scores = match self.moe_router_activation_func.as_deref() {
-            None | Some("sigmoid") => RouterScores::Sigmoid,
-            Some("softmax") => RouterScores::Softmax,
-            Some(found) => {
-                return Err(bad_value("moe_router_activation_func", found, "sigmoid or softmax"));
-            }
-        };
-        let groups = count("num_expert_group", self.num_expert_group.unwrap_or(1))?;
-        let chosen = count("topk_group", self.topk_group.unwrap_or(1))?;
-        if !counts.num_experts.is_multiple_of(groups) {
-            let expected = format!("a divisor of {} experts", counts.num_experts);
-            return Err(bad_value("num_expert_group", groups, expected));
-        }
-        let is_normalized = self.moe_renormalize.unwrap_or(true) && 1 < counts.experts_per_token;
-        let has_choice = chosen < groups;
-        Ok(RouterSpec {
-            scores,
-            groups: has_choice.then_some(RouterGroups { count: groups, chosen, best: 2 }),
-            normalization_eps: is_normalized.then_some(1e-20),
-            scale: self.routed_scaling_factor.unwrap_or(1.0),
-            ..RouterSpec::SOFTMAX
+            output: "o_proj".to_owned(),
         })
     }
 }
