@@ -18,6 +18,12 @@ use crate::process::{command, workspace_dir};
 
 const FILE_LINES_MAX: usize = 800;
 
+/// Maximum length of a file that describes a family of models; what families share lies beside them.
+const FAMILY_LINES_MAX: usize = 120;
+
+/// The list of families, and beside it the folder with a file or a folder for each.
+const FAMILIES: &str = "crates/spec/src/families.rs";
+
 /// For each crate, the crates of this workspace that it may use: the arrows of ARCHITECTURE.md.
 const DIRECTIONS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
@@ -70,6 +76,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     for path in files.iter().filter(|path| path.extension().is_some_and(|it| it == "rs")) {
         check_source(path, &mut findings)?;
     }
+    check_families(&files, &mut findings)?;
     check_architecture(&mut findings)?;
     check_named_paths(&files, &mut findings)?;
     check_dependencies(&mut findings)?;
@@ -113,6 +120,29 @@ fn check_source(path: &Path, findings: &mut Vec<String>) -> anyhow::Result<()> {
     for word in LEFTOVERS.iter().filter(|_| !is_list_of_words) {
         if let Some(at) = text.lines().position(|line| line.contains(word)) {
             findings.push(format!("{name}:{}: `{word}` is left over", at + 1));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the length of the files that describe families.
+fn check_families(files: &[PathBuf], findings: &mut Vec<String>) -> anyhow::Result<()> {
+    let list = read(Path::new(FAMILIES))?;
+    let modules = list.lines().filter_map(|line| {
+        let (_, reader) = line.trim().strip_prefix("family(")?.split_once(", ")?;
+        reader.split("::").next()
+    });
+    let modules: Vec<&str> = modules.collect();
+    ensure!(!modules.is_empty(), "{FAMILIES} lists no families");
+    let folder = Path::new(FAMILIES).with_extension("");
+    for path in files {
+        let Ok(inside) = path.strip_prefix(&folder) else { continue };
+        let first = inside.components().next().map(|it| it.as_os_str().to_string_lossy());
+        let module = first.as_deref().map(|it| it.trim_end_matches(".rs")).unwrap_or_default();
+        let num_lines = read(path)?.lines().count();
+        if modules.contains(&module) && FAMILY_LINES_MAX < num_lines {
+            let name = path.display();
+            findings.push(format!("{name}: {num_lines} lines, at most {FAMILY_LINES_MAX}"));
         }
     }
     Ok(())
