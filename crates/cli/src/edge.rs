@@ -46,6 +46,7 @@ pub(crate) fn config(host: IpAddr, args: &ServeArgs) -> anyhow::Result<ServerCon
         request_timeout: args.request_timeout,
         default_max_tokens: args.default_max_tokens,
         load_wait: args.models.load_wait,
+        strict_model_names: args.models.strict_model_names,
         ..ServerLimits::default()
     };
     let origins = AllowedOrigins::new(&edge.cors);

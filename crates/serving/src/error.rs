@@ -26,6 +26,9 @@ const RETRY_MEMORY_AFTER: Duration = Duration::from_secs(10);
 const FORGOTTEN: &str = "hint: responses are kept in memory, the latest ones only, unless store is \
                          false; send the whole conversation as input";
 
+/// How a model gets another name.
+pub const ALIAS: &str = "its option `--alias NAME=MODEL` adds names";
+
 /// Reason why a request is refused or fails.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say what each variant and its fields mean")]
@@ -110,7 +113,7 @@ pub enum ApiError {
     Text { param: String, source: TextError },
 
     // Errors in the target of the request.
-    #[error("the model {found} does not exist\nhint: this server serves {served}")]
+    #[error("the model {found} does not exist\nhint: this server serves {served}; {ALIAS}")]
     UnknownModel { found: String, served: String },
     #[error("the response {id} is not known\n{FORGOTTEN}")]
     UnknownResponse { id: String },

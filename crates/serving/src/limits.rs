@@ -34,6 +34,8 @@ pub struct ServerLimits {
     pub open_streams: usize,
     /// Maximum time that a request waits for a model that is loading.
     pub load_wait: Duration,
+    /// Whether a name that no model has is always refused, also one of another provider's models.
+    pub strict_model_names: bool,
     /// Maximum number of requests that wait for loading models, over all models.
     pub load_waiting: usize,
     /// Maximum number of requests that are rendered and tokenised at once, without large ones.
@@ -85,6 +87,7 @@ impl Default for ServerLimits {
             connections: 1024,
             open_streams: 256,
             load_wait: Duration::from_secs(120),
+            strict_model_names: false,
             load_waiting: 64,
             prompt_workers: 4,
             large_prompt_bytes: 128 << 10,

@@ -61,6 +61,21 @@ impl ServingState {
         Ok(Serving::new(self.clone(), model, lease))
     }
 
+    /// Like [`ServingState::open`], for clients that know only the names of another provider's models: a
+    /// name with the prefix `foreign` that no model has stands for the default model, unless names are
+    /// strict.
+    pub async fn open_for(
+        &self,
+        name: Option<&str>,
+        foreign: Option<&'static str>,
+    ) -> Result<Serving, ApiError> {
+        let is_foreign = |it: &str| {
+            let prefix = foreign.filter(|_| !self.limits().strict_model_names);
+            prefix.is_some_and(|prefix| it.starts_with(prefix)) && !self.models().is_known(it)
+        };
+        self.open(name.filter(|it| !is_foreign(it))).await
+    }
+
     /// The status of the default model.
     pub fn default_model(&self) -> ModelStatus {
         self.models().status("default").expect("one model is the default")

@@ -26,9 +26,14 @@ pub(crate) struct ServedModelsArgs {
     /// JSON file that names models to offer, with settings for each (docs/api.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) models_config: Option<PathBuf>,
-    /// Additional names of models: `NAME=MODEL`, separated by commas.
+    /// Additional names of models: `NAME=MODEL`, separated by commas. One `*` in a name stands for any
+    /// characters: `gpt-*=MODEL`.
     #[arg(long, value_delimiter = ',', value_name = "NAME=MODEL", value_parser = parse_alias)]
     pub(crate) alias: Vec<AliasArg>,
+    /// Refuse the names of Anthropic's models (`claude-…`) on Anthropic's endpoints. Default: they stand for
+    /// the default model, because agents have them built in.
+    #[arg(long)]
+    pub(crate) strict_model_names: bool,
     /// Models to load at startup and never unload, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "MODELS")]
     pub(crate) pin: Vec<String>,

@@ -413,7 +413,7 @@ async fn a_model_is_loaded_by_its_name_and_drawn_from_as_its_options_say() {
         (
             "nobody/knows",
             &[][..],
-            "the model nobody/knows does not exist\nhint: this server serves org/fake",
+            "the model nobody/knows does not exist\nhint: this server serves org/fake; its option `--alias NAME=MODEL` adds names",
         ),
         ("", &[], "model must not be empty"),
         (MODEL, &["warmth:1"], "options[0] is the key \"warmth\", but must be one of hostfile"),

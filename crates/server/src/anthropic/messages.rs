@@ -51,6 +51,8 @@ pub(super) async fn messages(
 const EARLY: EarlyStream = EarlyStream {
     push_keep_alive: super::format::push_ping,
     push_error: |err, buffer| super::format::push_error(err, buffer),
+    // Agents such as Claude Code have the names of Anthropic's models built in.
+    foreign_names: Some("claude-"),
 };
 
 /// The length of a conversation.
@@ -64,7 +66,7 @@ pub(super) async fn count_tokens(
     JsonRequest(body): JsonRequest,
 ) -> Result<Json<TokenCount>, ApiError> {
     let counted = async {
-        let serving = state.open(body.model()?.as_deref()).await?;
+        let serving = state.open_for(body.model()?.as_deref(), EARLY.foreign_names).await?;
         let count = move |serving: &Serving| {
             let conversation = conversation(body.read()?, serving.state().limits())?;
             Ok(TokenCount { input_tokens: conversation.encode(serving)?.len() })

@@ -1,6 +1,6 @@
 //! Errors in Ollama's form.
 
-use jackalope_serving::error::{ApiError, shortened};
+use jackalope_serving::error::{ALIAS, ApiError, shortened};
 use serde_json::{Value, json};
 
 /// The body of a response, and the last line of a failed stream.
@@ -13,7 +13,7 @@ fn message(err: &ApiError) -> String {
     match err {
         ApiError::UnknownModel { found, served } => {
             let found = shortened(found);
-            format!("model '{found}' not found\nhint: this server serves {served}")
+            format!("model '{found}' not found\nhint: this server serves {served}; {ALIAS}")
         }
         err => err.message(),
     }

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 pub(super) const EARLY: EarlyStream = EarlyStream {
     push_keep_alive: |buffer| buffer.extend_from_slice(sse::KEEP_ALIVE.as_bytes()),
     push_error,
+    foreign_names: None,
 };
 
 /// Appends the error that ends a stream.

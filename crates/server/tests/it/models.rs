@@ -420,3 +420,46 @@ async fn aliases_and_the_default_lead_to_their_models() {
     assert!(reply.body.contains("this server serves a, b"), "{}", reply.body);
     assert_eq!(house.log(), ["load b"]);
 }
+
+#[tokio::test]
+async fn patterns_lead_to_models_that_no_name_is_more_specific_for() {
+    let named = |plan: &mut Plan| {
+        plan.known[0].0.aliases = vec!["gpt-*-mini".to_owned(), "*".to_owned()];
+        plan.known[1].0.aliases = vec!["gpt-5-mini".to_owned()];
+    };
+    let house = plan(&[("a", 1), ("b", 1)]).change(named).build();
+    for (name, model) in [("gpt-4-mini", "a"), ("gpt-5-mini", "b"), ("anything", "a"), ("b", "b")] {
+        assert_eq!(house.ask(name).await.ok()["model"], model, "{name}");
+    }
+    let strict = plan(&[("a", 1)]).change(|plan| plan.known[0].0.aliases = vec!["x*x".to_owned()]);
+    // One letter is not both the beginning and the end.
+    assert_eq!(strict.build().ask("x").await.status, StatusCode::NOT_FOUND);
+}
+
+/// Agents such as Claude Code have the names of Anthropic's models built in.
+#[tokio::test]
+async fn names_of_claude_stand_for_the_default_model_on_anthropics_endpoints_alone() {
+    let message = json!({
+        "model": "claude-sonnet-4-5", "max_tokens": 9,
+        "messages": [{"role": "user", "content": "Hello"}],
+    });
+    let lenient = plan(&[("a", 1), ("b", 1)]).build();
+    for is_stream in [false, true] {
+        let mut message = message.clone();
+        message["stream"] = json!(is_stream);
+        let reply = lenient.post("/v1/messages", message).await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+    }
+    let counted = lenient.post("/v1/messages/count_tokens", message.clone()).await.ok();
+    assert!(counted["input_tokens"].as_u64().is_some(), "{counted}");
+    assert_eq!(lenient.ask("claude-sonnet-4-5").await.status, StatusCode::NOT_FOUND);
+    let unknown = json!({"model": "gpt-4", "max_tokens": 9, "messages": message["messages"]});
+    let reply = lenient.post("/v1/messages", unknown).await;
+    assert_eq!(reply.status, StatusCode::NOT_FOUND, "{}", reply.body);
+    assert!(reply.body.contains("a, b") && reply.body.contains("--alias"), "{}", reply.body);
+
+    let be_strict = |plan: &mut Plan| plan.server.limits.strict_model_names = true;
+    let strict = plan(&[("a", 1)]).change(be_strict).build();
+    let reply = strict.post("/v1/messages", message).await;
+    assert_eq!(reply.status, StatusCode::NOT_FOUND, "{}", reply.body);
+}

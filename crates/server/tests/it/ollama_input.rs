@@ -140,7 +140,7 @@ async fn what_is_not_there_is_told_in_the_words_that_clients_know() {
         let error: Value = serde_json::from_str(&reply.body).unwrap();
         assert_eq!(
             error,
-            json!({"error": format!("model 'llama3' not found\nhint: this server serves {MODEL}")})
+            json!({"error": format!("model 'llama3' not found\nhint: this server serves {MODEL}; its option `--alias NAME=MODEL` adds names")})
         );
     }
     let delete = async |name: &str| {

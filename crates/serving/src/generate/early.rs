@@ -34,6 +34,8 @@ pub struct EarlyStream {
     pub push_keep_alive: fn(&mut Vec<u8>),
     /// Appends the error that ends the stream.
     pub push_error: fn(&ApiError, &mut Vec<u8>),
+    /// Prefix of names that stand for the default model: see [`ServingState::open_for`].
+    pub foreign_names: Option<&'static str>,
 }
 
 impl EarlyStream {
@@ -50,7 +52,8 @@ impl EarlyStream {
         let name = body.model()?;
         let is_stream = body.asks_for_stream();
         let opener = state.clone();
-        let mut opening = Box::pin(async move { opener.open(name.as_deref()).await });
+        let mut opening =
+            Box::pin(async move { opener.open_for(name.as_deref(), self.foreign_names).await });
         if !is_stream {
             return answer(body, opening.await?).await;
         }

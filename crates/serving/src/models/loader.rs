@@ -92,8 +92,21 @@ impl KnownModel {
         }
     }
 
+    /// Whether the name is this model's id or one of its aliases.
     pub(super) fn answers_to(&self, name: &str) -> bool {
         self.id == name || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// Whether an alias with a `*`, which stands for any characters, matches the name.
+    pub(super) fn matches(&self, name: &str) -> bool {
+        self.aliases.iter().any(|alias| match alias.split_once('*') {
+            Some((start, end)) => {
+                name.len() >= start.len() + end.len()
+                    && name.starts_with(start)
+                    && name.ends_with(end)
+            }
+            None => false,
+        })
     }
 }
 

@@ -353,8 +353,13 @@ impl Models {
         match name {
             None => default(),
             Some(name) => {
-                let found = self.lock().iter().position(|it| it.answers_to(name));
-                found.or_else(|| default().filter(|_| name == DEFAULT))
+                // A name is more specific than a pattern.
+                let found = |answers: fn(&Entry, &str) -> bool| {
+                    self.lock().iter().position(|it| answers(it, name))
+                };
+                let exact = found(Entry::answers_to);
+                let default = || default().filter(|_| name == DEFAULT);
+                exact.or_else(default).or_else(|| found(Entry::matches))
             }
         }
     }
@@ -379,6 +384,10 @@ impl Entry {
 
     pub(super) fn answers_to(&self, name: &str) -> bool {
         !self.is_gone && self.known.answers_to(name)
+    }
+
+    pub(super) fn matches(&self, name: &str) -> bool {
+        !self.is_gone && self.known.matches(name)
     }
 
     pub(super) fn loaded(&self) -> Option<&Loaded> {
