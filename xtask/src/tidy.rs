@@ -39,10 +39,12 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("web", &["engine", "serving"]),
     ("server", &["engine", "protocol", "serving", "text", "web"]),
     ("deploy", &["engine", "fleet", "inspect", "placement", "protocol", "server", "store", "text"]),
+    ("console", &["protocol"]),
     ("localai", &["deploy", "engine", "fleet", "protocol", "server", "serving", "text"]),
     (
         "cli",
         &[
+            "console",
             "deploy",
             "engine",
             "fleet",
@@ -63,8 +65,9 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport"]),
 ];
 
-/// The programs, whose errors are only shown to people. Libraries have typed errors.
-const USES_ANYHOW: &[&str] = &["jackalope-cli", "jackalope-runner", "xtask"];
+/// The programs, and the part of `jackalope` that talks to people: their errors are only shown. Libraries
+/// have typed errors.
+const USES_ANYHOW: &[&str] = &["jackalope-cli", "jackalope-runner", "xtask", "jackalope-console"];
 
 /// Words that mark unfinished work.
 const LEFTOVERS: &[&str] = &["dbg!(", "todo!(", "unimplemented!(", "FIXME", "#[ignore"];

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_deploy::agent::{
     AgentHere, AgentServiceConfig, END_GRACE, RECORD, Silence, listen_list, reachable,
 };
@@ -26,7 +27,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::machines::{AgentArgs, AgentCommand};
 use crate::args::service::{ServiceArg, ServiceInstallArgs};
 use crate::environment::Environment;
-use crate::output;
 use crate::service;
 
 /// Maximum time in which a started agent must answer on its own machine.

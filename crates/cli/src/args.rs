@@ -56,6 +56,13 @@ pub(crate) struct OpenapiArgs {
     pub(crate) page: Option<PathBuf>,
 }
 
+/// `jackalope pack`
+#[derive(Debug, clap::Args)]
+pub(crate) struct PackArgs {
+    /// Folder to write to.
+    pub(crate) dir: PathBuf,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve models over HTTP, with the OpenAI API at /v1.
@@ -98,8 +105,15 @@ pub(crate) enum Command {
     /// Print docs/commands.md.
     #[command(hide = true)]
     CommandsPage,
+    /// Write the files of an installation below a folder.
+    #[command(hide = true)]
+    Pack(PackArgs),
     /// Chat with a model in the terminal.
     Chat(ChatArgs),
+    /// Serve the small model that ships over two ranks, ask it three questions, and stop.
+    Demo(DemoArgs),
+    /// Show a server's speed, queue, cache and ranks in the terminal until `q`.
+    Top(operate::TopArgs),
     /// Generate a continuation of one prompt and print it.
     Generate(GenerateArgs),
     /// Measure the speed of a model or of a running server.
@@ -381,6 +395,18 @@ pub(crate) struct ChatArgs {
     /// Maximum number of tokens to generate for each answer.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
+}
+
+/// Serve the small model that ships over two ranks, ask it three questions over HTTP, print which rank
+/// held what, and stop.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// Model to show instead.
+    #[arg(long, value_name = "DIR|ORG/NAME")]
+    pub(crate) model: Option<PathBuf>,
+    /// Number of ranks on this machine over which the model is split.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) ranks: u32,
 }
 
 #[derive(Debug, clap::Args)]

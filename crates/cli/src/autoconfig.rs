@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::SystemShell;
 use jackalope_inspect::autoconfig::{
@@ -20,7 +21,6 @@ use serde_json::{Value, json};
 use crate::args::{AutoconfigArgs, OverArg, WantedBackend};
 use crate::doctor::distinct;
 use crate::environment::Environment;
-use crate::output;
 
 /// Timeout for the report of one machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_deploy::models::locate_loadable;
 use jackalope_deploy::{Cluster, ClusterOptions};
 use jackalope_engine::{
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use crate::args::BenchArgs;
 use crate::environment::Environment;
 use crate::report::interruptible;
-use crate::{output, progress, split};
+use crate::{progress, split};
 
 mod calibration;
 mod comparison;

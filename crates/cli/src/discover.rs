@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use jackalope_console::output;
 use jackalope_deploy::error::HOW_TO_ANSWER;
 use jackalope_deploy::machines::find;
 use jackalope_fleet::discovery::{self, Found, FoundMachine, LeftOut, Listed, MachineState};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::args::DiscoverArgs;
 use crate::environment::Environment;
-use crate::output;
 use crate::split::bytes;
 
 pub(crate) async fn run(args: DiscoverArgs, environment: &Environment) -> anyhow::Result<()> {

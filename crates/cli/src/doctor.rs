@@ -6,6 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_fleet::hostfile::Hostfile;
 use jackalope_inspect::doctor::{self, Ask, Entry, Examination, ExaminedNode, Finding, Severity};
 use jackalope_protocol::counted;
@@ -14,7 +15,6 @@ use serde_json::{Value, json};
 use crate::args::{DoctorArgs, MachinesArgs};
 use crate::client::broken_links;
 use crate::environment::Environment;
-use crate::output;
 
 /// Maximum number of bytes of a log that are examined: its last ones.
 const LOG_BYTES_MAX: usize = 256 << 20;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use jackalope_console::output::{self, OutputError};
 use jackalope_fleet::shell::{ShellError, SystemShell};
 use jackalope_inspect::probe;
 use jackalope_inspect::report::{NodeReport, RdmaDevice};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 use crate::args::{ClusterInfoArgs, FingerprintArgs};
 use crate::doctor::machines;
 use crate::environment::Environment;
-use crate::output::{self, OutputError};
 
 /// Timeout for the report of one machine.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output::{self, OutputError};
 use jackalope_deploy::Cluster;
 use jackalope_deploy::models::locate_loadable;
 use jackalope_engine::{
@@ -15,7 +16,6 @@ use serde_json::{Map, Value, json};
 
 use crate::args::GenerateArgs;
 use crate::environment::Environment;
-use crate::output::{self, OutputError};
 use crate::progress;
 use crate::report::interruptible;
 

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_deploy::machines::discover;
 use jackalope_fleet::hostfile::{
     self, ConvertError, Host, Hostfile, HostfileErrors, HostfileShape, HostfileWarning, RingPorts,
@@ -18,7 +19,6 @@ use crate::args::hosts::{
     ConvertArgs, HostsArgs, HostsCommand, LintArgs, NewHostsArgs, OutArgs, OverArg,
 };
 use crate::environment::Environment;
-use crate::output;
 
 /// First address for cables: four for each, of which the two in the middle are used. Home networks
 /// rarely use this range.

@@ -6,6 +6,7 @@ use std::thread;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_console::output;
 use jackalope_deploy::machines;
 use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::install::{
@@ -20,7 +21,6 @@ use serde_json::{Value, json};
 
 use crate::args::install::{BootstrapArgs, SyncArgs, UninstallArgs};
 use crate::environment::Environment;
-use crate::output;
 use crate::progress::Uploads;
 
 /// Machines to install or roll back, and the output format.
@@ -197,8 +197,9 @@ pub(crate) async fn uninstall(
         let (shell, trust) = (Arc::clone(&shell), trust.clone());
         removals.push(tokio::task::spawn_blocking(move || {
             let removed = install::uninstall(&host, &*shell);
-            // Uninstalling has removed the machine's key, so it is forgotten here too.
-            let forgotten = removed.is_ok().then(|| {
+            // Uninstalling has removed the machine's key, so it is forgotten here too; unless this was
+            // this machine, whose list is gone and must not come back.
+            let forgotten = (removed.is_ok() && trust.path().exists()).then(|| {
                 trust.update(|list| {
                     list.forget_machine(&host);
                     Ok(())

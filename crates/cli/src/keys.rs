@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use jackalope_console::output;
 use jackalope_deploy::server_record::{secret_flag, variable_of};
 
 use crate::args::keys::ClientKeyArgs;
-use crate::output;
 
 /// Maximum size of a file of keys.
 const KEY_FILE_BYTES_MAX: u64 = 1 << 20;

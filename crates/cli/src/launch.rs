@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use jackalope_console::output;
 use jackalope_deploy::machines;
 use jackalope_fleet::agent::{OnLine, Order, OrderedProgram, Program, Stream};
 use jackalope_fleet::hostfile::Host;
@@ -16,7 +17,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::machines::LaunchArgs;
 use crate::convert::environment_of;
 use crate::environment::Environment;
-use crate::output;
 
 /// Interval of polling the programs.
 const POLL: Duration = Duration::from_millis(20);

@@ -6,6 +6,7 @@ mod table;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_protocol::{Backend, counted};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -14,7 +15,6 @@ use self::ranks::{AgentRanks, OwnRanks, Ranks};
 use self::table::{Table, Verdicts};
 use crate::args::LinkArgs;
 use crate::environment::Environment;
-use crate::output;
 use crate::report::interruptible;
 
 /// Maximum time from starting a rank to its first line.

@@ -4,15 +4,14 @@ mod agent;
 mod args;
 mod autoconfig;
 mod bench;
-mod chat;
 mod client;
 mod config;
+mod console;
 mod convert;
 mod discover;
 mod doctor;
 mod edge;
 mod environment;
-mod events;
 mod fingerprint;
 mod generate;
 mod hosts;
@@ -23,7 +22,7 @@ mod link;
 mod models;
 mod openapi;
 mod operate;
-mod output;
+mod pack;
 mod plan;
 mod progress;
 mod pull;
@@ -41,13 +40,13 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use jackalope_console::output::OutputError;
 use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
 use crate::config::Resolved;
 use crate::environment::Environment;
-use crate::output::OutputError;
 use crate::report::{INTERRUPTED, Interrupted};
 
 fn main() -> ExitCode {
@@ -55,6 +54,12 @@ fn main() -> ExitCode {
     let has_colors = !environment.no_color && std::io::stderr().is_terminal();
     let words: Vec<String> =
         std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+    if words.len() == 1 && std::io::stdout().is_terminal() {
+        return match console::welcome(&environment) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(err) => failed(&err, has_colors),
+        };
+    }
     let resolved = match config::resolve(words.clone(), environment.settings()) {
         Ok(resolved) => resolved,
         Err(err) => {
@@ -139,7 +144,10 @@ async fn run(
         Command::Openapi(args) => openapi::run(&args),
         Command::Completions(args) => config::completions(&args),
         Command::CommandsPage => config::commands_page(),
-        Command::Chat(args) => chat::run(args, environment).await,
+        Command::Pack(args) => pack::run(&args),
+        Command::Chat(args) => console::chat(args, environment).await,
+        Command::Demo(args) => console::demo(args, environment).await,
+        Command::Top(args) => console::top(args, environment).await,
         Command::Generate(args) => generate::run(args, environment).await,
         Command::Bench(args) => bench::run(*args, environment).await,
         Command::Pull(args) => pull::run(args, environment).await,

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_console::output;
 use jackalope_deploy::content_of_dir;
 use jackalope_deploy::error::{UNSUPPORTED_HINT, and_more};
 use jackalope_deploy::models::{Located, find, reference};
@@ -18,7 +19,6 @@ use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, RemoveArgs};
 use crate::environment::Environment;
-use crate::output;
 use crate::progress::Transfer;
 
 pub(crate) use sync::run as sync;

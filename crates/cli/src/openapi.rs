@@ -1,10 +1,10 @@
 //! `jackalope openapi`: prints the description of the HTTP API, and the page generated from it.
 
 use anyhow::{Context, ensure};
+use jackalope_console::output;
 use jackalope_server::{api_document, api_tables};
 
 use crate::args::OpenapiArgs;
-use crate::output;
 
 /// Line of a page after which everything is generated.
 const MARK: &str = "<!-- What follows is made by `jackalope openapi --page docs/api.md`. -->\n";

@@ -17,7 +17,7 @@ mod start;
 mod status;
 mod support;
 
-pub(crate) use ask::{health, metrics, named, queue, served, test};
+pub(crate) use ask::{health, metrics, named, queue, served, server, test};
 pub(crate) use kill::kill_all;
 pub(crate) use logs::logs;
 pub(crate) use monitor::monitor;

@@ -7,6 +7,7 @@ mod text;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
+use jackalope_console::output;
 use jackalope_deploy::cluster::check_encryption;
 use jackalope_deploy::machines;
 use jackalope_deploy::models::locate_loadable;
@@ -22,7 +23,6 @@ use jackalope_protocol::{Backend, counted};
 use crate::args::hosts::OverArg;
 use crate::args::plan::{MemoryArg, PlanArgs};
 use crate::environment::Environment;
-use crate::output;
 
 /// Timeout for the facts of one machine.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);

@@ -4,12 +4,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use jackalope_console::output;
 use jackalope_deploy::{Cluster, Observer};
 use jackalope_engine::Status;
 use jackalope_protocol::counted;
 use jackalope_store::progress::{ByteCount, Progress};
-
-use crate::output;
 
 /// Progress of a transfer to this machine, or of reading data again.
 pub(crate) struct Transfer(ProgressBar);

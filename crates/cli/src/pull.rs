@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use indicatif::HumanBytes;
+use jackalope_console::output;
 use jackalope_store::Revision;
 use jackalope_store::pull::{Destination, Pull, PullConfig, Pulled};
 use serde_json::json;
 
 use crate::args::{ModelsSyncArgs, PullArgs};
 use crate::environment::Environment;
+use crate::models;
 use crate::report::Interrupted;
-use crate::{models, output};
 
 pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Result<()> {
     let destination = match &args.to {

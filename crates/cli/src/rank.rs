@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use jackalope_console::output;
 use jackalope_deploy::config::CONTROL_PORT;
 use jackalope_deploy::rank_process::{
     DataPlane, RankToStart, address, known_secret, spawn, ticket_by_hand,
@@ -17,7 +18,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::machines::RankArgs;
 use crate::environment::Environment;
-use crate::output;
 
 /// Interval of polling the process.
 const POLL: Duration = Duration::from_millis(50);

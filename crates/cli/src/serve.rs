@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, ensure};
+use jackalope_console::output;
 use jackalope_deploy::log_file::{keep_short, serve_log};
 use jackalope_deploy::served_models::ServedModels;
 use jackalope_deploy::server_record::{ServeDescription, ServeRecord, ServerStart};
@@ -23,7 +24,7 @@ use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::progress::Loading;
 use crate::report::Interrupted;
-use crate::{edge, output, split, worker};
+use crate::{edge, split, worker};
 
 /// Returns the address to listen on. Any other value of `--host` names machines.
 fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {

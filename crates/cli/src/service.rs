@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
+use jackalope_console::output;
 use jackalope_deploy::server_record::{secret_flag, variable_of};
 use jackalope_fleet::nodes::own_program;
 use jackalope_fleet::service::{
@@ -16,8 +17,8 @@ use crate::args::Args;
 use crate::args::service::{
     ManagerArg, ServiceArg, ServiceArgs, ServiceCommand, ServiceInstallArgs,
 };
+use crate::config;
 use crate::environment::Environment;
-use crate::{config, output};
 pub(crate) fn run(args: &ServiceArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     match &args.command {
         ServiceCommand::Install(how) => install(how, environment)?,

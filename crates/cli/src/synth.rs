@@ -1,10 +1,10 @@
 //! `jackalope synth`: writes a checkpoint with a real model's dimensions and random weights.
 
+use jackalope_console::output;
 use jackalope_store::synth::{self, Qwen3Size};
 use serde_json::json;
 
 use crate::args::{SynthArgs, SynthSize};
-use crate::output;
 use crate::progress::Terminal;
 
 impl From<SynthSize> for Qwen3Size {

@@ -1,11 +1,11 @@
 //! `jackalope token`: creates and prints the token that `worker p2p-mlx` and `serve --token` share.
 
 use anyhow::{Context, ensure};
+use jackalope_console::output;
 use serde_json::json;
 
 use crate::args::token::{TokenArgs, TokenCommand};
 use crate::environment::Environment;
-use crate::output;
 
 pub(crate) fn run(args: &TokenArgs, environment: &Environment) -> anyhow::Result<()> {
     let home = environment.home()?;

@@ -1,6 +1,7 @@
 //! `jackalope trust`: manages the coordinators that may command this machine, and the machines it
 //! knows.
 
+use jackalope_console::output;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::trust::{Pending, Role, TrustList, TrustStore, Trusted};
 use jackalope_protocol::{Identity, PublicKey};
@@ -8,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::args::trust::{TrustArgs, TrustCommand};
 use crate::environment::Environment;
-use crate::output;
 
 pub(crate) fn run(args: &TrustArgs, environment: &Environment) -> anyhow::Result<()> {
     let home = environment.home()?;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use jackalope_console::output;
 use jackalope_localai::{RunningBackend, WorkerConfig, parse_backend, run_rank};
 use jackalope_protocol::Backend;
 use jackalope_server::{ApiKeys, ServerConfig, ServerLimits};
@@ -16,7 +17,7 @@ use crate::args::worker::{
     MlxDistributedArgs, P2pMlxArgs, WorkerArgs, WorkerBackend, WorkerCommand,
 };
 use crate::environment::Environment;
-use crate::{agent, edge, keys, output};
+use crate::{agent, edge, keys};
 
 /// Address at which LocalAI expects a backend that was started by hand.
 const ADDR: &str = "localhost:50051";

@@ -131,6 +131,26 @@ pub(crate) struct AskArgs {
     pub(crate) json: bool,
 }
 
+/// Show a server's speed, queue, cache and ranks in the terminal until `q` or Ctrl-C; once, if the output is
+/// no terminal.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TopArgs {
+    /// URL of the server. Default: the server that runs on this machine, else http://127.0.0.1:8080.
+    #[arg(long)]
+    pub(crate) url: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: super::keys::ClientKeyArgs,
+    /// Interval in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
+    pub(crate) interval: u64,
+    /// Print the state once and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print one JSON object instead of text, with `--once`.
+    #[arg(long, requires = "once")]
+    pub(crate) json: bool,
+}
+
 /// Collect diagnostics for a bug report in a folder: findings of `doctor`, logs, the server's health, and
 /// its last requests and errors. Contains no prompts, answers or keys.
 #[derive(Debug, clap::Args)]

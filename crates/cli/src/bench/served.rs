@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use jackalope_console::client::Server;
+use jackalope_console::output;
 use serde_json::{Value, json};
 
 use super::calibration::Calibration;
@@ -13,10 +15,10 @@ use super::comparison::{self, Earlier};
 use super::stream::{Fault, Heard, Peer};
 use super::{Quantiles, Shape, quantiles};
 use crate::args::BenchArgs;
-use crate::client::{Server, off_runtime};
+use crate::client::off_runtime;
 use crate::environment::Environment;
+use crate::operate;
 use crate::report::interruptible;
-use crate::{operate, output};
 
 /// Default number of requests of a measurement, per request that is open at a time.
 const REQUESTS_PER_LISTENER: u32 = 4;

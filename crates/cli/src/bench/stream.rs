@@ -3,12 +3,11 @@
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
+use jackalope_console::client::{CONNECT_TIMEOUT, Server};
+use jackalope_console::events::next_data;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 use ureq::Agent;
-
-use crate::client::{CONNECT_TIMEOUT, Server};
-use crate::events::next_data;
 
 /// Maximum size of the stream of one answer.
 const STREAM_BYTES_MAX: u64 = 64 << 20;

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use clap::{Arg, ArgMatches, Command, CommandFactory};
+use jackalope_console::output;
 use jackalope_deploy::server_record::SECRET_FLAGS;
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,6 @@ use super::{Origin, PREFIX, Resolved, read_file, resolve_parts, serve_flags};
 use crate::args::operate::ConfigArgs;
 use crate::args::{Args, CompletionsArgs};
 use crate::environment::Environment;
-use crate::output;
 
 const EXAMPLE_HEAD: &str = "\
 # Settings of `jackalope serve` and `jackalope start`, read from a `.env` file in the current directory.

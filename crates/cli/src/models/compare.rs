@@ -1,6 +1,7 @@
 //! `jackalope models check --hosts`: checks whether all machines have the same model.
 
 use anyhow::{Context, bail, ensure};
+use jackalope_console::output;
 use jackalope_deploy::machines;
 use jackalope_deploy::models::{find, library_of};
 use jackalope_fleet::hostfile::Host;
@@ -13,7 +14,6 @@ use serde_json::json;
 
 use crate::args::CheckArgs;
 use crate::environment::Environment;
-use crate::output;
 
 /// Answer of one machine.
 struct Answer {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use indicatif::HumanBytes;
+use jackalope_console::output;
 use jackalope_deploy::machines;
 use jackalope_deploy::models::{Member, locate};
 use jackalope_fleet::hostfile::Host;
@@ -15,7 +16,6 @@ use serde_json::json;
 
 use crate::args::ModelsSyncArgs;
 use crate::environment::Environment;
-use crate::output;
 use crate::progress::{Transfer, Uploads};
 
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {

@@ -5,15 +5,17 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use jackalope_console::client::{Response, Server};
+use jackalope_console::output;
 use jackalope_deploy::server_record::ServeRecord;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use crate::args::keys::ClientKeyArgs;
 use crate::args::operate::AskArgs;
-use crate::client::{Answer, Server, off_runtime};
+use crate::client::{off_runtime, recorded};
 use crate::environment::Environment;
-use crate::{keys, output};
+use crate::keys;
 
 /// Default URL of a server.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
@@ -28,7 +30,7 @@ const TEST_PROMPT: &str = "Say hello in one short sentence.";
 const TEST_TOKENS: u32 = 32;
 
 /// Returns the server that was named, or the one of this machine.
-fn server(args: &AskArgs, environment: &Environment) -> anyhow::Result<Server> {
+pub(crate) fn server(args: &AskArgs, environment: &Environment) -> anyhow::Result<Server> {
     match (&args.url, running(environment)) {
         (None, Some(running)) => {
             let given = keys::given(&args.key)?;
@@ -55,10 +57,10 @@ pub(crate) fn named(
 
 fn running(environment: &Environment) -> Option<Server> {
     let home = environment.home().ok()?;
-    ServeRecord::running(&home).map(|it| Server::recorded(&it))
+    ServeRecord::running(&home).map(|it| recorded(&it))
 }
 
-async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Result<Answer> {
+async fn get(args: &AskArgs, path: &'static str, it: &Environment) -> anyhow::Result<Response> {
     let server = server(args, it)?;
     off_runtime(move || server.ask(path, None, ASK_TIMEOUT)).await
 }
@@ -86,7 +88,7 @@ pub(crate) async fn metrics(args: AskArgs, environment: &Environment) -> anyhow:
 }
 
 pub(crate) async fn queue(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let Answer { body, .. } = get(&args, "/health", environment).await?;
+    let Response { body, .. } = get(&args, "/health", environment).await?;
     let number = |key: &str| body[key].as_u64();
     let (Some(size), Some(max)) = (number("queue_size"), number("queue_max")) else {
         bail!("the server reports no queue: {body}");

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use jackalope_console::output;
 use jackalope_deploy::agent::RECORD as AGENT_RECORD;
 use jackalope_deploy::machines;
 use jackalope_deploy::server_record::{ServeRecord, ServerStart};
@@ -20,7 +21,6 @@ use super::start::{end_server, words_of};
 use crate::args::operate::KillAllArgs;
 use crate::client::off_runtime;
 use crate::environment::Environment;
-use crate::output;
 
 /// Time between the request to end and the kill.
 const GRACE: Duration = Duration::from_secs(3);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
+use jackalope_console::output;
 use jackalope_deploy::log_file::{read_between, serve_log};
 use jackalope_deploy::machines;
 use jackalope_fleet::facts::at_once;
@@ -12,7 +13,6 @@ use jackalope_fleet::shell::Shell;
 
 use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
-use crate::output;
 
 /// Interval of polling a log that is followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);

@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::Context;
+use jackalope_console::output;
 
 use super::status::Report;
 use crate::args::operate::MonitorArgs;
 use crate::environment::Environment;
-use crate::output;
 
 /// Default interval in seconds.
 const INTERVAL_SECONDS: u64 = 5;

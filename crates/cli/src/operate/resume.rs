@@ -7,13 +7,14 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use jackalope_console::output;
 use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 
 use super::start::{Outcome, begin, report};
 use crate::args::operate::ResumeArgs;
+use crate::autoconfig;
 use crate::client::off_runtime;
 use crate::environment::Environment;
-use crate::{autoconfig, output};
 
 pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyhow::Result<()> {
     let home = environment.home()?;

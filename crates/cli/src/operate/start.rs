@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use jackalope_console::client::Server;
+use jackalope_console::output;
 use jackalope_deploy::log_file::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
 use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 use jackalope_fleet::home::Home;
@@ -17,10 +19,9 @@ use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
 use crate::args::operate::{RestartArgs, StartArgs, StopArgs};
-use crate::client::{Server, off_runtime};
+use crate::client::{off_runtime, recorded};
 use crate::config::Resolved;
 use crate::environment::Environment;
-use crate::output;
 
 /// Interval of polling a server that is to become ready.
 const READY_POLL: Duration = Duration::from_millis(50);
@@ -151,7 +152,7 @@ pub(super) fn end_server(home: &Home, grace: Duration) -> anyhow::Result<Option<
         }
         return Ok(None);
     };
-    let health = Server::recorded(&running).ask("/health", None, LAST_WORD_TIMEOUT);
+    let health = recorded(&running).ask("/health", None, LAST_WORD_TIMEOUT);
     let ranks = health.map(|it| it.body["ranks"].clone()).unwrap_or_default();
     let pid = running.process.pid;
     let is_killed = !running.process.ask(EndRequest::End, grace);
@@ -226,7 +227,7 @@ fn wait_until_ready(
 ) -> anyhow::Result<ServeRecord> {
     loop {
         let running = ServeRecord::running(home).filter(|it| it.process.pid == pid);
-        let answer = running.as_ref().map(Server::recorded).map(|it: Server| {
+        let answer = running.as_ref().map(recorded).map(|it: Server| {
             let is_up = it.ask("/health/ready", None, READY_TIMEOUT);
             is_up.is_ok_and(|answer| answer.is_ok())
         });

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use jackalope_console::output;
 use jackalope_deploy::agent::RECORD as AGENT_RECORD;
 use jackalope_deploy::machines;
 use jackalope_deploy::server_record::ServeRecord;
@@ -18,7 +19,6 @@ use crate::args::machines::ReachArgs;
 use crate::args::operate::StatusArgs;
 use crate::client::{ASK_TIMEOUT, health_of, link_sentences, off_runtime};
 use crate::environment::Environment;
-use crate::output;
 
 pub(crate) async fn status(
     args: StatusArgs,

@@ -9,6 +9,8 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use jackalope_console::client::Server;
+use jackalope_console::output;
 use jackalope_deploy::log_file::serve_log;
 use jackalope_deploy::server_record::ServeRecord;
 use jackalope_fleet::home::Home;
@@ -17,9 +19,9 @@ use serde_json::json;
 
 use super::logs::agent_log;
 use crate::args::operate::SupportArgs;
-use crate::client::Server;
+use crate::client::recorded;
+use crate::doctor;
 use crate::environment::Environment;
-use crate::{doctor, output};
 
 /// Maximum size of the end of each log that is included.
 const LOG_BYTES: u64 = 2 << 20;
@@ -115,7 +117,7 @@ fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
         folder.missing.push("the server: none runs on this machine".to_owned());
         return Ok(());
     };
-    let server: Server = Server::recorded(&record);
+    let server: Server = recorded(&record);
     for (path, name) in PATHS {
         let said = server.ask(path, None, TIMEOUT);
         let said = said.and_then(|it| {

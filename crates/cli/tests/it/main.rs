@@ -38,4 +38,6 @@ mod several;
 #[cfg(target_os = "linux")]
 mod sync;
 mod synthetic;
+#[cfg(target_os = "linux")]
+mod terminal;
 mod versions;

@@ -124,6 +124,22 @@ impl Bundle {
         Ok(Bundle { id, system: system.to_owned(), files: found })
     }
 
+    /// Copies the files to their places below a folder, with their permissions.
+    ///
+    /// # Errors
+    /// If a file or folder cannot be written.
+    pub fn copy_to(&self, dir: &Path) -> io::Result<()> {
+        for file in &self.files {
+            let path = dir.join(file.place.as_str());
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            std::fs::copy(&file.path, &path)?;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(file.mode))?;
+        }
+        Ok(())
+    }
+
     /// Returns the version and the beginning of the hash over all files: `0.1.0-3f2a9c01d4e5`.
     pub fn id(&self) -> &str {
         &self.id

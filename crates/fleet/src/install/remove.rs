@@ -21,7 +21,7 @@ pub enum Removed {
     WasAbsent,
 }
 
-/// Stops a machine's server and agent, and removes its service, jackalope's folder with the secret
+/// Stops a machine's server and agent, and removes its services, jackalope's folder with the secret
 /// and all versions, and the cache of hashes. Keeps models. Checks that nothing is left.
 ///
 /// # Errors
@@ -37,8 +37,9 @@ pub fn uninstall(host: &str, shell: &dyn Shell) -> Result<Removed, InstallError>
     }
 }
 
-/// Returns the script. The program itself stops its server, its service and its agent. If it
-/// cannot, the recorded process of the agent is ended if it still has that name.
+/// Returns the script. The program itself removes its services, which would start it again, and stops
+/// its server and its agent. If it cannot, the recorded process of the agent is ended if it still has
+/// that name.
 fn script() -> String {
     remote::preamble()
         + &format!(
@@ -50,7 +51,8 @@ fn script() -> String {
              || {{ echo \"$r\"; exit {NOT_OURS}; }}\n\
              p=\"$r/current/bin/jackalope\"\n\
              if [ -x \"$p\" ]; then\n\
-             \"$p\" stop </dev/null >&2; \"$p\" agent uninstall </dev/null >&2; \"$p\" agent stop </dev/null >&2\n\
+             for s in server agent; do \"$p\" service remove $s </dev/null >&2; done\n\
+             \"$p\" stop </dev/null >&2; \"$p\" agent stop </dev/null >&2\n\
              fi\n\
              pid=$(sed -n 's/.*\"pid\":\\([0-9][0-9]*\\).*/\\1/p' \"$r/agent.json\" 2>/dev/null)\n\
              ours() {{ [ -n \"$pid\" ] && ps -p \"$pid\" -o comm= 2>/dev/null | grep -q jackalope; }}\n\

@@ -8,29 +8,29 @@ use jackalope_protocol::log;
 /// Error of writing to standard output.
 #[derive(Debug, thiserror::Error)]
 #[error("writing to standard output: {0}")]
-pub(crate) struct OutputError(#[from] io::Error);
+pub struct OutputError(#[from] io::Error);
 
 impl OutputError {
     /// Whether the reader has closed the pipe, as `head` does after some lines. That is a normal
     /// end, not a failure.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
 /// Prints a line.
-pub(crate) fn line(text: impl Display) -> Result<(), OutputError> {
+pub fn line(text: impl Display) -> Result<(), OutputError> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
 /// Prints a note for people on standard error.
-pub(crate) fn note(text: &str) {
+pub fn note(text: &str) {
     // Never blocks: if standard error is not read, the line is dropped.
     log::line(text);
 }
 
 /// Prints a part of a line and flushes it.
-pub(crate) fn piece(text: impl Display) -> Result<(), OutputError> {
+pub fn piece(text: impl Display) -> Result<(), OutputError> {
     let mut stdout = io::stdout();
     write!(stdout, "{text}")?;
     Ok(stdout.flush()?)

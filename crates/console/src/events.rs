@@ -6,7 +6,7 @@ use std::io::{self, BufRead, Read};
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the next line; `None` at the end.
-pub(crate) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+pub fn read_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
     let num_read = Read::take(reader, LINE_BYTES_MAX).read_line(&mut line)?;
     Ok((0 < num_read).then_some(line))
@@ -14,7 +14,7 @@ pub(crate) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<String>>
 
 /// Returns the data of the next event; `None` at the end. Comments, which only keep a stream alive,
 /// are skipped.
-pub(crate) fn next_data(stream: &mut impl BufRead) -> io::Result<Option<String>> {
+pub fn next_data(stream: &mut impl BufRead) -> io::Result<Option<String>> {
     while let Some(line) = read_line(stream)? {
         if let Some(data) = line.strip_prefix("data:") {
             return Ok(Some(data.trim().to_owned()));
