@@ -1,15 +1,20 @@
-# For work on jackalope under Linux, on the CPU: the README's commands, in a container.
+# An image that serves models on the CPU, from an archive that `cargo xtask dist` has made:
 #
+#   cargo xtask dist
 #   docker build -t jackalope .
-#   docker run --rm -it -v "$PWD":/jackalope -w /jackalope --network host jackalope make demo
+#   docker run --rm jackalope demo
+#   docker run --rm --network host -v ~/.cache/huggingface:/models/huggingface:ro \
+#     -e HF_HOME=/models/huggingface jackalope serve --model ORG/NAME
 #
-# `--network host` lets ranks and servers be reached as without a container. The build reads no file of
-# the repository; sources and target/ are those of the folder that is mounted.
-FROM rust:1-trixie
+# `--network host` lets ranks of other machines and clients be reached as without a container.
+FROM debian:bookworm-slim
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends g++ python3 python3-pip python3-venv \
-       iproute2 openssh-server openssh-client \
+    && apt-get install -y --no-install-recommends libstdc++6 openssh-client ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
-    && rustup component add clippy rustfmt
-WORKDIR /jackalope
-CMD ["make", "demo"]
+    && useradd --create-home --uid 1000 jackalope
+COPY packaging/install.sh target/dist/SHA256SUMS target/dist/jackalope-*-linux-*.tar.gz /tmp/release/
+RUN sh /tmp/release/install.sh --from /tmp/release --prefix /opt/jackalope && rm -rf /tmp/release
+ENV PATH=/opt/jackalope/current/bin:$PATH
+USER jackalope
+ENTRYPOINT ["jackalope"]
+CMD ["--help"]

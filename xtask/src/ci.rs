@@ -52,6 +52,9 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     }
     println!("── demo");
     crate::demo::show(PROFILE)?;
+    // The programs that the tests have built: a release would be built from nothing.
+    println!("── dist");
+    crate::dist::pack_twice(PROFILE)?;
     for environment in environments {
         step(environment.name, environment.pytest()?)?;
     }
@@ -107,10 +110,12 @@ fn arm_tests() -> Result<Command, &'static str> {
 }
 
 /// Sets of tests with clients and a real server: a name, and their folder.
-const ENVIRONMENTS: [(&str, &str); 3] = [
+const ENVIRONMENTS: [(&str, &str); 5] = [
     ("clients", "tests/clients"),
     ("frameworks", "tests/clients/frameworks"),
+    ("agents", "tests/clients/agents"),
     ("spec", "tests/spec"),
+    ("packaging", "tests/packaging"),
 ];
 
 /// A separate set of Python packages, so that pins of one set do not hold back the others.
@@ -144,6 +149,7 @@ impl Environment {
         installed.with_context(|| format!("installing the packages of {}", self.tests))?;
         let mut pytest = command(&self.python.to_string_lossy());
         pytest.args(["-m", "pytest", "-q", self.tests]);
+        pytest.env("JACKALOPE_DIST", target_dir().join("dist"));
         pytest.env("JACKALOPE_BIN", target_dir().join(PROFILE.folder()).join("jackalope"));
         Ok(pytest)
     }

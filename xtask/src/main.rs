@@ -8,6 +8,7 @@ mod bench;
 mod chaos;
 mod ci;
 mod demo;
+mod dist;
 mod golden;
 mod loc;
 mod mlx;
@@ -41,6 +42,11 @@ const TASKS: &[Task] = &[
         name: "demo",
         about: "build everything and run the shipped model over two ranks",
         run: demo::run,
+    },
+    Task {
+        name: "dist",
+        about: "pack both programs and all that they need into an archive for this platform",
+        run: dist::run,
     },
     Task {
         name: "tidy",
