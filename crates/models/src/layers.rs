@@ -48,7 +48,7 @@ pub(crate) use group_norm::GroupNorm;
 pub(crate) use head_matrix::HeadMatrix;
 pub(crate) use head_norms::{AllHeadsNorm, HeadNorms};
 pub(crate) use heads::Heads;
-pub(crate) use indexer::{Indexer, IndexerSizes};
+pub(crate) use indexer::{Chooser, Indexer, IndexerSizes};
 pub(crate) use kernel::{OwnRows, dim, float};
 pub(crate) use latent::{LatentAttention, LatentParts, LatentQueries, LatentSizes};
 pub(crate) use lightning::{Lightning, LightningParts};

@@ -1,5 +1,6 @@
 //! One step as the layers see it: rows of several sequences next to each other.
 
+mod choice;
 mod reach;
 mod stock_plan;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use crate::cache::SequenceCache;
 use crate::layers::{Rope, RotationTable};
 
+pub(crate) use self::choice::Choice;
 pub(crate) use self::reach::Reach;
 pub(crate) use self::stock_plan::{DecodeGroup, StockPlan, VisibleKeys};
 
@@ -37,6 +39,8 @@ pub(crate) struct Step<'a, 'b> {
     pub(crate) caches: &'a mut [&'b mut SequenceCache],
     tables: Vec<(Rc<Rope>, Arc<RotationTable>)>,
     stock_plan: Option<Rc<StockPlan>>,
+    /// The positions that the last indexer has chosen.
+    choice: Choice,
 }
 
 impl<'a, 'b> Step<'a, 'b> {
@@ -54,7 +58,13 @@ impl<'a, 'b> Step<'a, 'b> {
             step_spans.push(StepSpan { rows: span.start_idx..next_idx, start: cache.len() });
             cache.extend(span.len);
         }
-        Step { spans: step_spans, caches, tables: Vec::new(), stock_plan: None }
+        Step {
+            spans: step_spans,
+            caches,
+            tables: Vec::new(),
+            stock_plan: None,
+            choice: Choice::default(),
+        }
     }
 
     /// Returns the rotations of all rows; computed once per step, not once per layer.
@@ -66,6 +76,17 @@ impl<'a, 'b> Step<'a, 'b> {
         let table = Arc::new(rope.table(positions));
         self.tables.push((Rc::clone(rope), Arc::clone(&table)));
         table
+    }
+
+    /// Begins the choice of an indexer, which the layers that follow may share.
+    pub(crate) fn begin_choice(&mut self) -> Choice {
+        self.choice = Choice::default();
+        self.choice.clone()
+    }
+
+    /// Returns the choice of the last indexer.
+    pub(crate) fn last_choice(&self) -> Choice {
+        self.choice.clone()
     }
 
     /// Returns how the rows are computed with MLX's operations; decided once per step, which gives

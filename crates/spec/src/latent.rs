@@ -33,12 +33,36 @@ pub struct LatentSpec {
     pub rope: Option<RopeSpec>,
     /// Growth of the queries with their position, if any.
     pub query_growth: Option<QueryGrowth>,
-    /// Chooses the positions that a query attends to; `None` if it attends to all that it sees.
-    pub indexer: Option<IndexerSpec>,
+    /// How the positions that a query attends to are chosen; `None` if it attends to all that it sees.
+    pub choice: Option<PositionChoice>,
     /// Prefix of the names of its tensors.
     pub module: String,
     /// Output projection.
     pub output: String,
+}
+
+/// How the positions that a query attends to are chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PositionChoice {
+    /// By an indexer of the layer.
+    Indexer(IndexerSpec),
+    /// They are those that the queries of an earlier layer attend to.
+    OfLayer {
+        /// Number of that layer, which has an indexer.
+        layer_idx: usize,
+        /// Number of positions that its queries attend to at most.
+        num_chosen: usize,
+    },
+}
+
+impl LatentSpec {
+    /// Returns the layer's own indexer, if it has one.
+    pub fn indexer(&self) -> Option<&IndexerSpec> {
+        match &self.choice {
+            Some(PositionChoice::Indexer(indexer)) => Some(indexer),
+            Some(PositionChoice::OfLayer { .. }) | None => None,
+        }
+    }
 }
 
 /// An indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): it scores the positions that a query

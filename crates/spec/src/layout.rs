@@ -54,8 +54,8 @@ pub struct LayerLayout {
     pub state_heads: Option<HeadCounts>,
     /// For each inner dimension, the size of its unit in elements; a unit is never divided.
     pub inner_units: BTreeMap<Dimension, usize>,
-    /// Number of the layer whose keys and values it reads, if it has none of its own. Both must be on
-    /// the same rank.
+    /// Number of the layer whose keys and values it reads, or whose choice of positions it shares. Both
+    /// must be on the same rank.
     pub source_layer: Option<usize>,
 }
 

@@ -36,7 +36,7 @@ pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
 pub use error::SpecError;
 pub use families::computed_types;
-pub use latent::{IndexerSpec, LatentSpec};
+pub use latent::{IndexerSpec, LatentSpec, PositionChoice};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertLatent,

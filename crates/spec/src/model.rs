@@ -1,7 +1,7 @@
 //! The description of a model.
 
 use crate::altup::{AltUpLayer, AltUpSpec};
-use crate::latent::LatentSpec;
+use crate::latent::{LatentSpec, PositionChoice};
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
@@ -221,10 +221,17 @@ impl Mixer {
         }
     }
 
-    /// Returns the number of the layer whose cache it reads; `None` if it keeps its own.
+    /// Returns the number of the earlier layer whose cache it reads, or whose choice of positions it
+    /// shares; `None` if it needs no other layer.
     pub fn source_layer(&self) -> Option<usize> {
-        let Mixer::Attention(attention) = self else { return None };
-        attention.source_layer
+        match self {
+            Mixer::Attention(attention) => attention.source_layer,
+            Mixer::Latent(latent) => match latent.choice {
+                Some(PositionChoice::OfLayer { layer_idx, .. }) => Some(layer_idx),
+                Some(PositionChoice::Indexer(_)) | None => None,
+            },
+            _ => None,
+        }
     }
 }
 
@@ -643,7 +650,7 @@ impl LatentSpec {
     /// Returns what a layer with this attention keeps: the latent, the shared part of the key, and the
     /// key of the indexer.
     pub(crate) fn cache(&self) -> CacheKind {
-        let index_dim = self.indexer.as_ref().map_or(0, |indexer| indexer.head_dim);
+        let index_dim = self.indexer().map_or(0, |indexer| indexer.head_dim);
         CacheKind::Positions { elements_per_kv_head: self.kv_rank + self.rope_dim + index_dim }
     }
 }

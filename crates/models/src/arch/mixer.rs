@@ -2,19 +2,19 @@
 
 use jackalope_spec::{
     AttentionSpec, GatedDeltaSpec, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer,
-    NormKind, OutputGate, QkNorm, QkvModules, ShortConvSpec, StackedModule, StateSpaceSpec,
-    ValueKind,
+    NormKind, OutputGate, PositionChoice, QkNorm, QkvModules, ShortConvSpec, StackedModule,
+    StateSpaceSpec, ValueKind,
 };
 
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::layers::{
-    AllHeadsNorm, Attention, AttentionParts, BlockFrame, GatedDelta, GatedDeltaParts, GroupNorm,
-    HasBias, HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues, LatentAttention,
-    LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear, Norm, NormSettings,
-    OwnKeyValues, OwnRows, ParallelMixers, Residual, ShortConv, ShortConvParts, StateSpace,
-    StateSpaceParts,
+    AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GatedDeltaParts,
+    GroupNorm, HasBias, HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues,
+    LatentAttention, LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear,
+    Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers, Residual, ShortConv, ShortConvParts,
+    StateSpace, StateSpaceParts,
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
@@ -362,7 +362,7 @@ fn latent(spec: &LatentSpec, parts: &LayerParts<'_, '_>) -> Result<LatentAttenti
         unembed,
         o_proj: heads.o_proj(&parts.root.at(&spec.output), hidden, bias)?,
         rope: spec.rope.as_ref().map(|rope| parts.ropes.of(rope)),
-        indexer: indexer(w, spec, parts)?,
+        chooser: chooser(w, spec, parts)?,
         query_growth: spec.query_growth,
         sizes,
         scale: spec.scale as f32,
@@ -372,13 +372,19 @@ fn latent(spec: &LatentSpec, parts: &LayerParts<'_, '_>) -> Result<LatentAttenti
     Ok(LatentAttention::new(latent, parts.cache_idx, w.dtype(), parallel))
 }
 
-/// Loads the indexer of latent attention at `w`, if it has one.
-fn indexer(
+/// Loads what chooses positions for latent attention at `w`, if they are chosen.
+fn chooser(
     w: &Weights<'_>,
     spec: &LatentSpec,
     parts: &LayerParts<'_, '_>,
-) -> Result<Option<Indexer>, LoadError> {
-    let (Some(indexer), Some(rank)) = (&spec.indexer, spec.q_rank) else { return Ok(None) };
+) -> Result<Option<Chooser>, LoadError> {
+    let (Some(choice), Some(rank)) = (&spec.choice, spec.q_rank) else { return Ok(None) };
+    let indexer = match choice {
+        PositionChoice::Indexer(indexer) => indexer,
+        &PositionChoice::OfLayer { num_chosen, .. } => {
+            return Ok(Some(Chooser::Earlier { num_chosen }));
+        }
+    };
     let (w, hidden) = (w.at("indexer"), parts.model.hidden_size);
     let &IndexerSpec { heads, head_dim, num_chosen, ref rope, norm_eps } = indexer;
     let linear = |name, input, output| {
@@ -386,12 +392,12 @@ fn indexer(
     };
     let kind = NormKind { is_centred: true, has_bias: true, ..NormKind::default() };
     let settings = NormSettings { kind, eps: norm_eps };
-    Ok(Some(Indexer {
+    Ok(Some(Chooser::Indexer(Indexer {
         queries: linear("wq_b", rank, heads * head_dim)?,
         keys: linear("wk", hidden, head_dim)?,
         key_norm: Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?,
         weights: linear("weights_proj", hidden, heads)?,
         rope: parts.ropes.of(rope),
         sizes: IndexerSizes { heads, head_dim, num_chosen },
-    }))
+    })))
 }

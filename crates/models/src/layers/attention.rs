@@ -269,7 +269,7 @@ impl Attention {
         let attention = StockAttention {
             layer_idx: self.layer_idx,
             rope: Some(&parts.rope),
-            index: None,
+            chooser: None,
             scale: parts.scale,
             soft_cap: parts.soft_cap,
             reach: parts.reach,

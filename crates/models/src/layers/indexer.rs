@@ -3,6 +3,7 @@
 //!
 //! Every rank with heads of the attention computes all of it, and keeps its keys beside the latents.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::rope::{Rope, RotationTable};
 use crate::cache::Page;
-use crate::step::{Step, StepSpan};
+use crate::step::{Choice, Step, StepSpan};
 
 /// Heads of an indexer, and how many positions it chooses.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,41 @@ pub(crate) struct IndexerSizes {
     /// Width of a query and of a key.
     pub(crate) head_dim: usize,
     pub(crate) num_chosen: usize,
+}
+
+/// What chooses the positions that a query attends to.
+#[derive(Debug)]
+pub(crate) enum Chooser {
+    /// An indexer of the layer.
+    Indexer(Indexer),
+    /// The indexer of an earlier layer, which chooses so many positions.
+    Earlier { num_chosen: usize },
+}
+
+impl Chooser {
+    /// Returns the indexer of the layer, if it has one.
+    pub(super) fn indexer(&self) -> Option<&Indexer> {
+        match self {
+            Chooser::Indexer(indexer) => Some(indexer),
+            Chooser::Earlier { .. } => None,
+        }
+    }
+
+    /// Returns the number of positions that a query attends to at most.
+    pub(super) fn num_chosen(&self) -> usize {
+        match self {
+            Chooser::Indexer(indexer) => indexer.sizes.num_chosen,
+            Chooser::Earlier { num_chosen } => *num_chosen,
+        }
+    }
+
+    /// Returns where the choice of a step is: the indexer of the layer writes it, other layers read it.
+    pub(super) fn choice(&self, step: &mut Step<'_, '_>) -> Choice {
+        match self {
+            Chooser::Indexer(_) => step.begin_choice(),
+            Chooser::Earlier { .. } => step.last_choice(),
+        }
+    }
 }
 
 /// An indexer.
@@ -68,6 +104,37 @@ impl Indexer {
     }
 }
 
+/// What chooses the keys that the parts of a step attend to, for MLX: groups of sequences, then prompts.
+#[derive(Debug)]
+pub(super) struct StockChooser<'a> {
+    /// `None` if the choice is an earlier layer's.
+    pub(super) index: Option<StockIndex<'a>>,
+    choice: Choice,
+    next_part: Cell<usize>,
+}
+
+impl<'a> StockChooser<'a> {
+    pub(super) fn new(index: Option<StockIndex<'a>>, choice: Choice) -> StockChooser<'a> {
+        StockChooser { index, choice, next_part: Cell::new(0) }
+    }
+
+    /// Returns which keys the next part of the step attends to; `None` if it attends to all that it
+    /// sees. `choose` applies the layer's indexer to its keys, `[sequences, 1, keys, head_dim]`.
+    pub(super) fn next_mask(
+        &self,
+        keys: Option<&Array>,
+        choose: impl FnOnce(&StockIndex<'_>, &Array) -> Array,
+    ) -> Option<Array> {
+        let part = self.next_part.replace(self.next_part.get() + 1);
+        let mut masks = self.choice.masks.borrow_mut();
+        if let Some(index) = &self.index {
+            let keys = keys.expect("an indexer's keys are kept");
+            masks.push(index.chooses_of(keys.dim(2)).then(|| choose(index, keys)));
+        }
+        masks[part].clone()
+    }
+}
+
 /// What an indexer computes of the rows of a step, for MLX.
 #[derive(Debug)]
 pub(super) struct StockIndex<'a> {
@@ -88,7 +155,7 @@ impl StockIndex<'_> {
     }
 
     /// Returns whether queries attend to only some of `num_keys` keys.
-    pub(super) fn chooses_of(&self, num_keys: i32) -> bool {
+    fn chooses_of(&self, num_keys: i32) -> bool {
         self.num_chosen < num_keys
     }
 

@@ -16,7 +16,7 @@
 //! ones, in ascending order; all others attend to all that they see.
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use jackalope_kernels::{
     self as kernels, AttentionConfig, ChosenPositions, Elements, ElementsMut, Floats, HeadResults,
@@ -29,7 +29,7 @@ use super::attention::query_factors;
 use super::frame::BlockFrame;
 use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
 use super::heads::Heads;
-use super::indexer::{IndexRows, Indexer, IndexerKernel};
+use super::indexer::{Chooser, IndexRows, IndexerKernel, StockChooser};
 use super::kernel::{DivisibleKernel, dim, float};
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
@@ -91,7 +91,7 @@ pub(crate) struct LatentParts {
     /// `None` if nothing is rotated.
     pub(crate) rope: Option<Rc<Rope>>,
     /// Chooses the positions that a query attends to, which is then of low rank.
-    pub(crate) indexer: Option<Indexer>,
+    pub(crate) chooser: Option<Chooser>,
     pub(crate) query_growth: Option<QueryGrowth>,
     pub(crate) heads: Heads,
     pub(crate) sizes: LatentSizes,
@@ -128,7 +128,8 @@ impl LatentAttention {
     /// Returns what the layer keeps of a sequence on this rank: nothing if it has no heads.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let kv_heads = self.parts.heads.cut.kv_heads.len();
-        let index_dim = self.parts.indexer.as_ref().map_or(0, |it| it.sizes.head_dim);
+        let indexer = self.parts.chooser.as_ref().and_then(Chooser::indexer);
+        let index_dim = indexer.map_or(0, |it| it.sizes.head_dim);
         LayerCacheShape::Positions(KvShape {
             kv_heads,
             key_dim: self.parts.sizes.key(),
@@ -172,7 +173,11 @@ impl LatentAttention {
             output: parts.o_proj.divisible_kernel(),
             query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
             rotations: parts.rope.as_ref().map(|rope| step.rotations(rope)),
-            indexer: parts.indexer.as_ref().map(|indexer| indexer.kernel(step)),
+            chooser: parts.chooser.as_ref().map(|chooser| ChooserKernel {
+                indexer: chooser.indexer().map(|indexer| indexer.kernel(step)),
+                num_chosen: chooser.num_chosen(),
+                chosen: chooser.choice(step).rows,
+            }),
             sizes: parts.sizes,
             num_heads: parts.heads.cut.heads.len(),
             scale: parts.scale,
@@ -192,7 +197,7 @@ impl LatentAttention {
             LatentQueries::Direct(queries) => (queries.stock(x), None),
             LatentQueries::LowRank { down, norm, up } => {
                 let low_rank = norm.stock(&down.stock(x));
-                let indexer = self.parts.indexer.as_ref();
+                let indexer = self.parts.chooser.as_ref().and_then(Chooser::indexer);
                 (up.stock(&low_rank), indexer.map(|indexer| indexer.stock(x, &low_rank)))
             }
         };
@@ -212,10 +217,12 @@ impl LatentAttention {
             factor => &latent * factor,
         };
         let k = Array::concatenate(&[&kv.slice_axis(1, rank, rank + rope), &latent], 1);
+        let chooser = self.parts.chooser.as_ref();
+        let chooser = chooser.map(|it| StockChooser::new(index, it.choice(step)));
         let attention = StockAttention {
             layer_idx: self.layer_idx,
             rope: self.parts.rope.as_ref(),
-            index: index.as_ref(),
+            chooser: chooser.as_ref(),
             soft_cap: None,
             scale: self.parts.scale,
             reach: Reach::ALL,
@@ -228,6 +235,15 @@ impl LatentAttention {
         let out = self.parts.unembed.stock(&of_heads(&out.reshape(&[tokens, -1, rank])));
         of_heads(&out).reshape(&[tokens, -1])
     }
+}
+
+/// What chooses the positions that queries attend to, for the kernels.
+struct ChooserKernel {
+    /// `None` if the choice is an earlier layer's.
+    indexer: Option<IndexerKernel>,
+    num_chosen: usize,
+    /// See [`Choice::rows`].
+    chosen: Arc<OnceLock<Vec<Vec<usize>>>>,
 }
 
 /// The state of the primitive's closure: everything except the weights' arrays.
@@ -243,7 +259,7 @@ struct LatentKernel {
     /// Factor of each token's queries.
     query_factors: Option<Vec<f32>>,
     rotations: Option<Arc<RotationTable>>,
-    indexer: Option<IndexerKernel>,
+    chooser: Option<ChooserKernel>,
     sizes: LatentSizes,
     num_heads: usize,
     scale: f32,
@@ -259,7 +275,8 @@ impl LatentKernel {
         let LatentSizes { value, rank, .. } = self.sizes;
         let [first, kv] = LinearKernel::products(&self.down, x, threads);
         let low_rank = self.low_rank(&first, threads);
-        let index = self.indexer.as_ref().map(|indexer| {
+        let indexer = self.chooser.as_ref().and_then(|chooser| chooser.indexer.as_ref());
+        let index = indexer.map(|indexer| {
             let low_rank = low_rank.as_ref().expect("queries with an indexer are of low rank");
             indexer.rows(x, low_rank.elements(), threads)
         });
@@ -368,18 +385,42 @@ impl LatentKernel {
         let result = self.num_heads * self.sizes.rank;
         let mut out = Floats::zeros(float(self.dtype), q.len() / query * result);
         let (mut q, mut rest) = (q, out.elements_mut());
-        let num_chosen = self.indexer.as_ref().map(|it| it.sizes.num_chosen);
-        for runs in Runs::of_step(&self.spans, num_chosen) {
+        let all_runs = Runs::of_step(&self.spans, self.chooser.as_ref().map(|it| it.num_chosen));
+        let mut chosen = self.chosen(&all_runs, held, index, threads).iter();
+        for runs in all_runs {
             let (own, others) = rest.split_at(runs.num_rows() * result);
             let (queries, later) = q.split_at(runs.num_rows() * query);
             (q, rest) = (later, others);
             let rows = QueryRows { q: queries, runs: &runs, held };
-            match index.filter(|_| runs.is_chosen) {
-                Some(index) => self.attend_chosen(&rows, index, own, threads),
-                None => self.attend_all(&rows, own, threads),
+            if runs.is_chosen {
+                let chosen = chosen.by_ref().take(runs.num_rows()).collect();
+                self.attend_chosen(&rows, chosen, own, threads);
+            } else {
+                self.attend_all(&rows, own, threads);
             }
         }
         out
+    }
+
+    /// Returns the positions that each row of such runs attends to, in order: those that the indexer
+    /// chooses, else those that an earlier one has chosen.
+    fn chosen(
+        &self,
+        runs: &[Runs],
+        held: &[Vec<Arc<Page>>],
+        index: Option<&IndexRows>,
+        threads: &Threads,
+    ) -> &[Vec<usize>] {
+        let Some(chooser) = &self.chooser else { return &[] };
+        let Some(index) = index else {
+            return chooser.chosen.get().expect("the earlier layer is computed before");
+        };
+        chooser.chosen.get_or_init(|| {
+            let chosen = runs.iter().filter(|runs| runs.is_chosen);
+            let sequences = chosen.flat_map(|runs| &runs.of_sequences);
+            let rows = sequences.map(|run| index.choose(&run.span, &held[run.sequence], threads));
+            rows.flatten().collect()
+        })
     }
 
     fn config(&self) -> AttentionConfig<'static> {
@@ -409,24 +450,23 @@ impl LatentKernel {
         kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
     }
 
-    /// Computes rows that attend to chosen positions, each with a copy of the cached vectors of
+    /// Computes rows that attend to the `chosen` positions, each with a copy of the cached vectors of
     /// these positions.
     fn attend_chosen(
         &self,
         rows: &QueryRows<'_>,
-        index: &IndexRows,
+        chosen: Vec<&Vec<usize>>,
         out: ElementsMut<'_>,
         threads: &Threads,
     ) {
         let QueryRows { q, runs, held } = *rows;
-        let mut chosen: Vec<ChosenPositions<'_>> = Vec::new();
-        for run in &runs.of_sequences {
-            let pages = &held[run.sequence];
-            let positions = index.choose(&run.span, pages, threads).into_iter();
-            chosen.extend(
-                positions.map(|positions| ChosenPositions { pages: latents(pages), positions }),
-            );
-        }
+        let sequences = runs.of_sequences.iter();
+        let sequences = sequences.flat_map(|run| run.span.rows.clone().map(|_| run.sequence));
+        let chosen = sequences.zip(chosen).map(|(sequence, positions)| ChosenPositions {
+            pages: latents(&held[sequence]),
+            positions: positions.clone(),
+        });
+        let chosen: Vec<ChosenPositions<'_>> = chosen.collect();
         let copies = kernels::gather_keys(&chosen, self.sizes.key(), threads);
         let pages = copies.iter().map(|keys| [KvPage { keys: keys.elements(), values: None }]);
         let pages: Vec<[KvPage<'_>; 1]> = pages.collect();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, fast};
 
-use super::indexer::StockIndex;
+use super::indexer::{StockChooser, StockIndex};
 use super::kernel::dim;
 use super::norm::Norm;
 use super::rope::Rope;
@@ -69,9 +69,9 @@ pub(super) struct StockAttention<'a> {
     pub(super) layer_idx: usize,
     /// Rotation of queries and keys; `None` if they have none.
     pub(super) rope: Option<&'a Rc<Rope>>,
-    /// Chooses the keys that a query attends to; its own keys are then kept in place of values, which
-    /// are parts of keys.
-    pub(super) index: Option<&'a StockIndex<'a>>,
+    /// Chooses the keys that a query attends to; the keys of its indexer are then kept in place of
+    /// values, which are parts of keys.
+    pub(super) chooser: Option<&'a StockChooser<'a>>,
     /// Factor of the scores.
     pub(super) scale: f32,
     /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
@@ -100,6 +100,11 @@ impl StockAttention<'_> {
         plan.in_order(&outs)
     }
 
+    /// Returns the layer's own indexer, if it has one.
+    fn index(&self) -> Option<&StockIndex<'_>> {
+        self.chooser.and_then(|chooser| chooser.index.as_ref())
+    }
+
     /// Computes one token of each sequence of a group, `[sequences, heads * value_dim]`.
     fn decode(
         &self,
@@ -113,7 +118,7 @@ impl StockAttention<'_> {
         let held = match &heads.kv {
             StockKv::New { k, v } => {
                 let keys = self.placed(&group.rows(k), 1, place());
-                let values = match self.index {
+                let values = match self.index() {
                     Some(index) => Some(index.placed(&group.rows(&index.keys), place())),
                     None => v.rows(|v| group.rows(v)),
                 };
@@ -125,13 +130,14 @@ impl StockAttention<'_> {
         };
         let VisibleKeys { start, stop, mut mask } = group.visible(self.reach);
         let held = held.positions(start, stop);
-        if let (Some(index), Some(keys)) = (self.index, &held.values)
-            && index.chooses_of(keys.dim(2))
-        {
-            let queries = group.by_slot(&index.placed(&group.rows(&index.queries), place()));
-            let weights = group.by_slot(&group.rows(&index.weights));
-            mask = Some(index.chosen(&queries, &weights, keys, mask.as_ref()));
-        }
+        let chosen = self.chooser.and_then(|chooser| {
+            chooser.next_mask(held.values.as_ref(), |index, keys| {
+                let queries = group.by_slot(&index.placed(&group.rows(&index.queries), place()));
+                let weights = group.by_slot(&group.rows(&index.weights));
+                index.chosen(&queries, &weights, keys, mask.as_ref())
+            })
+        });
+        mask = chosen.or(mask);
         let [keys, values] = heads.kv.held(held);
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
@@ -145,7 +151,7 @@ impl StockAttention<'_> {
         let held = match &heads.kv {
             StockKv::New { k, v } => {
                 let keys = self.placed(&rows(k, span), 1, place());
-                let values = match self.index {
+                let values = match self.index() {
                     Some(index) => Some(index.placed(&rows(&index.keys, span), place())),
                     None => v.rows(|v| rows(v, span)),
                 };
@@ -153,14 +159,13 @@ impl StockAttention<'_> {
             }
             StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),
         };
-        let chosen = match (self.index, &held.values) {
-            (Some(index), Some(keys)) if index.chooses_of(keys.dim(2)) => {
+        let chosen = self.chooser.and_then(|chooser| {
+            chooser.next_mask(held.values.as_ref(), |index, keys| {
                 let queries = index.placed(&rows(&index.queries, span), place());
                 let visible = causal(q.dim(2), keys.dim(2));
-                Some(index.chosen(&queries, &rows(&index.weights, span), keys, Some(&visible)))
-            }
-            _ => None,
-        };
+                index.chosen(&queries, &rows(&index.weights, span), keys, Some(&visible))
+            })
+        });
         let [keys, values] = heads.kv.held(held);
         let out = match &chosen {
             Some(mask) => self.weigh(&q, &keys, &values, fast::Mask::Array(mask)),

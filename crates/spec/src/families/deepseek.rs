@@ -17,6 +17,7 @@ use super::decoder::{Description, mixed_layer};
 use super::latent::latent_attention;
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
+use crate::latent::LatentSpec;
 use crate::model::MlpSpec;
 use crate::names::TensorNames;
 
@@ -64,10 +65,10 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
     // Mistral 4, the only family that does not name its scores.
     let growth = variant.scoring.is_none().then(|| growth(value)).transpose()?;
     let latent = config.latent(&sizes, variant, growth)?;
-    let latent = match variant.indexer {
-        Some(is_traditional) => sparse::with_indexer(value, latent, is_traditional)?,
-        None => latent,
-    };
+    let choices = variant
+        .indexer
+        .map(|is_traditional| sparse::choices(value, &latent, sizes.num_layers, is_traditional));
+    let choices = choices.transpose()?;
     let sparse = config.experts(variant)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let names = ExpertNames {
@@ -87,7 +88,9 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
             _ => mlp(&module, sizes.hidden, MlpSpec::plain(inner)),
         };
         let module = format!("{prefix}.self_attn");
-        let mixer = latent_attention(&module, sizes.hidden, latent.clone(), variant.form);
+        let choice = choices.as_ref().map(|choices| choices[layer_idx].clone());
+        let latent = LatentSpec { choice, ..latent.clone() };
+        let mixer = latent_attention(&module, sizes.hidden, latent, variant.form);
         mixed_layer(prefix, sizes.hidden, mixer, block)
     });
     let layers = layers.collect();

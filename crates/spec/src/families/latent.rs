@@ -60,7 +60,7 @@ pub(super) fn latent_attention(
             }));
         }
     }
-    if let (Some(indexer), Some(rank)) = (&spec.indexer, q_rank) {
+    if let (Some(indexer), Some(rank)) = (spec.indexer(), q_rank) {
         tensors.extend(indexer_tensors(&at("indexer"), hidden, rank, indexer));
     }
     let output = linear(hidden, heads * value_dim, has_bias);

@@ -87,7 +87,7 @@ fn latent(config: &Config) -> Result<LatentSpec, SpecError> {
         rope: Some(RopeSpec { is_traditional: false, ..rope }),
         query_growth: None,
         latent_factor: 1.0,
-        indexer: None,
+        choice: None,
         module: String::new(),
         output: "o_proj".to_owned(),
     })

@@ -60,7 +60,7 @@ fn layers(cases: &[Case]) -> String {
                 Mixer::GatedDelta(delta) if delta.kimi.is_some() => "Kimi delta attention",
                 Mixer::GatedDelta(_) => "gated delta net",
                 Mixer::ShortConv(_) => "short convolution",
-                Mixer::Latent(latent) if latent.indexer.is_some() => {
+                Mixer::Latent(latent) if latent.choice.is_some() => {
                     "latent attention to chosen positions"
                 }
                 Mixer::Latent(_) => "latent attention",

@@ -129,13 +129,13 @@ fn what_a_family_does_not_compute_is_refused_by_its_field() {
     longcat(json!({"mla_scale_q_lora": false}), "`mla_scale_q_lora` is false, expected true");
     longcat(json!({"moe_topk": 17}), "`moe_topk` is 17, expected at most 16");
     let sparse = |edit: Value, expected: &str| check_sample("deepseek_v32-f32", &edit, expected);
-    let types = json!({"indexer_types": ["full", "shared", "full"]});
-    sparse(types, "unsupported indexer type: `shared`");
-    sparse(json!({"index_topk_freq": 4}), "`index_topk_freq` is 4, expected 1");
-    sparse(
-        json!({"index_topk_pattern": "FSS"}),
-        "`index_topk_pattern` is FSS, expected an indexer",
-    );
+    let types = |types: &[&str]| json!({"indexer_types": types});
+    sparse(types(&["full", "none", "full"]), "unsupported indexer type: `none`");
+    sparse(types(&["shared", "full", "full"]), "`indexer_types[0]` is shared, expected full");
+    sparse(types(&["full"]), "`indexer_types` is 1, expected 3 entries");
+    sparse(json!({"index_topk_freq": 0}), "`index_topk_freq` is 0");
+    let pattern = json!({"index_topk_pattern": "FSX"});
+    sparse(pattern, "`index_topk_pattern` is FSX, expected letters F and S");
     sparse(json!({"index_head_dim": 8}), "expected at least qk_rope_head_dim, 12");
     sparse(json!({"index_topk": 0}), "`index_topk` is 0, expected a number from 1");
     sparse(json!({"q_lora_rank": null}), "`q_lora_rank` is absent, expected a number");

@@ -80,7 +80,7 @@ impl Latent {
             latent_factor: 1.0,
             rope: Some(RopeSpec { is_traditional, ..rope.spec(rope_dim, None)? }),
             query_growth: None,
-            indexer: None,
+            choice: None,
             module: String::new(),
             output: "dense".to_owned(),
         })

@@ -65,7 +65,7 @@ impl Config {
             latent_factor: 1.0,
             rope: Some(RopeSpec { is_traditional, ..rope }),
             query_growth: growth,
-            indexer: None,
+            choice: None,
             module: String::new(),
             output: "o_proj".to_owned(),
         })

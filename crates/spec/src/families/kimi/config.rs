@@ -91,7 +91,7 @@ impl Config {
             latent_factor: 1.0,
             rope: None,
             query_growth: None,
-            indexer: None,
+            choice: None,
             module: String::new(),
             output: "o_proj".to_owned(),
         })

@@ -1,0 +1,17 @@
+//! The positions that queries of a step attend to, where an indexer chooses them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+
+use jackalope_mlx::Array;
+
+/// The positions that an indexer has chosen in a step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Choice {
+    /// For each row that attends to chosen positions, in order; written when the layer is computed.
+    pub(crate) rows: Arc<OnceLock<Vec<Vec<usize>>>>,
+    /// Which keys each group of sequences and then each prompt attends to, for MLX; `None` if it
+    /// attends to all.
+    pub(crate) masks: Rc<RefCell<Vec<Option<Array>>>>,
+}
