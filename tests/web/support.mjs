@@ -64,7 +64,10 @@ export async function serve(t, { args = ["--model", mini], env = {}, bin = progr
       clearTimeout(timer);
       resolve(JSON.parse(line));
     });
-    ended.then((code) => reject(new Error(`the server ended with ${code}: ${Buffer.concat(log)}`)));
+    ended.then((code) => {
+      clearTimeout(timer);
+      reject(new Error(`the server ended with ${code}: ${Buffer.concat(log)}`));
+    });
   });
   const { url } = await ready;
   return { url: url.replace(/\/$/, ""), home, child };

@@ -92,6 +92,7 @@ test("views", { timeout: 170_000 }, async (t) => {
     await page.getByRole("cell", { name: "all 4 layers, heads 4–7" }).waitFor();
     await page.getByRole("button", { name: "Examine the machines" }).click();
     await page.locator(".row.top").first().waitFor();
+    await page.getByRole("region", { name: "Versions" }).getByRole("columnheader", { name: "System" }).waitFor();
     await checkAccess(page, "a diagnosis");
   });
 

@@ -150,35 +150,44 @@ function Doctor() {
   );
 }
 
-/** The plain facts of a report, by name. */
+/** What is shown of a machine's report: the field, and its name. */
+const FACTS: [field: string, name: string][] = [
+  ["os", "System"],
+  ["chip", "Chip"],
+  ["cores", "Cores"],
+  ["total_bytes", "Memory"],
+  ["free_bytes", "Free memory"],
+  ["disk_free_bytes", "Free disk"],
+  ["load_percent", "Load"],
+  ["thermal", "Thermal state"],
+  ["jackalope", "Jackalope"],
+  ["mlx", "MLX"],
+];
+
+/** The facts of a report that can be shown, by field. */
 function plain(report: Record<string, unknown> | undefined): Map<string, string> {
   const facts = new Map<string, string>();
-  const add = (prefix: string, value: unknown) => {
-    if (typeof value === "string" && value !== "" && value.length < 60) facts.set(prefix, value);
-    if (typeof value === "number") facts.set(prefix, prefix.endsWith("bytes") ? bytes(value) : digits(value));
-  };
-  for (const [name, value] of Object.entries(report ?? {})) {
-    add(name, value);
-    if (typeof value !== "object" || value === null || Array.isArray(value)) continue;
-    for (const [inner, it] of Object.entries(value)) add(inner, it);
+  const nested = report?.["facts"];
+  const all = { ...report, ...(typeof nested === "object" ? nested : {}) };
+  for (const [name, value] of Object.entries(all)) {
+    if (typeof value === "string" && value !== "") facts.set(name, value);
+    if (typeof value === "number") facts.set(name, name.endsWith("bytes") ? bytes(value) : name.endsWith("percent") ? `${digits(value)} %` : digits(value));
   }
   return facts;
 }
 
-const FACTS_SHOWN = ["hostname", "os", "os_version", "kernel", "chip", "cpu", "cores", "num_cores", "memory_bytes", "total_bytes", "jackalope", "jackalope_version", "version", "mlx", "mlx_version", "build"];
-
 function Versions({ nodes }: { nodes: NonNullable<Diagnosis["nodes"]> }) {
   const facts = nodes.map((it) => plain(it.report));
-  const names = FACTS_SHOWN.filter((name) => facts.some((it) => it.has(name)));
-  if (names.length === 0) return null;
+  const shown = FACTS.filter(([field]) => facts.some((it) => it.has(field)));
+  if (shown.length === 0) return null;
   return (
     <div class="table-wrap" tabIndex={0} role="region" aria-label="Versions">
       <table>
         <thead>
           <tr>
             <th scope="col">Machine</th>
-            {names.map((it) => (
-              <th scope="col">{it.replaceAll("_", " ").replace(" bytes", "")}</th>
+            {shown.map(([, name]) => (
+              <th scope="col">{name}</th>
             ))}
           </tr>
         </thead>
@@ -186,9 +195,7 @@ function Versions({ nodes }: { nodes: NonNullable<Diagnosis["nodes"]> }) {
           {nodes.map((node, idx) => (
             <tr>
               <th scope="row">{node.name}</th>
-              {names.map((name) => (
-                <td>{node.error ?? facts[idx]?.get(name) ?? "–"}</td>
-              ))}
+              {node.error === undefined ? shown.map(([field]) => <td>{facts[idx]?.get(field) ?? "–"}</td>) : <td colSpan={shown.length}>{node.error}</td>}
             </tr>
           ))}
         </tbody>
