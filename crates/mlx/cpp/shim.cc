@@ -16,6 +16,7 @@
 
 #include "jackalope-mlx/src/ffi.rs.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/backend/metal/metal.h"
 #include "mlx/distributed/distributed.h"
 #include "mlx/distributed/distributed_impl.h"
 #include "mlx/distributed/ops.h"
@@ -259,6 +260,9 @@ size_t num_nodes(Refs arrays) {
 void async_eval(Refs arrays) {
   mx::async_eval(to_vector(arrays));
 }
+bool is_available(const array& a) {
+  return a.is_available();
+}
 void synchronize() {
   mx::synchronize(mx::default_stream(mx::Device::cpu));
   mx::synchronize();
@@ -322,6 +326,9 @@ Array scatter(const array& a, Refs indices, Dims axes, const array& update) {
 Array where_(const array& condition, const array& a, const array& b) {
   return boxed(mx::where(condition, a, b));
 }
+Array depends(const array& a, const array& dependency) {
+  return boxed(mx::depends({a}, {dependency})[0]);
+}
 
 #define BINARY(name)                              \
   Array name(const array& a, const array& b) {    \
@@ -333,6 +340,7 @@ BINARY(multiply)
 BINARY(divide)
 BINARY(power)
 BINARY(maximum)
+BINARY(logaddexp)
 BINARY(minimum)
 BINARY(greater)
 BINARY(greater_equal)
@@ -341,6 +349,8 @@ BINARY(less_equal)
 BINARY(equal)
 BINARY(logical_and)
 BINARY(logical_or)
+BINARY(right_shift)
+BINARY(bitwise_and)
 BINARY(matmul)
 #undef BINARY
 
@@ -372,6 +382,7 @@ REDUCTION(mean)
 REDUCTION(max)
 REDUCTION(min)
 REDUCTION(logsumexp)
+REDUCTION(all)
 #undef REDUCTION
 
 Array argmax(const array& a, int32_t axis) {
@@ -403,6 +414,42 @@ Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets) {
         x, spec.dims, spec.traditional, base, spec.scale, offset, optional(freqs));
   };
   return fused(offsets.empty() ? rotate(spec.offset) : rotate(offsets[0].array), {x});
+}
+Arrays gated_delta_update(Refs inputs) {
+  return boxed(mx::fast::gated_delta_update(
+      inputs[0].array, inputs[1].array, inputs[2].array, inputs[3].array, inputs[4].array,
+      inputs[5].array));
+}
+Arrays gpu_kernel(
+    const GpuKernelSpec& spec, Refs inputs, rust::Slice<const OutputSpec> outputs) {
+  auto names = [](const rust::Vec<rust::String>& list) {
+    return std::vector<std::string>(list.begin(), list.end());
+  };
+  // MLX compiles a kernel once for each of its constants.
+  static thread_local std::unordered_map<std::string, mx::fast::CustomKernelFunction> kernels;
+  auto name = to_string(spec.name);
+  auto known = kernels.find(name);
+  if (known == kernels.end()) {
+    auto ins = names(spec.inputs), outs = names(spec.outputs);
+    auto source = to_string(spec.source), header = to_string(spec.header);
+    auto kernel = metal_available() ? mx::fast::metal_kernel(name, ins, outs, source, header)
+                                    : mx::fast::cuda_kernel(name, ins, outs, source, header);
+    known = kernels.emplace(name, std::move(kernel)).first;
+  }
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (const OutputSpec& output : outputs) {
+    shapes.push_back(to_shape(output.shape));
+    dtypes.push_back(to_dtype(output.dtype));
+  }
+  std::vector<std::pair<std::string, mx::fast::TemplateArg>> constants;
+  auto constant_names = names(spec.constant_names);
+  for (size_t i = 0; i < constant_names.size(); ++i)
+    constants.emplace_back(constant_names[i], int(spec.constant_values[i]));
+  return boxed(known->second(
+      to_vector(inputs), shapes, dtypes, {spec.grid[0], spec.grid[1], spec.grid[2]},
+      {spec.group[0], spec.group[1], spec.group[2]}, std::move(constants), std::nullopt, false,
+      {}));
 }
 Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask, Refs sinks) {
   auto out = mx::fast::scaled_dot_product_attention(
@@ -448,6 +495,9 @@ void set_default_device_gpu(bool gpu) {
 }
 void exit_now(int32_t code) {
   ::_exit(code);
+}
+bool metal_available() {
+  return mx::metal::is_available();
 }
 bool gpu_available() {
   return mx::is_available(mx::Device::gpu);

@@ -21,6 +21,7 @@ struct ArrayRef;
 struct RopeSpec;
 struct QuantSpec;
 struct OutputSpec;
+struct GpuKernelSpec;
 struct KernelInput;
 struct KernelOutput;
 struct Kernel;
@@ -43,6 +44,7 @@ void eval(Refs arrays);
 void begin_counting();
 size_t num_nodes(Refs arrays);
 void async_eval(Refs arrays);
+bool is_available(const array& a);
 void synchronize();
 
 Array astype(const array& a, uint8_t dtype);
@@ -65,6 +67,7 @@ Array take(const array& a, const array& indices, int32_t axis);
 Array take_along_axis(const array& a, const array& indices, int32_t axis);
 Array scatter(const array& a, Refs indices, Dims axes, const array& update);
 Array where_(const array& condition, const array& a, const array& b);
+Array depends(const array& a, const array& dependency);
 
 Array add(const array& a, const array& b);
 Array subtract(const array& a, const array& b);
@@ -72,6 +75,7 @@ Array multiply(const array& a, const array& b);
 Array divide(const array& a, const array& b);
 Array power(const array& a, const array& b);
 Array maximum(const array& a, const array& b);
+Array logaddexp(const array& a, const array& b);
 Array minimum(const array& a, const array& b);
 Array greater(const array& a, const array& b);
 Array greater_equal(const array& a, const array& b);
@@ -80,6 +84,8 @@ Array less_equal(const array& a, const array& b);
 Array equal(const array& a, const array& b);
 Array logical_and(const array& a, const array& b);
 Array logical_or(const array& a, const array& b);
+Array right_shift(const array& a, const array& b);
+Array bitwise_and(const array& a, const array& b);
 Array matmul(const array& a, const array& b);
 Array negative(const array& a);
 Array logical_not(const array& a);
@@ -100,6 +106,7 @@ Array mean(const array& a, int32_t axis, bool keepdims);
 Array max(const array& a, int32_t axis, bool keepdims);
 Array min(const array& a, int32_t axis, bool keepdims);
 Array logsumexp(const array& a, int32_t axis, bool keepdims);
+Array all(const array& a, int32_t axis, bool keepdims);
 Array argmax(const array& a, int32_t axis);
 Array softmax(const array& a, int32_t axis);
 Array cumsum(const array& a, int32_t axis);
@@ -109,6 +116,9 @@ Array argpartition(const array& a, int32_t kth, int32_t axis);
 Array rms_norm(const array& x, Refs weight, float eps);
 Array layer_norm(const array& x, Refs weight, Refs bias, float eps);
 Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets);
+Arrays gated_delta_update(Refs inputs);
+Arrays gpu_kernel(
+    const GpuKernelSpec& spec, Refs inputs, rust::Slice<const OutputSpec> outputs);
 Array attention(Refs qkv, float scale, rust::Str mask_mode, Refs mask, Refs sinks);
 
 Array quantized_matmul(
@@ -123,6 +133,7 @@ Array dequantize(
 bool default_device_is_gpu();
 void set_default_device_gpu(bool gpu);
 bool gpu_available();
+bool metal_available();
 void exit_now(int32_t code);
 rust::String version();
 size_t active_bytes();

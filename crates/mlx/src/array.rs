@@ -4,6 +4,7 @@ use std::fmt;
 
 use cxx::UniquePtr;
 
+use crate::counters;
 use crate::dtype::{ArrayType, Dtype, Element, bytes_of, num_elements};
 use crate::error::Error;
 use crate::ffi::bridge::{self, ArrayRef, RawArray};
@@ -59,6 +60,7 @@ impl Array {
     #[track_caller]
     pub fn from_bytes(shape: &[i32], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
         let nbytes = num_elements(shape) * dtype.size_bytes();
+        counters::count(|it| it.bytes_written += nbytes as u64);
         let array = built("allocate", bridge::allocate(shape, dtype.code()));
         // SAFETY: the array was just allocated with this size and has one handle, so no other code
         // reads or writes its memory.
@@ -172,6 +174,11 @@ impl Array {
         eval(&[self])
     }
 
+    /// Whether the values are computed, so that reading them does not wait.
+    pub fn is_available(&self) -> bool {
+        bridge::is_available(&self.0)
+    }
+
     /// Computes this array and copies its values to the host, in row order.
     ///
     /// # Errors
@@ -182,6 +189,7 @@ impl Array {
             return Err(Error::WrongDtype { asked: T::DTYPE, found });
         }
         self.eval()?;
+        counters::count(|it| it.bytes_read += self.nbytes() as u64);
         if bridge::row_contiguous(&self.0) {
             return Ok(T::decode(self.bytes()));
         }
@@ -217,6 +225,9 @@ impl Array {
 /// Returns the error that the device, a custom kernel or a group operation in the graph reported.
 /// The arrays then hold no valid values, but other arrays can be evaluated.
 pub fn eval(arrays: &[&Array]) -> Result<(), Error> {
+    if !arrays.iter().all(|array| array.is_available()) {
+        counters::count(|it| it.waits += 1);
+    }
     bridge::eval(&refs(arrays)).map_err(|err| {
         drain();
         Error::Evaluation { message: err.what().to_owned() }
@@ -237,15 +248,15 @@ pub fn count_nodes(build: impl FnOnce() -> Vec<Array>) -> usize {
 /// # Errors
 /// Returns an error that was reported while the work was submitted.
 pub fn async_eval(arrays: &[&Array]) -> Result<(), Error> {
+    counters::count(|it| it.submissions += 1);
     bridge::async_eval(&refs(arrays)).map_err(|err| {
         drain();
         Error::Evaluation { message: err.what().to_owned() }
     })
 }
 
-/// Waits for the parts of a failed graph that still run, while the caller's handles keep its
-/// buffers alive.
-fn drain() {
+/// Waits for everything that was submitted, and drops its errors.
+pub fn drain() {
     for _ in 0..DRAIN_ATTEMPTS {
         if bridge::synchronize().is_ok() {
             return;
@@ -266,7 +277,10 @@ pub(crate) fn optional(array: Option<&Array>) -> Vec<ArrayRef<'_>> {
 #[track_caller]
 pub(crate) fn built(op: &str, result: Result<UniquePtr<RawArray>, cxx::Exception>) -> Array {
     match result {
-        Ok(raw) => Array(raw),
+        Ok(raw) => {
+            counters::count(|it| it.nodes += 1);
+            Array(raw)
+        }
         Err(err) => panic!("{op}: {err}"),
     }
 }
@@ -278,7 +292,10 @@ pub(crate) fn built_all(
     result: Result<UniquePtr<cxx::CxxVector<RawArray>>, cxx::Exception>,
 ) -> Vec<Array> {
     match result {
-        Ok(raw) => (0..raw.len()).map(|idx| Array(bridge::pick(&raw, idx))).collect(),
+        Ok(raw) => {
+            counters::count(|it| it.nodes += 1);
+            (0..raw.len()).map(|idx| Array(bridge::pick(&raw, idx))).collect()
+        }
         Err(err) => panic!("{op}: {err}"),
     }
 }

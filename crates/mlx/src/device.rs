@@ -42,3 +42,21 @@ pub fn exit_now(code: i32) -> ! {
     bridge::exit_now(code);
     unreachable!("_exit does not return")
 }
+
+/// The kind of a GPU.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum GpuKind {
+    /// A GPU of a Mac.
+    Metal,
+    /// A GPU of Nvidia.
+    Cuda,
+}
+
+/// Returns the kind of GPU that MLX computes on by default; `None` for a CPU.
+pub fn gpu_kind() -> Option<GpuKind> {
+    match device() {
+        Device::Cpu => None,
+        Device::Gpu if bridge::metal_available() => Some(GpuKind::Metal),
+        Device::Gpu => Some(GpuKind::Cuda),
+    }
+}

@@ -1,7 +1,8 @@
 //! MLX's fused operations.
 
-use crate::array::{Array, built, optional, refs};
-use crate::ffi::bridge;
+use crate::array::{Array, built, built_all, optional, refs};
+use crate::dtype::ArrayType;
+use crate::ffi::bridge::{self, OutputSpec};
 
 /// Applies root-mean-square normalisation over the last dimension.
 #[track_caller]
@@ -101,4 +102,77 @@ pub fn scaled_dot_product_attention(
     let [mask, sinks] = [array, scores.sinks].map(optional);
     let node = bridge::attention(&refs(&[q, k, v]), scores.scale, mode, &mask, &sinks);
     built("scaled_dot_product_attention", node)
+}
+
+/// Computes the gated delta rule with MLX's kernel, which exists for Metal and some shapes; elsewhere MLX
+/// builds nodes for every token. `q`, `k` are `[batch, seq, key_heads, key_dim]`, `v` `[batch, seq,
+/// value_heads, value_dim]`, `decays` and `rates` `[batch, seq, value_heads]`, the state `[batch,
+/// value_heads, value_dim, key_dim]`. Returns the results in the shape of `v`, and the state after them.
+#[track_caller]
+pub fn gated_delta_update(
+    qkv: [&Array; 3],
+    decays: &Array,
+    rates: &Array,
+    state: &Array,
+) -> [Array; 2] {
+    let [q, k, v] = qkv;
+    let inputs = refs(&[q, k, v, decays, rates, state]);
+    let outputs = built_all("gated_delta_update", bridge::gated_delta_update(&inputs));
+    outputs.try_into().expect("a recurrence has results and a state")
+}
+
+/// A kernel for GPUs in Metal or CUDA, compiled by MLX when it is first used.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuKernel<'a> {
+    /// Name, one for each source.
+    pub name: &'a str,
+    /// Names of the inputs in the source.
+    pub inputs: &'a [&'a str],
+    /// Names of the outputs in the source.
+    pub outputs: &'a [&'a str],
+    /// Body of the kernel's function.
+    pub source: &'a str,
+    /// What comes before the function.
+    pub header: &'a str,
+    /// Constants of the source by name.
+    pub constants: &'a [(&'a str, i32)],
+}
+
+/// The outputs of a kernel and the threads that compute them.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelOutputs<'a> {
+    /// Shape and element type of each.
+    pub types: &'a [ArrayType],
+    /// Number of threads in each direction.
+    pub grid: [i32; 3],
+    /// Number of threads of a group in each direction.
+    pub group: [i32; 3],
+}
+
+/// Applies a kernel to row-contiguous copies of its inputs. Fails when it is evaluated unless MLX
+/// computes on a GPU that knows the source's language.
+#[track_caller]
+pub fn gpu_kernel(
+    kernel: &GpuKernel<'_>,
+    inputs: &[&Array],
+    outputs: &KernelOutputs<'_>,
+) -> Vec<Array> {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let (constant_names, constant_values): (Vec<&str>, Vec<i32>) =
+        kernel.constants.iter().copied().unzip();
+    let spec = bridge::GpuKernelSpec {
+        name: kernel.name,
+        inputs: owned(kernel.inputs),
+        outputs: owned(kernel.outputs),
+        source: kernel.source,
+        header: kernel.header,
+        constant_names: owned(&constant_names),
+        constant_values: &constant_values,
+        grid: outputs.grid,
+        group: outputs.group,
+    };
+    let types = outputs.types.iter();
+    let types: Vec<OutputSpec<'_>> =
+        types.map(|it| OutputSpec { shape: &it.shape, dtype: it.dtype.code() }).collect();
+    built_all(kernel.name, bridge::gpu_kernel(&spec, &refs(inputs), &types))
 }

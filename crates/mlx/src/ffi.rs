@@ -50,6 +50,19 @@ pub(crate) mod bridge {
         dtype: u8,
     }
 
+    /// A kernel for GPUs, with the names of MLX's arguments.
+    struct GpuKernelSpec<'a> {
+        name: &'a str,
+        inputs: Vec<String>,
+        outputs: Vec<String>,
+        source: &'a str,
+        header: &'a str,
+        constant_names: Vec<String>,
+        constant_values: &'a [i32],
+        grid: [i32; 3],
+        group: [i32; 3],
+    }
+
     extern "Rust" {
         type Kernel;
         fn run_kernel(
@@ -113,6 +126,7 @@ pub(crate) mod bridge {
         fn begin_counting();
         fn num_nodes(arrays: &[ArrayRef]) -> usize;
         fn async_eval(arrays: &[ArrayRef]) -> Result<()>;
+        fn is_available(a: &RawArray) -> bool;
         fn synchronize() -> Result<()>;
 
         // Shapes.
@@ -151,6 +165,7 @@ pub(crate) mod bridge {
             update: &RawArray,
         ) -> Result<UniquePtr<RawArray>>;
         fn where_(condition: &RawArray, a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn depends(a: &RawArray, dependency: &RawArray) -> Result<UniquePtr<RawArray>>;
 
         // Element by element.
         fn add(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
@@ -159,6 +174,7 @@ pub(crate) mod bridge {
         fn divide(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn power(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn maximum(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn logaddexp(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn minimum(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn greater(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn greater_equal(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
@@ -167,6 +183,8 @@ pub(crate) mod bridge {
         fn equal(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn logical_and(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn logical_or(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn right_shift(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn bitwise_and(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn matmul(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn negative(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn logical_not(a: &RawArray) -> Result<UniquePtr<RawArray>>;
@@ -188,6 +206,7 @@ pub(crate) mod bridge {
         fn max(a: &RawArray, axis: i32, keepdims: bool) -> Result<UniquePtr<RawArray>>;
         fn min(a: &RawArray, axis: i32, keepdims: bool) -> Result<UniquePtr<RawArray>>;
         fn logsumexp(a: &RawArray, axis: i32, keepdims: bool) -> Result<UniquePtr<RawArray>>;
+        fn all(a: &RawArray, axis: i32, keepdims: bool) -> Result<UniquePtr<RawArray>>;
         fn argmax(a: &RawArray, axis: i32) -> Result<UniquePtr<RawArray>>;
         fn softmax(a: &RawArray, axis: i32) -> Result<UniquePtr<RawArray>>;
         fn cumsum(a: &RawArray, axis: i32) -> Result<UniquePtr<RawArray>>;
@@ -208,6 +227,12 @@ pub(crate) mod bridge {
             freqs: &[ArrayRef],
             offsets: &[ArrayRef],
         ) -> Result<UniquePtr<RawArray>>;
+        fn gated_delta_update(inputs: &[ArrayRef]) -> Result<UniquePtr<CxxVector<RawArray>>>;
+        fn gpu_kernel(
+            spec: &GpuKernelSpec,
+            inputs: &[ArrayRef],
+            outputs: &[OutputSpec],
+        ) -> Result<UniquePtr<CxxVector<RawArray>>>;
         fn attention(
             qkv: &[ArrayRef],
             scale: f32,
@@ -250,6 +275,7 @@ pub(crate) mod bridge {
         fn default_device_is_gpu() -> bool;
         fn set_default_device_gpu(gpu: bool) -> Result<()>;
         fn gpu_available() -> bool;
+        fn metal_available() -> bool;
         fn exit_now(code: i32);
         fn version() -> String;
         fn active_bytes() -> usize;

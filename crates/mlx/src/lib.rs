@@ -12,6 +12,7 @@
 
 mod array;
 mod backend;
+mod counters;
 mod custom;
 mod device;
 mod dtype;
@@ -26,10 +27,11 @@ mod ops;
 mod pinned;
 pub mod quant;
 
-pub use array::{Array, async_eval, count_nodes, eval};
+pub use array::{Array, async_eval, count_nodes, drain, eval};
 pub use backend::Backend;
+pub use counters::{HostCounters, host_counters};
 pub use custom::custom;
-pub use device::{Device, device, exit_now, gpu_available, set_device, version};
+pub use device::{Device, GpuKind, device, exit_now, gpu_available, gpu_kind, set_device, version};
 pub use dtype::{ArrayType, Dtype, Element};
 pub use error::Error;
 pub use ffi::kernel::{Buffer, BufferMut};

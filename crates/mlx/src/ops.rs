@@ -98,7 +98,12 @@ impl Array {
     /// `indices[k][i]` of `axes[k]` and holds `update[i]`, which has length 1 along these axes.
     /// Indices are i32 `[slices]`.
     #[track_caller]
-    pub fn scatter(&self, indices: [&Array; 2], axes: [i32; 2], update: &Array) -> Array {
+    pub fn scatter<const AXES: usize>(
+        &self,
+        indices: [&Array; AXES],
+        axes: [i32; AXES],
+        update: &Array,
+    ) -> Array {
         built("scatter", bridge::scatter(&self.0, &refs(&indices), &axes, &update.0))
     }
 
@@ -152,6 +157,12 @@ impl Array {
     pub fn where_(condition: &Array, a: &Array, b: &Array) -> Array {
         built("where", bridge::where_(&condition.0, &a.0, &b.0))
     }
+
+    /// Returns the same values, computed after `dependency`.
+    #[track_caller]
+    pub fn after(&self, dependency: &Array) -> Array {
+        built("depends", bridge::depends(&self.0, &dependency.0))
+    }
 }
 
 macro_rules! binary {
@@ -180,6 +191,8 @@ binary! {
     power => power;
     /// Returns the larger of both elements.
     maximum => maximum;
+    /// Returns `log(exp(self) + exp(rhs))`.
+    logaddexp => logaddexp;
     /// Returns the smaller of both elements.
     minimum => minimum;
     /// Returns whether `self > rhs`.
@@ -198,6 +211,10 @@ binary! {
     logical_or => logical_or;
     /// Returns the matrix product over the last two dimensions.
     matmul => matmul;
+    /// Returns the bits of an integer, moved `rhs` places towards the lowest.
+    right_shift => right_shift;
+    /// Returns the bits that both integers have.
+    bitwise_and => bitwise_and;
 }
 
 macro_rules! unary {
@@ -280,6 +297,12 @@ impl Array {
     #[track_caller]
     pub fn logsumexp(&self, axis: i32, keepdims: bool) -> Array {
         built("logsumexp", bridge::logsumexp(&self.0, axis, keepdims))
+    }
+
+    /// Returns whether all elements are true.
+    #[track_caller]
+    pub fn all(&self, axis: i32, keepdims: bool) -> Array {
+        built("all", bridge::all(&self.0, axis, keepdims))
     }
 
     /// Returns the index of the largest element (the first of equal ones), u32.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cxx::UniquePtr;
 
 use crate::array::Array;
+use crate::counters;
 use crate::dtype::{Dtype, Element, values_of};
 use crate::error::Error;
 use crate::ffi::bridge::{self, RawArray};
@@ -40,6 +41,7 @@ impl Array {
         self.eval()?;
         let array = if bridge::row_contiguous(&self.0) { self.clone() } else { self.contiguous() };
         array.eval()?;
+        counters::count(|it| it.bytes_read += array.nbytes() as u64);
         let (data, nbytes, dtype) = (bridge::data(&array.0), array.nbytes(), array.dtype());
         Ok(Pinned(Arc::new(Held { _array: array.0, data, nbytes, dtype })))
     }
