@@ -61,7 +61,8 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("kernels", &[]),
     ("transport", &["protocol"]),
     ("mlx", &["transport"]),
-    ("models", &["kernels", "mlx", "protocol", "spec", "transport"]),
+    ("recurrence", &["mlx"]),
+    ("models", &["kernels", "mlx", "protocol", "recurrence", "spec", "transport"]),
     ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport"]),
 ];
 

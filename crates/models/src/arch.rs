@@ -10,7 +10,6 @@ mod second;
 use std::ops::Range;
 
 use jackalope_mlx::Array;
-use jackalope_protocol::TokenId;
 
 use self::decoder::Decoder;
 use crate::cache::LayerCacheShape;
@@ -19,14 +18,14 @@ use crate::error::LoadError;
 use crate::layers::Heads;
 use crate::parallel::Parallel;
 use crate::split::Cut;
-use crate::step::Step;
+use crate::step::{Step, StepTokens};
 use crate::weights::{LoadCounters, LoadProgress, Loader};
 
 /// A network that a model file builds.
 pub(crate) trait Network: std::fmt::Debug {
     /// Returns the last layer's output for every row of the step, `[tokens, hidden]`; if another
     /// rank has that layer, the activations that are sent on.
-    fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array;
+    fn forward(&self, tokens: StepTokens<'_>, step: &mut Step<'_, '_>) -> Array;
 
     /// Applies the final norm to some of these rows, `[n, hidden]`.
     fn norm(&self, h: &Array) -> Array;

@@ -6,6 +6,7 @@
 mod arrays;
 mod pages;
 mod slots;
+mod state_slots;
 mod states;
 
 use std::cell::RefCell;
@@ -21,6 +22,7 @@ use crate::parallel::Compute;
 pub(crate) use self::arrays::KvArrays;
 pub(crate) use self::pages::{LayerPages, Page};
 pub(crate) use self::slots::{Decoding, Place, SlotAssignment, SlotPool};
+pub(crate) use self::state_slots::{StateAssignment, StateSlot};
 pub(crate) use self::states::{StateArrays, StateStep};
 
 /// Number of tokens by which a cache grows.
@@ -119,7 +121,7 @@ impl CacheShape {
     }
 
     /// Whether there are layers with states, even if this rank has no part of them.
-    fn has_states(&self) -> bool {
+    pub(crate) fn has_states(&self) -> bool {
         self.layers.iter().any(|layer| layer.state().is_some())
     }
 
@@ -142,6 +144,8 @@ pub struct SequenceCache {
     layers: Vec<LayerCache>,
     /// Place of keys and values, for MLX's operations.
     place: Rc<RefCell<Place>>,
+    /// Where the present states are, for MLX's operations.
+    state_slot: StateSlot,
     len: usize,
     capacity: usize,
     /// Lengths at which the layers keep their states, in ascending order.
@@ -159,7 +163,8 @@ impl SequenceCache {
         let layers = shape.layers.iter().map(layer).collect();
         let place = Rc::new(RefCell::new(Place::Own(vec![None; shape.layers.len()])));
         let (shape, kept) = (shape.clone(), Vec::new());
-        SequenceCache { shape, layers, place, len: 0, capacity: 0, kept }
+        let state_slot = StateSlot::default();
+        SequenceCache { shape, layers, place, state_slot, len: 0, capacity: 0, kept }
     }
 
     /// Returns the number of positions held.
@@ -195,7 +200,12 @@ impl SequenceCache {
     pub fn keep(&mut self) {
         if self.shape.has_states() && 0 < self.len && !self.kept.contains(&self.len) {
             self.kept.push(self.len);
-            self.states().for_each(LayerStates::keep);
+            match self.copied_states() {
+                Some(copies) => {
+                    self.states_with(copies).for_each(|(it, copy)| it.keep_arrays(copy))
+                }
+                None => self.states().for_each(LayerStates::keep),
+            }
         }
     }
 
@@ -222,6 +232,7 @@ impl SequenceCache {
         self.kept.truncate(num_kept);
         // What is left of the kept lengths ends with this one, unless this one is 0.
         self.states().for_each(|states| states.cut(num_kept));
+        self.state_slot.set(None);
         self.len = tokens;
     }
 
@@ -249,10 +260,61 @@ impl SequenceCache {
         };
         let capacity = tokens.next_multiple_of(BLOCK_TOKENS);
         let layers = self.layers.iter().map(|layer| layer.fork(capacity, at)).collect();
+        let states = match at {
+            ForkAt::End => self.copied_states(),
+            ForkAt::Start | ForkAt::Kept(_) => None,
+        };
         let kept = kept_idx.map(|_| tokens).into_iter().collect();
         let place = Rc::new(RefCell::new(self.fork_place(capacity)));
         let shape = self.shape.clone();
-        Ok(SequenceCache { shape, layers, place, len: tokens, capacity, kept })
+        let state_slot = StateSlot::default();
+        let mut fork =
+            SequenceCache { shape, layers, place, state_slot, len: tokens, capacity, kept };
+        if let Some(states) = states {
+            fork.set_states(states);
+        }
+        Ok(fork)
+    }
+
+    /// Returns copies of the present states, one for each layer, if they are in a slot.
+    fn copied_states(&self) -> Option<Vec<Option<StateArrays>>> {
+        let slot = self.state_slot.get()?;
+        Some(self.shape.slots.borrow_mut().states.copy(slot))
+    }
+
+    /// Returns the layers' states, each with its layer's part of `copies`.
+    fn states_with(
+        &mut self,
+        copies: Vec<Option<StateArrays>>,
+    ) -> impl Iterator<Item = (&mut LayerStates, Option<StateArrays>)> {
+        let layers = self.layers.iter_mut().zip(copies);
+        layers.filter_map(|(layer, copy)| Some((layer.states.as_mut()?, copy)))
+    }
+
+    fn set_states(&mut self, arrays: Vec<Option<StateArrays>>) {
+        for (states, arrays) in self.states_with(arrays) {
+            if let Some(arrays) = arrays {
+                states.set_arrays(arrays);
+            }
+        }
+    }
+
+    /// Moves the present states out of their slot, if they are in one.
+    pub(crate) fn leave_state_slot(&mut self) {
+        if let Some(states) = self.copied_states() {
+            self.state_slot.set(None);
+            self.set_states(states);
+        }
+    }
+
+    /// Returns the slot of the present states.
+    pub(crate) fn state_slot(&self) -> StateSlot {
+        Rc::clone(&self.state_slot)
+    }
+
+    /// Takes one layer's state, for MLX's operations; `None` at length 0.
+    pub(crate) fn take_state_arrays(&mut self, layer_idx: usize) -> Option<StateArrays> {
+        self.state(layer_idx).take_arrays()
     }
 
     /// Returns copies of the first `capacity` positions, for MLX's operations.
@@ -318,9 +380,10 @@ impl SequenceCache {
     pub fn arrays(&self) -> Vec<Array> {
         let states = self.layers.iter().filter_map(|layer| layer.states.as_ref()?.arrays());
         let states = states.flat_map(|held| [&held.inputs].into_iter().chain(&held.state).cloned());
-        let copies = self.shape.slots.borrow_mut().take_copies();
+        let mut slots = self.shape.slots.borrow_mut();
+        let written = slots.take_copies().into_iter().chain(slots.states.take_written());
         let last_step = self.shape.last_step.borrow().clone();
-        states.chain(copies).chain(last_step).collect()
+        states.chain(written).chain(last_step).collect()
     }
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
@@ -370,6 +433,11 @@ impl SequenceCache {
     /// Returns the sequence as one that decodes in a slot.
     pub(crate) fn decoding(&self) -> Decoding {
         Decoding { place: Rc::clone(&self.place), len: self.len }
+    }
+
+    /// Whether there are layers with states.
+    pub(crate) fn has_states(&self) -> bool {
+        self.shape.has_states()
     }
 
     /// Returns the slots of the model's sequences.

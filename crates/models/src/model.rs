@@ -11,9 +11,9 @@ use crate::arch::{self, Dimensions, Network};
 use crate::cache::{CacheShape, LayerCacheShape, SequenceCache, SlotPool};
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
-use crate::parallel::Parallel;
+use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
-use crate::step::{Span, Step};
+use crate::step::{Span, Step, StepTokens};
 use crate::weights::{LoadCounters, LoadProgress};
 
 /// The rows of one step.
@@ -129,6 +129,11 @@ impl Model {
         self.facts.cache_cost.has_states()
     }
 
+    /// Whether MLX's own operations compute the layers, on whatever device, instead of our kernels.
+    pub fn computes_with_mlx(&self) -> bool {
+        matches!(self.cache_shape.compute, Compute::Stock)
+    }
+
     /// Creates an empty cache for one sequence.
     pub fn new_cache(&self) -> SequenceCache {
         SequenceCache::new(&self.cache_shape)
@@ -148,11 +153,38 @@ impl Model {
     /// Panics if spans, caches and tokens do not fit together, or there are no spans.
     #[track_caller]
     pub fn hidden(&self, batch: &Batch<'_>, caches: &mut [&mut SequenceCache]) -> Array {
+        self.hidden_of(batch, None, caches)
+    }
+
+    /// Builds [`hidden`](Model::hidden) of tokens that the device computes: `tokens`, u32 `[tokens]`,
+    /// takes the place of [`Batch::tokens`], of which only the number counts.
+    ///
+    /// # Panics
+    /// Panics like [`hidden`](Model::hidden), and if the model does not compute with MLX's operations.
+    #[track_caller]
+    pub fn hidden_of_device_tokens(
+        &self,
+        batch: &Batch<'_>,
+        tokens: &Array,
+        caches: &mut [&mut SequenceCache],
+    ) -> Array {
+        assert!(self.computes_with_mlx(), "our kernels need tokens that the host knows");
+        self.hidden_of(batch, Some(tokens), caches)
+    }
+
+    #[track_caller]
+    fn hidden_of(
+        &self,
+        batch: &Batch<'_>,
+        device_tokens: Option<&Array>,
+        caches: &mut [&mut SequenceCache],
+    ) -> Array {
         assert!(!batch.rows.is_empty(), "a step has rows");
         let mut step = Step::new(&batch.rows, caches);
         let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
         assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
-        let h = self.network.forward(batch.tokens, &mut step);
+        let tokens = StepTokens { host: batch.tokens, device: device_tokens };
+        let h = self.network.forward(tokens, &mut step);
         let result = if !self.has_last_layer {
             h.clone()
         } else if batch.logits_at.is_empty() {

@@ -47,7 +47,11 @@ pub enum Compute {
 }
 
 impl Compute {
-    /// Returns the kernels if MLX computes on the CPU, else MLX's own operations.
+    /// Value of [`InstructionSet::VARIABLE`] that chooses MLX's own operations on the CPU too.
+    pub const STOCK: &'static str = "stock";
+
+    /// Returns the kernels if MLX computes on the CPU, else MLX's own operations; also those if
+    /// `JACKALOPE_CPU` is [`Compute::STOCK`].
     ///
     /// # Errors
     /// Fails if `JACKALOPE_CPU` names an instruction set that is unknown or not available.
@@ -58,7 +62,12 @@ impl Compute {
         if device == mlx::Device::Gpu {
             return Ok(Compute::Stock);
         }
-        let instructions = InstructionSet::from_environment()?;
+        let instructions = match InstructionSet::from_environment() {
+            Err(InstructionSetError::Unknown(name)) if name == Compute::STOCK => {
+                return Ok(Compute::Stock);
+            }
+            instructions => instructions?,
+        };
         Ok(Compute::Kernels(Arc::new(Threads::with_instructions(num_threads, instructions))))
     }
 

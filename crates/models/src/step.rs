@@ -8,6 +8,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use jackalope_mlx::Array;
+use jackalope_protocol::TokenId;
+
 use crate::cache::SequenceCache;
 use crate::layers::{Rope, RotationTable};
 
@@ -22,6 +25,15 @@ pub struct Span {
     pub start_idx: usize,
     /// Number of tokens; never zero.
     pub len: usize,
+}
+
+/// The tokens of a step's rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepTokens<'a> {
+    /// As far as the host knows them; the others are any.
+    pub(crate) host: &'a [TokenId],
+    /// All of them, u32 `[tokens]`, if the host does not know them all. For MLX's operations.
+    pub(crate) device: Option<&'a Array>,
 }
 
 /// Consecutive rows of one sequence, with their position in it.
@@ -92,7 +104,10 @@ impl<'a, 'b> Step<'a, 'b> {
     /// Returns how the rows are computed with MLX's operations; decided once per step, which gives
     /// the sequences that decode their slots.
     pub(crate) fn stock_plan(&mut self) -> Rc<StockPlan> {
-        let plan = || Rc::new(StockPlan::new(&self.spans, self.caches));
-        Rc::clone(self.stock_plan.get_or_insert_with(plan))
+        let plan = self
+            .stock_plan
+            .take()
+            .unwrap_or_else(|| Rc::new(StockPlan::new(&self.spans, self.caches)));
+        Rc::clone(self.stock_plan.insert(plan))
     }
 }

@@ -1,7 +1,6 @@
 //! The decoder that all architectures share: embedding, layers, final norm, head.
 
 use jackalope_mlx::Array;
-use jackalope_protocol::TokenId;
 
 use super::layer::DecoderLayer;
 use super::parts::LayerParts;
@@ -15,7 +14,7 @@ use crate::layers::{
 };
 use crate::parallel::Parallel;
 use crate::split::Cut;
-use crate::step::Step;
+use crate::step::{Step, StepTokens};
 use crate::weights::Weights;
 
 /// A network of decoder layers.
@@ -99,7 +98,7 @@ fn reported_heads(layers: &Stack<DecoderLayer>, parallel: &Parallel) -> Heads {
 }
 
 impl Network for Decoder {
-    fn forward(&self, tokens: &[TokenId], step: &mut Step<'_, '_>) -> Array {
+    fn forward(&self, tokens: StepTokens<'_>, step: &mut Step<'_, '_>) -> Array {
         let embed = || match &self.per_layer_inputs {
             Some(inputs) => {
                 let (residual, inputs) = inputs.forward(&self.embed_tokens, tokens);
@@ -110,13 +109,13 @@ impl Network for Decoder {
         let add =
             |h, layer: &DecoderLayer, input: Option<LayerInput<'_>>| layer.forward(h, input, step);
         let Some(streams) = &self.streams else {
-            return self.layers.forward(tokens.len(), embed, add);
+            return self.layers.forward(tokens.host.len(), embed, add);
         };
         let embed = || {
             let Stream { residual, inputs } = embed();
             Stream { residual: residual.replaced(|h| streams.begin(&h)), inputs }
         };
-        let end = self.layers.forward(tokens.len(), embed, add);
+        let end = self.layers.forward(tokens.host.len(), embed, add);
         if self.layers.has_last() { streams.end(&end) } else { end }
     }
 

@@ -13,6 +13,7 @@ use std::rc::{Rc, Weak};
 use jackalope_mlx::{Array, Dtype};
 
 use super::arrays::KvArrays;
+use super::state_slots::StateSlots;
 use super::{BLOCK_TOKENS, LayerCacheShape};
 
 /// Number of steps without a token after which a sequence gives up its slot if others need room.
@@ -64,6 +65,8 @@ pub(crate) struct SlotPool {
     step: u64,
     /// Copies that must be made before the next step writes to their sources.
     copies: Vec<Array>,
+    /// Slots of states.
+    pub(crate) states: StateSlots,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,9 @@ fn class_for(len: usize) -> usize {
 
 impl SlotPool {
     pub(crate) fn new(shapes: Rc<[LayerCacheShape]>, dtype: Dtype) -> SlotPool {
-        SlotPool { shapes, dtype, classes: BTreeMap::new(), step: 0, copies: Vec::new() }
+        let states = StateSlots::new(shapes.len());
+        let classes = BTreeMap::new();
+        SlotPool { shapes, dtype, classes, step: 0, copies: Vec::new(), states }
     }
 
     /// Returns the copies that were begun since the last call.

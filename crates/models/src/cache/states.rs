@@ -59,12 +59,30 @@ impl StateArrays {
         if num_sequences == 1 {
             return vec![self];
         }
-        let own = (0..num_sequences).map(|idx| {
-            let idx = Array::from_slice(&[idx], &[1]);
-            let state = self.state.as_ref().map(|state| state.take(&idx, 0));
-            StateArrays { inputs: self.inputs.take(&idx, 0), state }
-        });
-        own.collect()
+        (0..num_sequences)
+            .map(|idx| self.clone().picked(&Array::from_slice(&[idx], &[1])))
+            .collect()
+    }
+
+    /// Returns copies of the states at `indices`.
+    pub(super) fn picked(self, indices: &Array) -> StateArrays {
+        let state = self.state.map(|state| state.take(indices, 0));
+        StateArrays { inputs: self.inputs.take(indices, 0), state }
+    }
+
+    /// Returns these states with those at `indices` replaced, in place if there is no other handle.
+    pub(super) fn replaced(self, indices: &Array, new: &StateArrays) -> StateArrays {
+        let replace = |held: Array, new: &Array| held.scatter([indices], [0], &new.expand_dims(1));
+        let state = self.state.zip(new.state.as_ref());
+        StateArrays {
+            inputs: replace(self.inputs, &new.inputs),
+            state: state.map(|(held, new)| replace(held, new)),
+        }
+    }
+
+    /// Returns handles to all arrays.
+    pub(super) fn handles(&self) -> Vec<Array> {
+        [&self.inputs].into_iter().chain(&self.state).cloned().collect()
     }
 }
 
@@ -90,6 +108,11 @@ impl LayerStates {
     /// Keeps the present state as the last one.
     pub(super) fn keep(&mut self) {
         self.kept.push(self.present.as_ref().map(State::share));
+    }
+
+    /// Keeps a state for MLX's operations that is elsewhere at present.
+    pub(super) fn keep_arrays(&mut self, arrays: Option<StateArrays>) {
+        self.kept.push(arrays.map(State::Arrays));
     }
 
     /// Gives up the kept state with this index.
@@ -134,7 +157,19 @@ impl LayerStates {
         StateStep { source, target }
     }
 
-    /// Returns the present state for MLX's operations; `None` at length 0, or if it is the kernels'.
+    /// Takes the present state for MLX's operations; `None` at length 0.
+    ///
+    /// # Panics
+    /// Panics if the state is the kernels'.
+    pub(super) fn take_arrays(&mut self) -> Option<StateArrays> {
+        match self.present.take()? {
+            State::Arrays(arrays) => Some(arrays),
+            State::Buffer(_) => panic!("this cache is the kernels'"),
+        }
+    }
+
+    /// Returns the present state for MLX's operations; `None` at length 0, if it is the kernels', and while
+    /// it is in a slot.
     pub(super) fn arrays(&self) -> Option<&StateArrays> {
         match &self.present {
             Some(State::Arrays(arrays)) => Some(arrays),

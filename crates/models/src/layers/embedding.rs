@@ -16,6 +16,7 @@ use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
+use crate::step::StepTokens;
 use crate::weights::{Part, Weights};
 
 /// Size of a table: its rows and columns.
@@ -65,14 +66,17 @@ impl Table {
     }
 
     /// Returns the rows of `ids`; rows that this rank does not hold are zeros.
-    pub(super) fn rows(&self, ids: &[TokenId], hidden: usize) -> Array {
-        let shape = [dim(ids.len()), dim(hidden)];
+    pub(super) fn rows(&self, ids: StepTokens<'_>, hidden: usize) -> Array {
+        let shape = [dim(ids.host.len()), dim(hidden)];
         if self.matrix.is_empty() {
             return Array::zeros(&shape, self.dtype);
         }
         match self.parallel.compute() {
-            Compute::Kernels(threads) => self.kernel_rows(ids, hidden, threads),
-            Compute::Stock => self.stock_rows(ids),
+            Compute::Kernels(threads) => self.kernel_rows(ids.host, hidden, threads),
+            Compute::Stock => match ids.device {
+                Some(ids) => self.device_rows(ids),
+                None => self.stock_rows(ids.host),
+            },
         }
     }
 
@@ -100,6 +104,19 @@ impl Table {
         let held: Vec<u8> = ids.iter().map(|&id| u8::from(held(id).is_some())).collect();
         let held = Array::from_slice(&held, &[dim(ids.len()), 1]).astype(Dtype::Bool);
         Array::where_(&held, &rows, &Array::scalar_of(0.0, self.dtype))
+    }
+
+    /// As [`Table::stock_rows`], for ids u32 `[n]` that the host does not know.
+    fn device_rows(&self, ids: &Array) -> Array {
+        let own = &self.own().own;
+        if own.len() == self.own().full {
+            return self.matrix.stock_rows(ids, self.dtype);
+        }
+        let bound = |id: usize| Array::scalar_of(id as f32, Dtype::U32);
+        let held = ids.greater_equal(&bound(own.start)).logical_and(&ids.less(&bound(own.end)));
+        let local = Array::where_(&held, &ids.sub(&bound(own.start)), &bound(0));
+        let rows = self.matrix.stock_rows(&local, self.dtype);
+        Array::where_(&held.expand_dims(1), &rows, &Array::scalar_of(0.0, self.dtype))
     }
 
     /// Returns the logits of this rank's rows for `x` `[n, hidden]`, in f32 with our kernels.
@@ -199,13 +216,13 @@ impl Embedding {
     }
 
     /// Returns the beginning of the residual stream.
-    pub(crate) fn forward(&self, ids: &[TokenId]) -> Residual {
+    pub(crate) fn forward(&self, ids: StepTokens<'_>) -> Residual {
         let rows = self.table.parallel.all_sum(&self.rows(ids));
         Residual::new(self.finished(rows), &self.table.parallel)
     }
 
     /// Returns the vectors of `ids` before their sum over the ranks.
-    pub(super) fn rows(&self, ids: &[TokenId]) -> Array {
+    pub(super) fn rows(&self, ids: StepTokens<'_>) -> Array {
         self.table.rows(ids, self.hidden)
     }
 

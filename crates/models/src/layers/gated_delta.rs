@@ -7,6 +7,7 @@ use jackalope_kernels::{
     RecurrenceSizes, RecurrenceWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype, fast};
+use jackalope_recurrence::{Rule, Scanned, Tokens, scan};
 use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta, NormKind};
 
 use super::frame::BlockFrame;
@@ -181,11 +182,11 @@ impl GatedDelta {
             None => [gates, decays],
             Some([of_gates, of_decays]) => [of_gates.stock(&gates), of_decays.stock(&decays)],
         };
-        let [queries, keys, values, gates, rates, decays] =
-            [queries, keys, values, gates, rates, decays].map(|x| x.astype(Dtype::F32));
         let inputs = Array::concatenate(&[&queries, &keys, &values], 1); // [tokens, channels]
+        let [inputs, gates, rates, decays] =
+            [inputs, gates, rates, decays].map(|x| x.astype(Dtype::F32));
         let rates = &rates.sigmoid() * self.rate_max;
-        let decays = self.small.stock_decays(&self.small.stock_steps(&decays));
+        let decays = self.small.stock_log_decays(&self.small.stock_steps(&decays));
         let empty = || empty_state(self.sizes);
         let scan = |rows| self.stock_scan(rows);
         let projected = [inputs, rates, decays];
@@ -208,28 +209,28 @@ impl GatedDelta {
         let keys = x.slice_axis(2, 0, keys_end);
         let keys = keys.reshape(&[num_sequences, seq, 2, dim(key_heads), dim(key_dim)]);
         let keys = fast::rms_norm(&keys, None, LENGTH_EPS / key_dim as f32);
-        let keys = &keys * (key_dim as f32).powf(-0.5);
-        // A key head serves several value heads: [sequences, seq, 2, value_heads, 1, key_dim].
-        let keys = keys.repeat(dim(value_heads / key_heads), 3).expand_dims(4);
+        // The results' scale is that of the queries.
+        let scale = (key_dim as f32).powf(-0.5);
+        let keys = keys.mul(&Array::from_slice(&[scale * scale, scale], &[2, 1, 1]));
+        let [queries, keys] = [0, 1].map(|idx| keys.slice_axis(2, idx, idx + 1).squeeze(2));
         let values = x.slice_axis(2, keys_end, values_end);
         let values = values.reshape(&[num_sequences, seq, dim(value_heads), dim(value_dim)]);
-        let mut state = held.state.expect("a recurrence has a state");
-        let results = (0..seq).map(|t| {
-            let at = |x: &Array| x.slice_axis(1, t, t + 1).squeeze(1);
-            let both = at(&keys);
-            // [sequences, heads, 1, key_dim]
-            let [query, key] = [0, 1].map(|idx| both.slice_axis(1, idx, idx + 1).squeeze(1));
-            // One for each head, or one for each element of its key.
-            let decay = at(decays).reshape(&[num_sequences, dim(value_heads), 1, -1]);
-            let decayed = state.mul(&decay);
-            let found = decayed.mul(&key).sum(3, false); // [sequences, heads, value_dim]
-            let rate = at(rates).expand_dims(2);
-            let correction = at(&values).sub(&found).mul(&rate);
-            state = decayed.add(&correction.expand_dims(3).mul(&key));
-            &state.mul(&query).sum(3, false) * (key_dim as f32).powf(-0.5)
-        });
-        let results: Vec<Array> = results.collect();
-        let results = Array::stack(&results.iter().collect::<Vec<_>>(), 1);
+        let by_element = [num_sequences, seq, dim(value_heads), dim(key_dim)];
+        let log_decays = if decays.dim(2) == dim(value_heads) && self.up.is_none() {
+            decays.clone()
+        } else {
+            decays.reshape(&by_element)
+        };
+        let tokens = Tokens {
+            rule: Rule::Delta,
+            queries: &queries,
+            keys: &keys,
+            values: &values,
+            log_decays: &log_decays,
+            rates,
+        };
+        let state = held.state.expect("a recurrence has a state");
+        let Scanned { results, state } = scan(&tokens, &state);
         let inputs = inputs.slice_axis(1, seq, inputs.dim(1)).contiguous();
         (results, StateArrays { inputs, state: Some(state) })
     }

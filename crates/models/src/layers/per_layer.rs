@@ -8,7 +8,7 @@
 use jackalope_kernels::{
     self as kernels, ActivationFunction, Elements, ElementsMut, Floats, Terms, Threads,
 };
-use jackalope_mlx::Array;
+use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::TokenId;
 use jackalope_spec::{PerLayerBlock, PerLayerInputsSpec};
 
@@ -21,6 +21,7 @@ use super::residual::Residual;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
+use crate::step::StepTokens;
 use crate::weights::Weights;
 
 /// Computes the inputs of all layers, on ranks that have the first one.
@@ -69,11 +70,15 @@ impl PerLayerInputs {
     }
 
     /// Returns the beginning of the stream, and the inputs of all layers `[tokens, layers * width]`.
-    pub(crate) fn forward(&self, embedding: &Embedding, ids: &[TokenId]) -> (Residual, Array) {
+    pub(crate) fn forward(&self, embedding: &Embedding, ids: StepTokens<'_>) -> (Residual, Array) {
         // Tokens that the table lacks have the vectors of the first.
         let held = |&id: &TokenId| if (id as usize) < self.vocab_size { id } else { 0 };
-        let ids_of_table: Vec<TokenId> = ids.iter().map(held).collect();
-        let both = [embedding.rows(ids), self.table.rows(&ids_of_table, self.all)];
+        let ids_of_table: Vec<TokenId> = ids.host.iter().map(held).collect();
+        let bound = |id: usize| Array::scalar_of(id as f32, Dtype::U32);
+        let on_device =
+            ids.device.map(|ids| Array::where_(&ids.less(&bound(self.vocab_size)), ids, &bound(0)));
+        let ids_of_table = StepTokens { host: &ids_of_table, device: on_device.as_ref() };
+        let both = [embedding.rows(ids), self.table.rows(ids_of_table, self.all)];
         let (h, rows) = if self.parallel.size() == 1 {
             let [h, rows] = both;
             (h, rows)

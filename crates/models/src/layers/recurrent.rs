@@ -10,7 +10,7 @@ use jackalope_kernels::{
 use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::HeadRows;
 
-use super::convolution::{conv_kernels, stock_convolution};
+use super::convolution::{conv_kernels, stock_convolution, taps};
 use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
 use crate::cache::{StateArrays, StateStep};
@@ -44,10 +44,15 @@ pub(super) struct SmallWeights {
     convolutions: [Array; 3],
     /// Their biases, `[channels]` each.
     conv_biases: Option<[Array; 3]>,
+    /// For MLX's operations: the kernels by position, `[conv_width, channels]`, their biases,
+    /// `[channels]`, and the negative factors of the logarithms of the decays,
+    /// `[value_heads * decays_per_head]`.
+    taps: Array,
+    joined_biases: Option<Array>,
+    log_decay_factors: Array,
     a_log: Array,                    // [value_heads]
     dt_bias: Array,                  // [value_heads * decays_per_head]
     pub(super) skips: Option<Array>, // [value_heads]
-    decays_per_head: usize,
 }
 
 impl SmallWeights {
@@ -77,13 +82,23 @@ impl SmallWeights {
         };
         let vector =
             |name: &str, cut: &Cut| root.at(name).vector_as(Dtype::F32, cut.full, Part::rows(cut));
+        let convolutions = [of_queries?, of_keys?, of_values?];
+        let taps = taps(&Array::concatenate(&convolutions.each_ref(), 0));
+        let joined = |biases: &[Array; 3]| Array::concatenate(&biases.each_ref(), 0);
+        let joined_biases = conv_biases.as_ref().map(joined);
+        let a_log = decay_factors(tensors, values, root)?;
+        let log_decay_factors = a_log.exp().neg().repeat(dim(tensors.decays_per_head), 0);
+        let computed = [&taps, &log_decay_factors].into_iter().chain(&joined_biases);
+        jackalope_mlx::eval(&computed.collect::<Vec<_>>())?;
         Ok(SmallWeights {
-            convolutions: [of_queries?, of_keys?, of_values?],
+            convolutions,
             conv_biases,
-            a_log: decay_factors(tensors, values, root)?,
+            taps,
+            joined_biases,
+            log_decay_factors,
+            a_log,
             dt_bias: vector(tensors.dt_bias, &values.scaled(tensors.decays_per_head))?,
             skips: tensors.skips.map(|name| vector(name, values)).transpose()?,
-            decays_per_head: tensors.decays_per_head,
         })
     }
 
@@ -113,29 +128,20 @@ impl SmallWeights {
     /// Returns `softplus(projected + dt_bias)` for `projected` `[tokens, value_heads * decays_per_head]`,
     /// with MLX.
     pub(super) fn stock_steps(&self, projected: &Array) -> Array {
-        let x = projected.add(&self.dt_bias);
-        x.maximum(&Array::scalar(0.0)).add(&(&x.abs().neg().exp() + 1.0).log())
+        projected.add(&self.dt_bias).logaddexp(&Array::scalar(0.0))
     }
 
-    /// Returns the factors by which the states decay in steps `[tokens, value_heads * decays_per_head]`,
-    /// with MLX.
-    pub(super) fn stock_decays(&self, steps: &Array) -> Array {
-        let mut factors = self.a_log.exp();
-        if self.decays_per_head != 1 {
-            factors = factors.repeat(dim(self.decays_per_head), 0);
-        }
-        factors.mul(steps).neg().exp()
+    /// Returns the logarithms of the factors by which the states decay in steps
+    /// `[tokens, value_heads * decays_per_head]`, with MLX.
+    pub(super) fn stock_log_decays(&self, steps: &Array) -> Array {
+        self.log_decay_factors.mul(steps)
     }
 
     /// Returns `silu(convolution)` of the last rows of `inputs`
     /// `[sequences, conv_width - 1 + seq, channels]`, with MLX.
     pub(super) fn stock_convolution(&self, inputs: &Array) -> Array {
-        let kernels = Array::concatenate(&self.convolutions.each_ref(), 0); // [channels, conv_width]
-        let sum = stock_convolution(inputs, &kernels);
-        match &self.conv_biases {
-            Some(biases) => sum.add(&Array::concatenate(&biases.each_ref(), 0)).silu(),
-            None => sum.silu(),
-        }
+        let sum = stock_convolution(inputs, &self.taps);
+        self.joined_biases.as_ref().map_or(sum.clone(), |biases| sum.add(biases)).silu()
     }
 }
 
@@ -174,9 +180,9 @@ pub(super) struct StockRows {
 }
 
 /// Computes the rows of a step, `[tokens, width]` for each of `projected`, with MLX. `scan` returns
-/// results `[sequences, seq, width]` and the states after them; it gets neighbouring sequences with as
-/// many rows each together, so that those that decode take one set of operations. `empty` is the state
-/// of an empty sequence.
+/// results `[sequences, seq, …]` and the states after them; it gets all sequences that decode together,
+/// and neighbouring prompts with as many rows each, so that those take one set of operations. `empty` is
+/// the state of an empty sequence.
 pub(super) fn stock_sequences(
     step: &mut Step<'_, '_>,
     layer_idx: usize,
@@ -184,16 +190,35 @@ pub(super) fn stock_sequences(
     empty: impl Fn() -> StateArrays,
     scan: impl Fn(StockRows) -> (Array, StateArrays),
 ) -> Array {
+    let plan = step.stock_plan();
     let mut outs = Vec::new();
-    let mut first = 0;
-    while first < step.spans.len() {
+    if let Some(group) = &plan.states {
+        let layer = step.caches[0].layer(layer_idx);
+        let newcomers = group.assignment.newcomers.iter().map(|&idx| {
+            step.caches[group.spans[idx]].take_state_arrays(layer_idx).unwrap_or_else(&empty)
+        });
+        let newcomers = newcomers.collect();
+        let mut slots = plan.slots.borrow_mut();
+        let held = slots.states.read(layer, &group.assignment, newcomers);
+        let projected = projected.iter().map(|x| group.rows(x)).collect();
+        let (out, after) = scan(StockRows { projected, held });
+        slots.states.write(layer, &group.assignment, after);
+        outs.push(out.flatten(0, 1));
+    }
+    let mut rest = plan.prompts.as_slice();
+    while let Some(&first) = rest.first() {
         let seq = step.spans[first].rows.len();
-        let same = step.spans[first..].iter().take_while(|span| span.rows.len() == seq);
-        let last = first + same.count();
+        let same = rest
+            .iter()
+            .zip(first..)
+            .take_while(|(idx, expected)| *idx == expected && step.spans[**idx].rows.len() == seq);
+        let num_same = same.count();
+        let last = first + num_same;
+        rest = &rest[num_same..];
         let rows = step.spans[first].rows.start..step.spans[last - 1].rows.end;
         let of_rows = |x: &Array| {
             let own = x.slice_axis(0, dim(rows.start), dim(rows.end));
-            own.reshape(&[dim(last - first), dim(seq), x.dim(1)])
+            own.reshape(&[dim(num_same), dim(seq), x.dim(1)])
         };
         let caches = &mut step.caches[first..last];
         let held = caches.iter_mut().map(|it| it.state_arrays(layer_idx));
@@ -204,9 +229,8 @@ pub(super) fn stock_sequences(
             cache.set_state_arrays(layer_idx, held);
         }
         outs.push(out.flatten(0, 1));
-        first = last;
     }
-    Array::concatenate(&outs.iter().collect::<Vec<_>>(), 0)
+    plan.states_in_order(&outs)
 }
 
 /// The states of a step's sequences, for use inside a primitive.

@@ -9,7 +9,7 @@ use jackalope_kernels::{
 use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::ShortConvSpec;
 
-use super::convolution::{conv_kernels, stock_convolution};
+use super::convolution::{conv_kernels, stock_convolution, taps};
 use super::frame::BlockFrame;
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, OwnRows, float, pinned};
@@ -40,6 +40,7 @@ pub(crate) struct ShortConv {
     projections: [Linear; 3],
     out_proj: Linear,
     kernels: Array,      // f32 [channels, conv_width]
+    taps: Array,         // f32 [conv_width, channels], for MLX's operations
     bias: Option<Array>, // f32 [channels]
     /// Arranged for our kernels; `None` if MLX computes.
     weights: Option<Arc<ShortConvWeights>>,
@@ -84,6 +85,7 @@ impl ShortConv {
         Ok(ShortConv {
             projections: [before?, after?, values?],
             out_proj: heads.o_proj(&root.at(&spec.output), hidden, has_bias)?,
+            taps: taps(&kernels),
             kernels,
             bias,
             weights,
@@ -143,7 +145,7 @@ impl ShortConv {
             let seq = projected[0].dim(1);
             let joined = Array::concatenate(&[&held.inputs, &projected[0]], 1);
             let inputs = joined.slice_axis(1, seq, joined.dim(1)).contiguous();
-            let out = stock_convolution(&joined, &self.kernels);
+            let out = stock_convolution(&joined, &self.taps);
             (out, StateArrays { inputs, state: None })
         };
         let outs = stock_sequences(step, self.layer_idx, &[inputs], empty, scan);

@@ -16,6 +16,7 @@ use jackalope_kernels::{
     RecurrenceWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
+use jackalope_recurrence::{Rule, Scanned, Tokens, scan};
 use jackalope_spec::{HeadRows, StateSpaceSizes, StateSpaceSpec};
 
 use super::frame::BlockFrame;
@@ -203,12 +204,13 @@ impl StateSpace {
     /// Computes the heads' results `[tokens, heads * head_dim]` with MLX, all of it but the products in
     /// single precision.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
-        let projected = |linear: &Linear| linear.stock(x).astype(Dtype::F32);
+        let projected = |linear: &Linear| linear.stock(x);
         let [queries, keys, values, gates, steps] = self.projections.each_ref().map(projected);
         let inputs = Array::concatenate(&[&queries, &keys, &values], 1); // [tokens, channels]
+        let [inputs, gates, steps] = [inputs, gates, steps].map(|x| x.astype(Dtype::F32));
         let [min, max] = self.step_limits.map(Array::scalar);
         let steps = self.small.stock_steps(&steps).maximum(&min).minimum(&max);
-        let decays = self.small.stock_decays(&steps);
+        let decays = self.small.stock_log_decays(&steps);
         let empty = || empty_state(self.sizes);
         let scan = |rows| self.stock_scan(rows);
         let projected = [inputs, steps, decays];
@@ -235,23 +237,19 @@ impl StateSpace {
         let (keys_end, values_end) = (dim(2 * key_heads * key_dim), x.dim(2));
         let keys = x.slice_axis(2, 0, keys_end);
         let keys = keys.reshape(&[num_sequences, seq, 2, dim(key_heads), dim(key_dim)]);
-        // A group serves several heads: [sequences, seq, 2, heads, 1, state_dim].
-        let keys = keys.repeat(dim(value_heads / key_heads), 3).expand_dims(4);
+        let [queries, keys] = [0, 1].map(|idx| keys.slice_axis(2, idx, idx + 1).squeeze(2));
         let values = x.slice_axis(2, keys_end, values_end);
         let values = values.reshape(&[num_sequences, seq, dim(value_heads), dim(value_dim)]);
-        let added = values.mul(&steps.expand_dims(3)).expand_dims(4);
-        let decays = decays.expand_dims(3).expand_dims(4);
-        let mut state = held.state.expect("a recurrence has a state");
-        let results = (0..seq).map(|t| {
-            let at = |x: &Array| x.slice_axis(1, t, t + 1).squeeze(1);
-            let both = at(&keys);
-            // [sequences, heads, 1, state_dim]
-            let [query, key] = [0, 1].map(|idx| both.slice_axis(1, idx, idx + 1).squeeze(1));
-            state = state.mul(&at(&decays)).add(&at(&added).mul(&key));
-            state.mul(&query).sum(3, false)
-        });
-        let results: Vec<Array> = results.collect();
-        let results = Array::stack(&results.iter().collect::<Vec<_>>(), 1);
+        let tokens = Tokens {
+            rule: Rule::Add,
+            queries: &queries,
+            keys: &keys,
+            values: &values,
+            log_decays: decays,
+            rates: steps,
+        };
+        let state = held.state.expect("a recurrence has a state");
+        let Scanned { results, state } = scan(&tokens, &state);
         let skips = self.small.skips.as_ref().expect("a state space has them").expand_dims(1);
         let results = results.add(&values.mul(&skips));
         let inputs = inputs.slice_axis(1, seq, inputs.dim(1)).contiguous();

@@ -1,9 +1,10 @@
 //! Attention with MLX's operations, for all layers that keep keys and values.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use jackalope_mlx::fast::RopeOffset;
-use jackalope_mlx::{Array, Dtype, fast};
+use jackalope_mlx::{Array, Dtype, fast, gpu_kind};
 
 use super::indexer::{StockChooser, StockIndex};
 use super::kernel::dim;
@@ -11,6 +12,13 @@ use super::norm::Norm;
 use super::rope::Rope;
 use crate::cache::{KvArrays, SequenceCache, SlotPool};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
+
+/// Maximum size of the scores that are in memory at once where no fused operation computes them piece by
+/// piece, in bytes.
+const SCORES_BYTES_MAX: usize = 256 << 20;
+
+/// Widths of the heads for which MLX's fused operation on GPUs computes many queries.
+const FUSED_HEAD_DIMS: [i32; 3] = [64, 80, 128];
 
 /// Queries `[tokens, heads, key_dim]`, keys and values of a step's rows, before the rotation.
 #[derive(Debug)]
@@ -167,10 +175,12 @@ impl StockAttention<'_> {
             })
         });
         let [keys, values] = heads.kv.held(held);
-        let out = match &chosen {
-            Some(mask) => self.weigh(&q, &keys, &values, fast::Mask::Array(mask)),
-            None => self.attend(&q, &keys, &values),
-        };
+        let rows_max = self.rows_at_once(&q, &keys, &values);
+        let out = self.in_blocks([&q, &keys, &values], rows_max, |[q, k, v], rows| {
+            let Some(mask) = &chosen else { return self.attend(q, k, v) };
+            let mask = mask.slice_axis(-2, dim(rows.start), dim(rows.end));
+            self.weigh(q, k, v, fast::Mask::Array(&mask.slice_axis(-1, 0, k.dim(2))))
+        });
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
 
@@ -186,6 +196,43 @@ impl StockAttention<'_> {
         Self: 'b,
     {
         fast::AttentionScores { scale: self.scale, mask, sinks: self.sinks }
+    }
+
+    /// Returns the number of queries whose scores may be in memory at once.
+    fn rows_at_once(&self, q: &Array, k: &Array, v: &Array) -> i32 {
+        let is_fused = gpu_kind().is_some()
+            && self.soft_cap.is_none()
+            && q.dim(3) == v.dim(3)
+            && FUSED_HEAD_DIMS.contains(&q.dim(3));
+        if is_fused {
+            return q.dim(2);
+        }
+        let row_bytes = q.dim(1) as usize * k.dim(2) as usize * size_of::<f32>();
+        dim((SCORES_BYTES_MAX / row_bytes.max(1)).clamp(1, q.dim(2) as usize))
+    }
+
+    /// Computes attention of at most `rows_max` queries at a time, with the keys and values up to the last
+    /// of them; `q` belongs to the last positions of `k` and `v`. `attend` also gets the range of queries.
+    fn in_blocks(
+        &self,
+        qkv: [&Array; 3],
+        rows_max: i32,
+        attend: impl Fn([&Array; 3], Range<usize>) -> Array,
+    ) -> Array {
+        let [q, k, v] = qkv;
+        let (num_queries, num_keys) = (q.dim(2), k.dim(2));
+        if num_queries <= rows_max {
+            return attend(qkv, 0..num_queries as usize);
+        }
+        let blocks = (0..num_queries).step_by(rows_max as usize).map(|start| {
+            let stop = num_queries.min(start + rows_max);
+            let last_key = num_keys - num_queries + stop;
+            let q = q.slice_axis(2, start, stop);
+            let [k, v] = [k, v].map(|x| x.slice_axis(2, 0, last_key));
+            attend([&q, &k, &v], start as usize..stop as usize)
+        });
+        let blocks: Vec<Array> = blocks.collect();
+        Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2)
     }
 
     /// Computes attention; `q` belongs to the last positions of `k` and `v`.
@@ -244,4 +291,45 @@ fn causal(num_queries: i32, num_keys: i32) -> Array {
 fn rows(x: &Array, span: &StepSpan) -> Array {
     let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
     rows.transpose(&[1, 0, 2]).expand_dims(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(shape: &[i32], seed: u32) -> Array {
+        let len = shape.iter().product::<i32>() as u32;
+        let value = |idx: u32| ((idx * 97 + seed * 31) % 89) as f32 / 44.5 - 1.0;
+        Array::from_slice(&(0..len).map(value).collect::<Vec<_>>(), shape)
+    }
+
+    #[test]
+    fn blocks_of_queries_compute_what_all_do_at_once() {
+        let (q, k, v) =
+            (random(&[1, 4, 11, 8], 1), random(&[1, 2, 30, 8], 2), random(&[1, 2, 30, 8], 3));
+        let window = Reach { window: Some(7), chunk: None };
+        for (soft_cap, reach) in [(None, Reach::ALL), (Some(3.0), Reach::ALL), (None, window)] {
+            let attention = StockAttention {
+                layer_idx: 0,
+                rope: None,
+                index: None,
+                scale: 0.5,
+                soft_cap,
+                reach,
+                norms: None,
+                sinks: None,
+            };
+            let computed = |rows_max| {
+                let attend = |[q, k, v]: [&Array; 3], _| attention.attend(q, k, v);
+                let out = attention.in_blocks([&q, &k, &v], rows_max, attend);
+                out.to_vec::<f32>().unwrap()
+            };
+            let whole = computed(11);
+            for rows_max in [1, 4, 10] {
+                for (found, expected) in computed(rows_max).iter().zip(&whole) {
+                    assert!((found - expected).abs() < 1e-5, "{rows_max} rows: {found} {expected}");
+                }
+            }
+        }
+    }
 }

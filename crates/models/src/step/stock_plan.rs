@@ -8,7 +8,7 @@ use jackalope_mlx::{Array, Dtype};
 
 use super::StepSpan;
 use super::reach::Reach;
-use crate::cache::{SequenceCache, SlotAssignment, SlotPool};
+use crate::cache::{SequenceCache, SlotAssignment, SlotPool, StateAssignment};
 use crate::layers::dim;
 
 /// How a step's rows are computed with MLX's operations.
@@ -21,21 +21,36 @@ pub(crate) struct StockPlan {
     /// Where each row of the step is after the rows of all groups and then of all prompts have been
     /// put one after the other; `None` if it is where it was.
     order: Option<Array>, // [tokens] i32
+    /// Sequences that decode, in layers with states; `None` without such layers or sequences.
+    pub(crate) states: Option<StateGroup>,
+    /// As `order`, after the rows of `states` and then of all prompts.
+    state_order: Option<Array>, // [tokens] i32
     pub(crate) slots: Rc<RefCell<SlotPool>>,
 }
 
 impl StockPlan {
     /// Moves the sequences of the spans with one row into slots, and the others out of them.
-    pub(super) fn new(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> StockPlan {
+    pub(super) fn new(spans: &[StepSpan], caches: &mut [&mut SequenceCache]) -> StockPlan {
         let slots = caches[0].slots();
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
             (0..spans.len()).partition(|&idx| spans[idx].rows.len() == 1);
+        prompts.iter().for_each(|&idx| caches[idx].leave_state_slot());
         let mut pool = slots.borrow_mut();
         for &idx in &prompts {
             pool.move_out(&caches[idx].decoding().place);
         }
         let sequences: Vec<_> = decoding.iter().map(|&idx| caches[idx].decoding()).collect();
         let assignments = pool.assign(&sequences);
+        let has_states = caches[0].has_states() && !decoding.is_empty();
+        let states = has_states.then(|| {
+            let slots: Vec<_> = decoding.iter().map(|&idx| caches[idx].state_slot()).collect();
+            let rows: Vec<i32> = decoding.iter().map(|&idx| dim(spans[idx].rows.start)).collect();
+            StateGroup {
+                assignment: pool.states.assign(&slots),
+                rows: (!prompts.is_empty()).then(|| indices(&rows)),
+                spans: decoding.clone(),
+            }
+        });
         drop(pool);
         let num_rows = spans.last().map_or(0, |span| span.rows.end);
         let groups = assignments.iter().map(|assignment| {
@@ -45,17 +60,47 @@ impl StockPlan {
         let groups: Vec<DecodeGroup> = groups.collect();
         let mut rows: Vec<usize> =
             groups.iter().flat_map(|group| group.rows.iter().copied()).collect();
-        rows.extend(prompts.iter().flat_map(|&idx| spans[idx].rows.clone()));
-        StockPlan { groups, prompts, order: order(&rows), slots }
+        let of_prompts = || prompts.iter().flat_map(|&idx| spans[idx].rows.clone());
+        rows.extend(of_prompts());
+        let decoded = decoding.iter().map(|&idx| spans[idx].rows.start);
+        let state_order = order(&decoded.chain(of_prompts()).collect::<Vec<_>>());
+        StockPlan { groups, order: order(&rows), states, state_order, prompts, slots }
     }
 
     /// Puts the rows of all groups, then those of all prompts, back in the step's order.
     pub(crate) fn in_order(&self, outs: &[Array]) -> Array {
-        let all = match outs {
-            [one] => one.clone(),
-            several => Array::concatenate(&several.iter().collect::<Vec<_>>(), 0),
-        };
-        self.order.as_ref().map_or(all.clone(), |order| all.take(order, 0))
+        ordered(outs, self.order.as_ref())
+    }
+
+    /// As [`StockPlan::in_order`], for the rows of `states` and then those of all prompts.
+    pub(crate) fn states_in_order(&self, outs: &[Array]) -> Array {
+        ordered(outs, self.state_order.as_ref())
+    }
+}
+
+/// Returns the rows of `outs`, one after the other or in another order.
+fn ordered(outs: &[Array], order: Option<&Array>) -> Array {
+    let all = match outs {
+        [one] => one.clone(),
+        several => Array::concatenate(&several.iter().collect::<Vec<_>>(), 0),
+    };
+    order.map_or(all.clone(), |order| all.take(order, 0))
+}
+
+/// Sequences that decode one token each, in layers with states.
+#[derive(Debug)]
+pub(crate) struct StateGroup {
+    pub(crate) assignment: StateAssignment,
+    /// Rows of the sequences in the step, `[sequences]` i32; `None` if they are all of its rows.
+    rows: Option<Array>,
+    /// Indices of the sequences' spans.
+    pub(crate) spans: Vec<usize>,
+}
+
+impl StateGroup {
+    /// Returns the sequences' rows of `x` `[tokens, width]`, as `[sequences, 1, width]`.
+    pub(crate) fn rows(&self, x: &Array) -> Array {
+        self.rows.as_ref().map_or(x.clone(), |rows| x.take(rows, 0)).expand_dims(1)
     }
 }
 

@@ -1,11 +1,13 @@
 //! Sequences that decode together, join, pause, outgrow the room that they were given, and leave.
 
+use std::collections::HashSet;
+
 use jackalope_models::{Batch, Model, SequenceCache, Span};
 
 use crate::metamorphic::assert_same;
 use crate::ranks::{Way, load};
-use crate::recipe::Golden;
-use crate::run::{Logits, extend, step};
+use crate::recipe::{Case, Golden};
+use crate::run::{Logits, difference, extend, step};
 
 /// Cases with attention to all positions, windows, chunks, sinks, latents and states.
 const CASES: &[&str] =
@@ -87,6 +89,62 @@ fn sequences_that_join_pause_grow_and_leave_decode_like_each_alone() {
                 let tokens = &sequence.tokens[..sequence.num_computed];
                 let alone = extend(&model, &mut model.new_cache(), tokens);
                 assert_same(way, case, &sequence.logits, &alone, &format!("sequence {number}"));
+            }
+        }
+    }
+}
+
+/// Number of sequences in each batch of every family; of chosen cases, [`MANY_SEQUENCES`].
+const SEQUENCES: usize = 8;
+const MANY_SEQUENCES: usize = 64;
+
+/// Steps in which sequences join; each decodes this number of tokens.
+const JOINING_STEPS: usize = 4;
+const DECODED_TOKENS: usize = 5;
+
+/// Largest difference of MLX's operations from our kernels in single precision, of the largest logit.
+const KERNELS_TOLERANCE: f32 = 1e-4;
+
+/// Returns the first case in single precision of each family.
+fn one_of_each_family(golden: &Golden) -> Vec<&Case> {
+    let mut families = HashSet::new();
+    let cases = golden.cases.iter().filter(|case| case.dtype == "F32");
+    cases.filter(|case| families.insert(case.config["model_type"].to_string())).collect()
+}
+
+#[test]
+fn every_familys_batches_with_joins_and_leaves_compute_what_the_kernels_do_alone() {
+    let golden = Golden::read();
+    let num = if golden.is_restricted() { MANY_SEQUENCES } else { SEQUENCES };
+    for case in one_of_each_family(&golden) {
+        let model = load(case, &Way::Stock.single());
+        let new = |number| Sequence::new(&model, &golden.prompt, number);
+        let mut sequences: Vec<Sequence> = (0..num).map(new).collect();
+        let joins = |number: usize| number % JOINING_STEPS;
+        for step in 0..JOINING_STEPS + DECODED_TOKENS {
+            let is_open =
+                |number: &usize| (joins(*number)..=joins(*number) + DECODED_TOKENS).contains(&step);
+            let len = |number| if step == joins(number) { 2 + number % 3 } else { 1 };
+            let mut turns: Vec<Turn> =
+                (0..num).filter(is_open).map(|number| (number, len(number))).collect();
+            // The order changes from step to step.
+            let first = step % turns.len();
+            turns.rotate_left(first);
+            take_turns(&model, &mut sequences, &turns);
+            for (number, sequence) in sequences.iter_mut().enumerate() {
+                if step == joins(number) + DECODED_TOKENS {
+                    sequence.cache = None;
+                }
+            }
+        }
+        let kernels = load(case, &Way::Kernels.single());
+        for (number, sequence) in sequences.iter().enumerate() {
+            let tokens = &sequence.tokens[..sequence.num_computed];
+            let alone = extend(&kernels, &mut kernels.new_cache(), tokens);
+            for (row, (found, expected)) in sequence.logits.iter().zip(&alone).enumerate() {
+                let worst = difference(found, expected);
+                let what = format!("{}: row {row} of sequence {number}", case.name);
+                assert!(worst <= KERNELS_TOLERANCE, "{what} differs by {worst:.1e}");
             }
         }
     }
