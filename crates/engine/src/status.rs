@@ -169,6 +169,35 @@ pub struct TimingSums {
     pub sent_bytes: u64,
     /// Payload bytes received from peers.
     pub received_bytes: u64,
+    /// What the host did for the device.
+    pub host: HostWork,
+}
+
+/// What the host of a rank did for its device, summed over steps.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct HostWork {
+    /// Operations added to graphs.
+    pub nodes: u64,
+    /// Number of times that the host waited for the device.
+    pub device_waits: u64,
+    /// Time of those waits in microseconds, if steps are submitted ahead.
+    pub device_wait_us: u64,
+    /// Bytes that the host wrote into arrays and read from them.
+    pub copied_bytes: u64,
+}
+
+impl HostWork {
+    /// Returns the means of `steps` steps since `before`, as text for people.
+    pub fn text_since(&self, before: &HostWork, steps: u64) -> String {
+        let mean = |new: u64, old: u64| new.saturating_sub(old) as f64 / steps.max(1) as f64;
+        format!(
+            "host: {:.0} nodes, {:.1} waits of {:.1} µs together, {:.0} bytes copied",
+            mean(self.nodes, before.nodes),
+            mean(self.device_waits, before.device_waits),
+            mean(self.device_wait_us, before.device_wait_us),
+            mean(self.copied_bytes, before.copied_bytes),
+        )
+    }
 }
 
 impl TimingSums {
@@ -180,6 +209,10 @@ impl TimingSums {
         self.waiting_us += u64::from(timings.waiting_us);
         self.sent_bytes += timings.sent_bytes;
         self.received_bytes += timings.received_bytes;
+        self.host.nodes += u64::from(timings.nodes);
+        self.host.device_waits += u64::from(timings.device_waits);
+        self.host.device_wait_us += u64::from(timings.device_wait_us);
+        self.host.copied_bytes += timings.copied_bytes;
         for kernel in &timings.kernels {
             match self.kernels.iter_mut().find(|it| it.name == kernel.name) {
                 Some(sum) => {

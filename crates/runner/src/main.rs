@@ -8,10 +8,12 @@
 
 mod content;
 mod control;
+mod device_sampler;
 mod embed;
 mod libraries;
 mod link;
 mod micro_batch;
+mod pending_step;
 mod rank_memory;
 mod remote;
 mod sampled_tokens;

@@ -61,6 +61,32 @@ impl SampledTokens {
         Ok(caches.into_iter().zip(tokens).collect())
     }
 
+    /// Distributes tokens that the device computes, u32 `[rows]`, in the graph that computes them: sums
+    /// them over the ranks, of which only rank 0 has others than zeros. Ranks of a pipeline get them by
+    /// [`SampledTokens::send_on`].
+    pub(crate) fn share_on_device(&self, group: &Group, own: Array) -> Array {
+        match self {
+            SampledTokens::Summed if 1 < group.size() && own.dim(0) != 0 => group.all_sum(&own),
+            SampledTokens::Summed | SampledTokens::Sent { .. } => own,
+        }
+    }
+
+    /// Sends tokens that the device has computed to the rank of a pipeline that embeds. On rank 0.
+    pub(crate) fn send_on(
+        &self,
+        group: &Group,
+        own: &[TokenId],
+    ) -> Result<(), jackalope_mlx::Error> {
+        let last = group.size() - 1;
+        if let SampledTokens::Sent { .. } = self
+            && last != 0
+        {
+            let len = i32::try_from(own.len()).expect("a step has few rows");
+            group.send(&Array::from_slice(own, &[len]), last).eval()?;
+        }
+        Ok(())
+    }
+
     /// Receives tokens in flight until none of those left is for a cache that `is_needed`.
     pub(crate) fn take_in(
         &mut self,

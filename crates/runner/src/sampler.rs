@@ -83,11 +83,7 @@ fn process(logits: &mut [f32], history: &[TokenId], sampling: &Sampling) {
         }
     }
     if sampling.repetition_penalty != 1.0 {
-        let context = match sampling.repetition_context as usize {
-            0 => history,
-            context => &history[history.len().saturating_sub(context)..],
-        };
-        for token in counts(context).into_keys() {
+        for token in counts(repetition_context(history, sampling)).into_keys() {
             if let Some(logit) = logits.get_mut(token as usize) {
                 let penalty = sampling.repetition_penalty;
                 *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
@@ -104,7 +100,16 @@ fn process(logits: &mut [f32], history: &[TokenId], sampling: &Sampling) {
     }
 }
 
-fn counts(tokens: &[TokenId]) -> HashMap<TokenId, u32> {
+/// Returns the tokens that the repetition penalty considers.
+pub(crate) fn repetition_context<'a>(history: &'a [TokenId], sampling: &Sampling) -> &'a [TokenId] {
+    match sampling.repetition_context as usize {
+        0 => history,
+        context => &history[history.len().saturating_sub(context)..],
+    }
+}
+
+/// Returns how often each token occurs.
+pub(crate) fn counts(tokens: &[TokenId]) -> HashMap<TokenId, u32> {
     let mut counts = HashMap::new();
     for &token in tokens {
         *counts.entry(token).or_insert(0) += 1;
@@ -116,7 +121,7 @@ fn counts(tokens: &[TokenId]) -> HashMap<TokenId, u32> {
 ///
 /// Sorting a whole vocabulary costs milliseconds, so only tokens near the best one are sorted; the
 /// range grows until it holds the probability mass that `top_p` asks for.
-fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
+pub(crate) fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<(TokenId, f32)> {
     let filters_mass = sampling.top_p < 1.0;
     let filters_count = 0 < sampling.top_k && (sampling.top_k as usize) < logits.len();
     let best = logits[logits::argmax(logits)];
@@ -200,12 +205,12 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
 
 /// Returns the uniform number in `[0, 1)` for `(seed, position)`: two rounds of splitmix64 (Steele,
 /// Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-fn uniform(seed: u64, position: u64) -> f64 {
+pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
     let bits = splitmix64(splitmix64(seed) ^ position.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-fn splitmix64(seed: u64) -> u64 {
+pub(crate) fn splitmix64(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -2,12 +2,18 @@
 //! tokens to the ranks that need them. All ranks do the same in the same order, except that only
 //! rank 0 samples. In a pipeline rank 0 holds the last layers, and the others run ahead of it as
 //! far as they know the tokens.
+//!
+//! With MLX's own operations the device samples too. A step is then submitted without waiting for it,
+//! and the next one may be built meanwhile: its rows take the tokens that the device has not computed
+//! yet.
 
-use std::collections::HashMap;
+mod ahead;
+
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use jackalope_mlx::{Array, Dtype, Group};
+use jackalope_mlx::{Array, Dtype, Group, HostCounters, host_counters};
 use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
@@ -17,9 +23,12 @@ use jackalope_protocol::{
 use jackalope_transport::GroupStats;
 
 use crate::micro_batch::micro_batches;
+use crate::pending_step::PendingStep;
 use crate::sampled_tokens::SampledTokens;
 use crate::step_error::{StepError, unheard_peers};
 use crate::{embed, sampler};
+
+use self::ahead::{LastSampled, PreviousToken, UnknownToken};
 
 /// Maximum size of the f32 logits that are computed at once, in bytes. Both forms (this rank's
 /// part, and the whole) stay far below what a rank may use beside weights, keys and values,
@@ -32,7 +41,9 @@ struct Sequence {
     /// Tokens whose keys and values are cached.
     tokens: Vec<TokenId>,
     /// Token that the last step sampled for this sequence.
-    last_sampled: Option<TokenId>,
+    last_sampled: Option<LastSampled>,
+    /// A token of `tokens` that is not known yet.
+    unknown: Option<UnknownToken>,
     /// Pooled hidden states; on rank 0, while the sequence is embedded.
     pool: Option<Pool>,
 }
@@ -44,12 +55,19 @@ pub(crate) struct Stepper {
     num_stages: usize,
     sampled_tokens: SampledTokens,
     sequences: HashMap<CacheId, Sequence>,
+    /// Steps that the device computes, oldest first; at most [`ahead::PENDING_STEPS_MAX`].
+    pending: VecDeque<PendingStep>,
+    /// End of the last step, and the counters of the collectives then.
+    last_end: Option<Instant>,
+    link_seen: GroupStats,
 }
 
 /// The tokens of all rows, concatenated, and the range of each row.
 struct Inputs {
     tokens: Vec<TokenId>,
     spans: Vec<Span>,
+    /// Tokens that the last submitted step computes, by their index in `tokens`; ascending.
+    previous: Vec<PreviousToken>,
 }
 
 /// Positions of a step whose logits and hidden states are needed.
@@ -92,7 +110,17 @@ impl Stepper {
             Split::Tensor(_) => (1, SampledTokens::Summed),
             Split::Pipeline(layers) => (layers.len(), SampledTokens::sent(layers.len())),
         };
-        Stepper { rank, group, num_stages, sampled_tokens, sequences: HashMap::new() }
+        let link_seen = group.stats().unwrap_or_default();
+        Stepper {
+            rank,
+            group,
+            num_stages,
+            sampled_tokens,
+            sequences: HashMap::new(),
+            pending: VecDeque::new(),
+            last_end: None,
+            link_seen,
+        }
     }
 
     /// Returns the size of all sequences' keys and values in bytes.
@@ -105,14 +133,18 @@ impl Stepper {
         self.group.stats().unwrap_or_default()
     }
 
-    /// Computes one plan. After an error the contents of the caches are unusable.
+    /// Computes one plan. Returns `None` if the device computes it and [`Stepper::finish`] returns the
+    /// output. After an error the contents of the caches are unusable.
+    ///
+    /// # Panics
+    /// Panics if the plan cannot begin; see [`Stepper::can_begin`].
     pub(crate) fn execute(
         &mut self,
         model: &Model,
         plan: &StepPlan,
-    ) -> Result<StepOutput, StepError> {
-        let started = Instant::now();
-        let link_before = self.link();
+    ) -> Result<Option<StepOutput>, StepError> {
+        assert!(self.can_begin(model, plan), "a plan waits for the steps that it needs");
+        let (began, counters) = (Instant::now(), host_counters());
         let mut timings = StepTimings::default();
         self.move_caches(plan)?;
         let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
@@ -122,7 +154,15 @@ impl Stepper {
             let needed = needed_positions(&plan.rows, &inputs.spans);
             let (hidden, computing) = self.forward(model, plan, &inputs, &needed)?;
             self.keep_lengths(&plan.rows);
-            timings.planning_us = micros(started.elapsed().saturating_sub(computing));
+            timings.planning_us = micros(began.elapsed().saturating_sub(computing));
+            if model.computes_with_mlx() && model.has_last_layer() && needed.embedded.is_empty() {
+                let mut pending = self.submit(model, plan, &needed, &hidden)?;
+                pending.began = began;
+                pending.timings.planning_us = micros(began.elapsed().saturating_sub(computing));
+                pending.counters = host_counters() - counters;
+                self.pending.push_back(pending);
+                return if self.num_stages == 1 { Ok(None) } else { self.finish().map(Some) };
+            }
             let answers = if model.has_last_layer() {
                 self.answer(model, plan, &needed, &hidden)?
             } else {
@@ -134,14 +174,33 @@ impl Stepper {
             output.embedded = answers.embedded;
             self.share_sampled(plan, &needed, answers.sampled_tokens, &mut output)?;
         }
-        let link = self.link();
-        timings.collectives_us = micros(link.spent - link_before.spent);
-        timings.waiting_us = micros(link.waited - link_before.waited);
-        timings.sent_bytes = link.bytes_sent - link_before.bytes_sent;
-        timings.received_bytes = link.bytes_received - link_before.bytes_received;
-        timings.total_us = micros(started.elapsed());
-        output.timings = timings;
-        Ok(output)
+        output.timings = self.ended(timings, began, host_counters() - counters);
+        Ok(Some(output))
+    }
+
+    /// Adds to a step's timings what is known at its end.
+    fn ended(
+        &mut self,
+        timings: StepTimings,
+        began: Instant,
+        counters: HostCounters,
+    ) -> StepTimings {
+        let (now, link) = (Instant::now(), self.link());
+        let before = std::mem::replace(&mut self.link_seen, link);
+        // A step that was submitted ahead begins when the one before it ends.
+        let began = self.last_end.map_or(began, |last_end| last_end.max(began));
+        self.last_end = Some(now);
+        StepTimings {
+            collectives_us: micros(link.spent - before.spent),
+            waiting_us: micros(link.waited - before.waited),
+            sent_bytes: link.bytes_sent - before.bytes_sent,
+            received_bytes: link.bytes_received - before.bytes_received,
+            total_us: micros(now - began),
+            nodes: number(counters.nodes),
+            device_waits: number(counters.waits),
+            copied_bytes: counters.bytes_written + counters.bytes_read,
+            ..timings
+        }
     }
 
     /// Computes the results from the last layer's output: samples, scores and embeddings.
@@ -212,6 +271,7 @@ impl Stepper {
             cache: cache.map_err(|err| StepError::Device(err.to_string()))?,
             tokens: source.tokens[..num_tokens].to_vec(),
             last_sampled: None,
+            unknown: None,
             pool: None,
         };
         self.sequences.insert(target, copy);
@@ -229,6 +289,7 @@ impl Stepper {
     /// Cuts caches to the rows' starts and gathers the tokens of all rows, concatenated.
     fn take_inputs(&mut self, model: &Model, rows: &[Row]) -> Result<Inputs, StepError> {
         let mut tokens = Vec::new();
+        let mut previous = Vec::new();
         let mut spans = Vec::with_capacity(rows.len());
         for row in rows {
             let start = row.start as usize;
@@ -236,6 +297,7 @@ impl Stepper {
                 cache: model.new_cache(),
                 tokens: Vec::new(),
                 last_sampled: None,
+                unknown: None,
                 pool: None,
             });
             if sequence.tokens.len() < start {
@@ -251,15 +313,24 @@ impl Stepper {
             let start_idx = tokens.len();
             match &row.input {
                 Input::Tokens(known) => tokens.extend(known),
-                Input::Previous => tokens.push(sequence.last_sampled.ok_or_else(|| {
-                    StepError::Plan(format!("cache {} has sampled nothing yet", row.cache.0))
-                })?),
+                Input::Previous => match sequence.last_sampled {
+                    Some(LastSampled::Known(token)) => tokens.push(token),
+                    Some(LastSampled::Pending { step, idx }) => {
+                        previous.push(PreviousToken { at: start_idx, idx });
+                        sequence.unknown = Some(UnknownToken { step, at: start });
+                        tokens.push(TokenId::default());
+                    }
+                    None => {
+                        let id = row.cache.0;
+                        return Err(StepError::Plan(format!("cache {id} has sampled nothing yet")));
+                    }
+                },
             }
             sequence.tokens.extend(&tokens[start_idx..]);
             sequence.last_sampled = None;
             spans.push(Span { start_idx, len: tokens.len() - start_idx });
         }
-        Ok(Inputs { tokens, spans })
+        Ok(Inputs { tokens, spans, previous })
     }
 
     /// Receives the tokens that rows continue with and that only rank 0 knew so far.
@@ -277,7 +348,7 @@ impl Stepper {
         for (cache, token) in known {
             // The sequence may have been dropped while its token was in flight.
             if let Some(sequence) = self.sequences.get_mut(&cache) {
-                sequence.last_sampled = Some(token);
+                sequence.last_sampled = Some(LastSampled::Known(token));
             }
         }
     }
@@ -296,6 +367,8 @@ impl Stepper {
         let mut computing = Duration::ZERO;
         let mut found: [Vec<Array>; 2] = [Vec::new(), Vec::new()];
         let parts = micro_batches(&inputs.spans, self.num_stages);
+        // Only ranks without stages submit steps ahead, and those compute in one part.
+        let device_tokens = self.device_tokens(inputs);
         let last = parts.len() - 1;
         for (idx, part) in parts.iter().enumerate() {
             let (logits_at, states_at) = (part.own(&needed.logits_at), part.own(&needed.states_at));
@@ -307,7 +380,10 @@ impl Stepper {
             let mut sequences = self.take_sequences(plan)?;
             let mut caches: Vec<&mut SequenceCache> =
                 sequences[part.rows.clone()].iter_mut().map(|(_, it)| &mut it.cache).collect();
-            let hidden = model.hidden(&batch, &mut caches);
+            let hidden = match &device_tokens {
+                Some(tokens) => model.hidden_of_device_tokens(&batch, tokens, &mut caches),
+                None => model.hidden(&batch, &mut caches),
+            };
             self.sequences.extend(sequences);
             if idx < last {
                 let evaluating = Instant::now();
@@ -342,12 +418,14 @@ impl Stepper {
 
     /// Computes `result` and the caches; every collective of the model happens here.
     fn evaluate(&self, plan: &StepPlan, result: &Array) -> Result<(), StepError> {
-        let mut roots: Vec<Array> = Vec::new();
-        for row in &plan.rows {
-            roots.extend(self.sequences[&row.cache].cache.arrays());
-        }
+        let roots = self.cache_arrays(plan);
         let roots: Vec<&Array> = roots.iter().chain([result]).collect();
         jackalope_mlx::eval(&roots).map_err(|err| self.classify(&err))
+    }
+
+    /// Returns the arrays that hold what the step's rows leave in their caches.
+    fn cache_arrays(&self, plan: &StepPlan) -> Vec<Array> {
+        plan.rows.iter().flat_map(|row| self.sequences[&row.cache].cache.arrays()).collect()
     }
 
     /// Converts an error. While the group is broken, the group is the cause, whatever MLX wraps it
@@ -509,6 +587,14 @@ fn num_scored(row: &Row) -> usize {
     row.score.as_ref().map_or(0, |score| score.targets.len().min(row.input.len()))
 }
 
+fn dim(len: usize) -> i32 {
+    i32::try_from(len).expect("a step is small")
+}
+
+fn number(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 /// Cuts `num_logits` positions into parts that are computed one after the other.
 fn slices(num_logits: usize, vocab_size: usize) -> Vec<Range<usize>> {
     let len = (LOGITS_BYTES_MAX / (size_of::<f32>() * vocab_size)).max(1);
@@ -517,11 +603,10 @@ fn slices(num_logits: usize, vocab_size: usize) -> Vec<Range<usize>> {
 
 /// Returns the rows `range` of `[rows, hidden]`.
 fn rows(hidden: &Array, range: &Range<usize>) -> Array {
-    let row = |idx: usize| i32::try_from(idx).expect("a step is small");
-    if hidden.dim(0) == row(range.len()) {
+    if hidden.dim(0) == dim(range.len()) {
         hidden.clone()
     } else {
-        hidden.slice_axis(0, row(range.start), row(range.end))
+        hidden.slice_axis(0, dim(range.start), dim(range.end))
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -21,7 +21,7 @@ use jackalope_models::{
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, CheckpointId, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Setup,
-    StepPlan, counted,
+    StepOutput, StepPlan, counted,
 };
 use jackalope_transport::{GroupConfig, Listener};
 use tracing::{debug, info};
@@ -35,6 +35,13 @@ use crate::step_error::{StepError, unheard_peers};
 
 /// Minimum time between two reports of the loading progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time between two looks at the device while the next command is waited for.
+const DEVICE_POLL: Duration = Duration::from_micros(50);
+
+/// Maximum time for which the next plan is waited for while the device computes. It comes soon after an
+/// answer, or when there are new requests.
+const NEXT_PLAN_WAIT: Duration = Duration::from_millis(5);
 
 /// Rank and data listener of this process.
 #[derive(Debug)]
@@ -78,7 +85,11 @@ pub(crate) fn run(
         }
     };
     loop {
-        match commands.recv().context("waiting for the coordinator")? {
+        let Some(command) = worker.next_command(commands)? else {
+            worker.finish_step()?;
+            continue;
+        };
+        match command {
             Command::Setup(setup) => worker.set_up_again(&setup)?,
             Command::Lost => worker.forget_group(),
             Command::Join(join) => worker.join(&join)?,
@@ -359,26 +370,76 @@ impl Worker<'_> {
         Ok(Group::stock(backend, rank, self.setup.num_ranks as usize)?)
     }
 
-    fn step(&mut self, epoch: u64, plan: &StepPlan) -> anyhow::Result<()> {
-        let Some((active, stepper)) = &mut self.active else { return Ok(()) };
-        if *active != epoch {
-            // The plan was made for a group that broke while the plan was in flight.
-            return Ok(());
+    /// Waits for the next command. Returns `None` if a submitted step should be finished first, because
+    /// the device is done with it, or no command comes for a while.
+    fn next_command(&self, commands: &Receiver<Command>) -> anyhow::Result<Option<Command>> {
+        let computing = self.active.as_ref().filter(|(_, stepper)| 0 < stepper.num_pending());
+        let Some((_, stepper)) = computing else {
+            return commands.recv().context("waiting for the coordinator").map(Some);
+        };
+        let began = Instant::now();
+        while stepper.is_computing() && began.elapsed() < NEXT_PLAN_WAIT {
+            match commands.recv_timeout(DEVICE_POLL) {
+                Ok(command) => return Ok(Some(command)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("the coordinator's reader is gone"),
+            }
         }
+        Ok(None)
+    }
+
+    /// Computes a plan; with MLX's own operations, submits it and finishes the one before it.
+    fn step(&mut self, epoch: u64, plan: &StepPlan) -> anyhow::Result<()> {
+        let is_current = |active: &Option<(u64, Stepper)>| {
+            active.as_ref().is_some_and(|(active, _)| *active == epoch)
+        };
+        // Another epoch's plan was made for a group that broke while the plan was in flight.
+        while is_current(&self.active)
+            && self.active.as_ref().is_some_and(|(_, it)| !it.can_begin(&self.model, plan))
+        {
+            self.finish_step()?;
+        }
+        let Some((_, stepper)) = self.active.as_mut().filter(|(active, _)| *active == epoch) else {
+            return Ok(());
+        };
         self.control.set_phase(Phase::Computing);
         match stepper.execute(&self.model, plan) {
-            Ok(mut output) => {
-                output.timings.kernels = self.parallel.compute().take_profile();
-                self.control.step_done(rank_memory::now(stepper.kv_bytes()));
-                let message = if self.identity.rank == 0 {
-                    FromRank::Output { epoch, output }
-                } else {
-                    FromRank::Done { epoch, step: plan.step, timings: output.timings }
-                };
-                Ok(self.control.send(&message)?)
-            }
-            Err(StepError::Group { message, peers }) => self.group_failed(epoch, message, peers),
-            Err(err @ (StepError::Device(_) | StepError::Plan(_))) => {
+            Ok(Some(output)) => self.answer(epoch, output),
+            Ok(None) if 1 < stepper.num_pending() => self.finish_step(),
+            Ok(None) => Ok(()),
+            Err(err) => self.step_failed(epoch, err),
+        }
+    }
+
+    /// Waits for the oldest step that the device computes, and answers it.
+    fn finish_step(&mut self) -> anyhow::Result<()> {
+        let Some((epoch, stepper)) = &mut self.active else { return Ok(()) };
+        let epoch = *epoch;
+        match stepper.finish() {
+            Ok(output) => self.answer(epoch, output),
+            Err(err) => self.step_failed(epoch, err),
+        }
+    }
+
+    fn answer(&mut self, epoch: u64, mut output: StepOutput) -> anyhow::Result<()> {
+        let Some((_, stepper)) = &self.active else { return Ok(()) };
+        output.timings.kernels = self.parallel.compute().take_profile();
+        self.control.step_done(rank_memory::now(stepper.kv_bytes()));
+        if 0 < stepper.num_pending() {
+            self.control.set_phase(Phase::Computing);
+        }
+        let message = if self.identity.rank == 0 {
+            FromRank::Output { epoch, output }
+        } else {
+            FromRank::Done { epoch, step: output.step, timings: output.timings }
+        };
+        Ok(self.control.send(&message)?)
+    }
+
+    fn step_failed(&mut self, epoch: u64, err: StepError) -> anyhow::Result<()> {
+        match err {
+            StepError::Group { message, peers } => self.group_failed(epoch, message, peers),
+            StepError::Device(_) | StepError::Plan(_) => {
                 report(self.control, epoch, FailureKind::Device, err.to_string())?;
                 Err(err.into())
             }
@@ -403,7 +464,11 @@ impl Worker<'_> {
     /// Drops the group and every cache. Closing the sockets also notifies the peers.
     fn forget_group(&mut self) {
         self.control.disarm();
-        self.active = None;
+        let pending = self.active.take().is_some_and(|(_, stepper)| 0 < stepper.num_pending());
+        if pending {
+            // Nothing of the next group may be taken for a part of this one.
+            jackalope_mlx::drain();
+        }
         self.parallel.group().replace(Group::single());
         if let Err(err) = jackalope_mlx::memory::clear_cache() {
             debug!(%err, "cached memory was not released");

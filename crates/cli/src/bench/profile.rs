@@ -21,6 +21,8 @@ pub(super) struct StepBreakdown {
     pub(super) control_us: f64,
     /// Kernels of `compute_us`, if they were measured; the longest first.
     kernels: Vec<KernelTimings>,
+    /// What the host did for the device.
+    host: String,
 }
 
 /// A line of a profile.
@@ -56,6 +58,7 @@ impl StepBreakdown {
             graph_us,
             control_us: mean(brain(after), brain(before)) / 1e3,
             kernels: difference(&old.timings.kernels, &new.timings.kernels),
+            host: new.timings.host.text_since(&old.timings.host, steps),
         }
     }
 
@@ -112,22 +115,19 @@ impl StepBreakdown {
                 }
             }
         }
-        text
+        text + "\n    " + &self.host
     }
 
     pub(super) fn json(&self) -> Value {
-        let kernels: Vec<Value> = self
-            .kernels
-            .iter()
-            .map(|it| {
-                json!({
-                    "name": it.name,
-                    "calls": it.calls as f64 / self.steps as f64,
-                    "us": self.kernel_us(it),
-                    "weight_bytes": it.bytes as f64 / self.steps as f64,
-                })
+        let kernel = |it: &KernelTimings| {
+            json!({
+                "name": it.name,
+                "calls": it.calls as f64 / self.steps as f64,
+                "us": self.kernel_us(it),
+                "weight_bytes": it.bytes as f64 / self.steps as f64,
             })
-            .collect();
+        };
+        let kernels: Vec<Value> = self.kernels.iter().map(kernel).collect();
         json!({
             "steps": self.steps,
             "total": self.total_us,
@@ -137,6 +137,7 @@ impl StepBreakdown {
             "graph": self.graph_us,
             "control": self.control_us,
             "kernels": kernels,
+            "host": self.host,
         })
     }
 }
@@ -177,6 +178,7 @@ mod tests {
             graph_us: 6.0,
             control_us: 1.0,
             kernels: vec![kernel(KernelTimings::PRIMITIVES, 140_000), kernel("matmul", 120_000)],
+            host: String::new(),
         };
         let parts: Vec<(&str, f64)> = step.parts().iter().map(|it| (it.name, it.us)).collect();
         let expected = [

@@ -230,6 +230,15 @@ pub(super) const RANK: &[Family<RankStatus>] = metrics! { it: RankStatus;
         it.timings.sampling_us as f64 / 1e6;
     "jackalope_rank_planning_seconds_total", "Seconds building graphs." =>
         it.timings.planning_us as f64 / 1e6;
+    "jackalope_rank_graph_nodes_total", "Operations added to graphs." => it.timings.host.nodes;
+    "jackalope_rank_device_waits_total", "Times that the rank's host waited for its device." =>
+        it.timings.host.device_waits;
+    "jackalope_rank_device_wait_seconds_total",
+    "Seconds in which the rank's host waited for its device, if it submits steps ahead." =>
+        it.timings.host.device_wait_us as f64 / 1e6;
+    "jackalope_rank_copied_bytes_total",
+    "Bytes that the rank's host wrote into arrays and read from them." =>
+        it.timings.host.copied_bytes;
 };
 
 /// Everything that the metrics of the whole server are computed from.

@@ -1,0 +1,385 @@
+//! Samples tokens with MLX's operations, on the device that computed the logits: the results are
+//! arrays that can be inputs of the next step before the host knows them. The number of operations
+//! does not depend on the number of rows.
+//!
+//! Order and meaning are those of [`sampler`](crate::sampler), with the same number of the generator
+//! for a `(seed, position)`, in single precision: a token differs only where rounding moves it across a
+//! border of two tokens' shares.
+
+use std::collections::BTreeMap;
+
+use jackalope_mlx::{Array, Dtype};
+use jackalope_protocol::{Mask, Sampling, TokenId};
+
+use crate::sampler;
+
+/// Number of weights that are summed before the sums are: rounding grows with the longer of both.
+const BLOCK_LEN: i32 = 256;
+
+/// Number of bits in a word of a mask.
+const WORD_BITS: usize = 32;
+
+/// Number of bits of a uniform number that f32 holds.
+const UNIFORM_BITS: u32 = 24;
+
+/// A row to sample from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampledRow<'a> {
+    pub(crate) sampling: &'a Sampling,
+    /// The tokens before the one to sample. Only their number is used unless there are penalties.
+    pub(crate) history: &'a [TokenId],
+}
+
+/// Tokens on the device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceTokens {
+    /// u32 `[rows]`; 0 where the logits are not numbers.
+    pub(crate) tokens: Array,
+    /// Whether the logits are numbers, boolean `[rows]`.
+    pub(crate) are_numbers: Array,
+}
+
+/// Log-probabilities on the device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceLogprobs {
+    /// Those of the given tokens, f32 `[rows]`.
+    pub(crate) own: Array,
+    /// The most likely tokens, u32 `[rows, num_top]`, most likely first.
+    pub(crate) top: Array,
+    /// Their log-probabilities, f32 `[rows, num_top]`.
+    pub(crate) top_values: Array,
+}
+
+/// Samples a token from each row of `logits`, f32 `[rows, vocab]`.
+pub(crate) fn sample(logits: &Array, rows: &[SampledRow<'_>]) -> DeviceTokens {
+    let vocab_size = logits.dim(1) as usize;
+    let (changed, allowed) = (change(logits, rows), masks(rows, vocab_size));
+    let masked = allowed.as_ref().map_or(changed.clone(), |allowed| {
+        Array::where_(allowed, &changed, &Array::scalar(f32::NEG_INFINITY))
+    });
+    let mut best = masked.argmax(1);
+    if let Some(allowed) = &allowed {
+        // If no allowed token has a chance, the first allowed one is taken.
+        let has_chance = masked.max(1, false).greater(&Array::scalar(f32::NEG_INFINITY));
+        best = Array::where_(&has_chance, &best, &allowed.argmax(1));
+    }
+    let tokens = Choice::of(rows, vocab_size).tokens(&masked, best);
+    let finite = logits.less(&Array::scalar(f32::INFINITY)).all(1, false);
+    let some = logits.max(1, false).greater(&Array::scalar(f32::NEG_INFINITY));
+    let are_numbers = finite.logical_and(&some);
+    let none = Array::scalar_of(0.0, Dtype::U32);
+    DeviceTokens { tokens: Array::where_(&are_numbers, &tokens, &none), are_numbers }
+}
+
+/// Returns the log-probabilities of a token of each row of `logits`, f32 `[rows, vocab]`, and of the
+/// `num_top` most likely ones. `tokens` is u32 `[rows]`.
+pub(crate) fn logprobs(logits: &Array, tokens: &Array, num_top: usize) -> DeviceLogprobs {
+    let log_total = logits.logsumexp(1, true);
+    let own = logits.take_along_axis(&tokens.expand_dims(1), 1).sub(&log_total).squeeze(1);
+    let num_rows = logits.dim(0);
+    if num_top == 0 {
+        let empty = |dtype| Array::zeros(&[num_rows, 0], dtype);
+        return DeviceLogprobs { own, top: empty(Dtype::U32), top_values: empty(Dtype::F32) };
+    }
+    let num_top = len_of(num_top).min(logits.dim(1));
+    let top = logits.neg().argsort(1).slice_axis(1, 0, num_top);
+    let top_values = logits.take_along_axis(&top, 1).sub(&log_total);
+    DeviceLogprobs { own, top, top_values }
+}
+
+/// Whether the host must know every token before the one to sample.
+pub(crate) fn needs_history(sampling: &Sampling) -> bool {
+    sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+}
+
+/// What bias and penalties do to one logit.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    bias: f32,
+    /// Divides a positive logit and multiplies a negative one.
+    repetition: f32,
+    subtracted: f32,
+}
+
+/// Applies bias and penalties to `logits` `[rows, vocab]`, in the order of the host's sampler.
+fn change(logits: &Array, rows: &[SampledRow<'_>]) -> Array {
+    let mut at: [Vec<i32>; 2] = [Vec::new(), Vec::new()];
+    let mut changes: [Vec<f32>; 3] = [Vec::new(), Vec::new(), Vec::new()];
+    for (idx, row) in rows.iter().enumerate() {
+        for (token, change) in changes_of(row, logits.dim(1)) {
+            at[0].push(len_of(idx));
+            at[1].push(token);
+            changes[0].push(change.bias);
+            changes[1].push(change.repetition);
+            changes[2].push(change.subtracted);
+        }
+    }
+    let num_changes = len_of(at[0].len());
+    if num_changes == 0 {
+        return logits.clone();
+    }
+    let flat: Vec<i32> =
+        at[0].iter().zip(&at[1]).map(|(row, token)| row * logits.dim(1) + token).collect();
+    let flat = Array::from_slice(&flat, &[num_changes]);
+    let [bias, repetition, subtracted] =
+        changes.map(|values| Array::from_slice(&values, &[num_changes]));
+    let biased = logits.flatten(0, 1).take(&flat, 0).add(&bias);
+    let is_negative = biased.less(&Array::scalar(0.0));
+    let repeated = Array::where_(&is_negative, &biased.mul(&repetition), &biased.div(&repetition));
+    let update = repeated.sub(&subtracted).reshape(&[num_changes, 1, 1]);
+    let at = at.map(|indices| Array::from_slice(&indices, &[num_changes]));
+    logits.scatter(at.each_ref(), [0, 1], &update)
+}
+
+/// Returns the changes of a row's logits by token.
+fn changes_of(row: &SampledRow<'_>, vocab_size: i32) -> BTreeMap<i32, Change> {
+    let SampledRow { sampling, history } = *row;
+    let none = Change { bias: 0.0, repetition: 1.0, subtracted: 0.0 };
+    let mut changes = BTreeMap::new();
+    let id = |token: TokenId| i32::try_from(token).ok().filter(|id| *id < vocab_size);
+    for (token, bias) in &sampling.logit_bias {
+        if let Some(token) = id(*token) {
+            changes.entry(token).or_insert(none).bias += bias;
+        }
+    }
+    if sampling.repetition_penalty != 1.0 {
+        for token in sampler::repetition_context(history, sampling).iter().copied().filter_map(id) {
+            changes.entry(token).or_insert(none).repetition = sampling.repetition_penalty;
+        }
+    }
+    if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
+        let output = history.get(sampling.num_prompt_tokens as usize..).unwrap_or_default();
+        for (token, count) in sampler::counts(output) {
+            if let Some(token) = id(token) {
+                changes.entry(token).or_insert(none).subtracted =
+                    sampling.presence_penalty + sampling.frequency_penalty * count as f32;
+            }
+        }
+    }
+    changes
+}
+
+/// Returns which tokens may be sampled, boolean `[rows, vocab]`; `None` if all. Bits are sent to the
+/// device, for the rows with a mask.
+fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
+    if rows.iter().all(|row| row.sampling.mask == Mask::All) {
+        return None;
+    }
+    let num_words = vocab_size.div_ceil(WORD_BITS);
+    // The first mask is that of all rows without one.
+    let mut words = vec![u32::MAX; num_words];
+    let mut mask_of_row = Vec::with_capacity(rows.len());
+    for SampledRow { sampling, .. } in rows {
+        if sampling.mask == Mask::All {
+            mask_of_row.push(0);
+            continue;
+        }
+        mask_of_row.push(len_of(words.len() / num_words));
+        words.extend(bits(&sampling.mask, num_words));
+    }
+    let num_masks = len_of(words.len() / num_words);
+    let words = Array::from_slice(&words, &[num_masks, len_of(num_words), 1]);
+    let places = Array::arange(len_of(WORD_BITS), Dtype::U32);
+    let one = Array::scalar_of(1.0, Dtype::U32);
+    let bits = words.right_shift(&places).bitwise_and(&one).flatten(1, 2).astype(Dtype::Bool);
+    let bits = bits.slice_axis(1, 0, len_of(vocab_size));
+    Some(bits.take(&Array::from_slice(&mask_of_row, &[len_of(rows.len())]), 0))
+}
+
+/// Returns the bit of each token that a mask allows.
+fn bits(mask: &Mask, num_words: usize) -> Vec<u32> {
+    if let Mask::Bits(bytes) = mask {
+        let word = |idx: usize| {
+            let byte = |at: usize| bytes.get(idx * size_of::<u32>() + at).copied().unwrap_or(0);
+            u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)])
+        };
+        return (0..num_words).map(word).collect();
+    }
+    let (start, tokens) = match mask {
+        Mask::Only(tokens) => (0, tokens.as_slice()),
+        Mask::Except(tokens) => (u32::MAX, tokens.as_slice()),
+        Mask::All | Mask::Bits(_) => (u32::MAX, [].as_slice()),
+    };
+    let mut words = vec![start; num_words];
+    for token in tokens {
+        if let Some(word) = words.get_mut(*token as usize / WORD_BITS) {
+            *word ^= 1 << (*token as usize % WORD_BITS);
+        }
+    }
+    words
+}
+
+/// How the rows of a step choose among their tokens.
+struct Choice<'a> {
+    rows: &'a [SampledRow<'a>],
+    /// Rows that choose among the tokens in the order of their ids.
+    by_id: Vec<usize>,
+    /// Rows that choose among the most likely tokens.
+    by_rank: Vec<usize>,
+}
+
+impl<'a> Choice<'a> {
+    fn of(rows: &'a [SampledRow<'a>], vocab_size: usize) -> Choice<'a> {
+        let mut choice = Choice { rows, by_id: Vec::new(), by_rank: Vec::new() };
+        for (idx, SampledRow { sampling, .. }) in rows.iter().enumerate() {
+            if sampling.temperature == 0.0 {
+                continue;
+            }
+            let has_count = 0 < sampling.top_k && (sampling.top_k as usize) < vocab_size;
+            let has_filter = sampling.top_p < 1.0 || has_count;
+            if has_filter { choice.by_rank.push(idx) } else { choice.by_id.push(idx) }
+        }
+        choice
+    }
+
+    /// Returns the tokens of all rows, u32 `[rows]`, of logits `[rows, vocab]` whose largest are at
+    /// `best`.
+    fn tokens(&self, logits: &Array, best: Array) -> Array {
+        let mut parts = vec![best];
+        let mut sources: Vec<usize> = (0..self.rows.len()).collect();
+        let mut num_before = self.rows.len();
+        type Method<'a> = fn(&Choice<'a>, &Array, &[usize]) -> Array;
+        let methods: [(&Vec<usize>, Method<'a>); 2] =
+            [(&self.by_id, Choice::sampled_by_id), (&self.by_rank, Choice::sampled_by_rank)];
+        for (chosen, method) in methods.into_iter().filter(|(chosen, _)| !chosen.is_empty()) {
+            let logits = if chosen.len() == self.rows.len() {
+                logits.clone()
+            } else {
+                logits.take(&indices(chosen), 0)
+            };
+            let tokens = method(self, &logits, chosen);
+            if chosen.len() == self.rows.len() {
+                return tokens;
+            }
+            parts.push(tokens);
+            chosen.iter().enumerate().for_each(|(nth, row)| sources[*row] = num_before + nth);
+            num_before += chosen.len();
+        }
+        match parts.as_slice() {
+            [best] => best.clone(),
+            parts => {
+                Array::concatenate(&parts.iter().collect::<Vec<_>>(), 0).take(&indices(&sources), 0)
+            }
+        }
+    }
+
+    /// Samples rows without top-p and top-k, whose weights need no order.
+    fn sampled_by_id(&self, logits: &Array, rows: &[usize]) -> Array {
+        let best = logits.max(1, true);
+        let kept = best.add(&self.floors(rows)).less_equal(logits);
+        let weights = self.weights(logits, &best, rows);
+        let weights = Array::where_(&kept, &weights, &Array::scalar(0.0));
+        pick(&weights, &self.uniforms(rows)).squeeze(1)
+    }
+
+    /// Samples rows with top-p or top-k.
+    fn sampled_by_rank(&self, logits: &Array, rows: &[usize]) -> Array {
+        let vocab_size = logits.dim(1);
+        let order = logits.neg().argsort(1);
+        let sorted = logits.take_along_axis(&order, 1);
+        let best = sorted.slice_axis(1, 0, 1);
+        let mut kept = best.add(&self.floors(rows)).less_equal(&sorted);
+        if rows.iter().any(|row| self.rows[*row].sampling.top_p < 1.0) {
+            let probabilities = sorted.sub(&sorted.logsumexp(1, true)).exp();
+            let before = probabilities.cumsum(1).sub(&probabilities);
+            // Without top-p, no sum of probabilities reaches the limit.
+            let limit = |top_p: f32| if top_p < 1.0 { top_p } else { f32::INFINITY };
+            let limits = self.column(rows, |sampling| limit(sampling.top_p));
+            let is_within = before.less(&limits);
+            let infinity = Array::scalar(f32::INFINITY);
+            // Tokens as likely as the last one that is kept are kept too.
+            let last = Array::where_(&is_within, &sorted, &infinity).min(1, true);
+            kept = kept.logical_and(&last.less_equal(&sorted));
+        }
+        if rows.iter().any(|row| self.rows[*row].sampling.top_k != 0) {
+            let most = |top_k: u32| match i32::try_from(top_k) {
+                Ok(top_k) if top_k != 0 => top_k.min(vocab_size),
+                _ => vocab_size,
+            };
+            let counts: Vec<i32> =
+                rows.iter().map(|row| most(self.rows[*row].sampling.top_k)).collect();
+            let counts = Array::from_slice(&counts, &[len_of(rows.len()), 1]);
+            kept = kept.logical_and(&Array::arange(vocab_size, Dtype::I32).less(&counts));
+        }
+        let weights = self.weights(&sorted, &best, rows);
+        let weights = Array::where_(&kept, &weights, &Array::scalar(0.0));
+        order.take_along_axis(&pick(&weights, &self.uniforms(rows)), 1).squeeze(1)
+    }
+
+    /// Returns `exp((logits - best) / temperature)`.
+    fn weights(&self, logits: &Array, best: &Array, rows: &[usize]) -> Array {
+        let temperatures = self.column(rows, |sampling| sampling.temperature);
+        logits.sub(best).div(&temperatures).exp()
+    }
+
+    /// Returns what to add to the largest logit to get the smallest that min-p keeps, `[rows, 1]`.
+    fn floors(&self, rows: &[usize]) -> Array {
+        self.column(rows, |sampling| sampling.min_p.ln())
+    }
+
+    /// Returns the generator's numbers, `[rows, 1]`, rounded down so that they stay below 1.
+    fn uniforms(&self, rows: &[usize]) -> Array {
+        let scale = f64::from(1_u32 << UNIFORM_BITS);
+        let uniforms = rows.iter().map(|&row| {
+            let SampledRow { sampling, history } = self.rows[row];
+            let uniform = sampler::uniform(sampling.seed, history.len() as u64);
+            ((uniform * scale).floor() / scale) as f32
+        });
+        column(&uniforms.collect::<Vec<f32>>())
+    }
+
+    fn column(&self, rows: &[usize], value: impl Fn(&Sampling) -> f32) -> Array {
+        let values = rows.iter().map(|row| value(self.rows[*row].sampling));
+        column(&values.collect::<Vec<f32>>())
+    }
+}
+
+/// Returns for each row of `weights` `[rows, len]` the index at which their running sum exceeds the
+/// part `uniforms` `[rows, 1]` of their total, u32 `[rows, 1]`; always one with a weight above zero, if
+/// there is any.
+fn pick(weights: &Array, uniforms: &Array) -> Array {
+    let (num_rows, len) = (weights.dim(0), weights.dim(1));
+    let num_blocks = (len + BLOCK_LEN - 1) / BLOCK_LEN;
+    let padding = Array::zeros(&[num_rows, num_blocks * BLOCK_LEN - len], Dtype::F32);
+    let padded = match padding.dim(1) {
+        0 => weights.clone(),
+        _ => Array::concatenate(&[weights, &padding], 1),
+    };
+    let blocks = padded.reshape(&[num_rows, num_blocks, BLOCK_LEN]);
+    let ends = blocks.sum(2, false).cumsum(1); // [rows, blocks]
+    let target = uniforms.mul(&ends.slice_axis(1, num_blocks - 1, num_blocks));
+    let block = first_above(&ends, &target); // [rows, 1]
+    let zero = Array::zeros(&[num_rows, 1], Dtype::F32);
+    let starts = Array::concatenate(&[&zero, &ends], 1);
+    let left = target.sub(&starts.take_along_axis(&block, 1));
+    let own = blocks.take_along_axis(&block.expand_dims(2), 1).squeeze(1); // [rows, BLOCK_LEN]
+    let within = first_above(&own.cumsum(1), &left);
+    let first = block.mul(&Array::scalar_of(BLOCK_LEN as f32, Dtype::I32));
+    first.add(&within).astype(Dtype::U32)
+}
+
+/// Returns the first index at which ascending `sums` `[rows, len]` exceed `target` `[rows, 1]`; where
+/// rounding lets none do so, the first one with the last sum. i32 `[rows, 1]`.
+fn first_above(sums: &Array, target: &Array) -> Array {
+    let last = sums.slice_axis(1, sums.dim(1) - 1, sums.dim(1));
+    let count = |is_before: Array| is_before.astype(Dtype::I32).sum(1, true);
+    count(sums.less_equal(target)).minimum(&count(sums.less(&last)))
+}
+
+fn column(values: &[f32]) -> Array {
+    Array::from_slice(values, &[len_of(values.len()), 1])
+}
+
+fn indices(values: &[usize]) -> Array {
+    let values: Vec<i32> = values.iter().map(|value| len_of(*value)).collect();
+    Array::from_slice(&values, &[len_of(values.len())])
+}
+
+fn len_of(len: usize) -> i32 {
+    i32::try_from(len).expect("a step is small, and so is a vocabulary")
+}
+
+#[cfg(test)]
+mod tests;
