@@ -10,6 +10,7 @@ mod ci;
 mod demo;
 mod dist;
 mod golden;
+mod gpu_check;
 mod loc;
 mod mlx;
 mod mutants;
@@ -62,6 +63,11 @@ const TASKS: &[Task] = &[
         name: "bench",
         about: "compare the CPU kernels with the machine's limits (kernels), or jackalope with its peers (peers)",
         run: bench::run,
+    },
+    Task {
+        name: "gpu-check",
+        about: "check and measure this machine's GPU, or bundle the check for one without a network",
+        run: gpu_check::run,
     },
     Task {
         name: "chaos",

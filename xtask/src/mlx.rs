@@ -9,7 +9,7 @@
 //! A folder appears by one rename, so an interrupted run leaves nothing half done; a second run
 //! with the same pins does nothing. `MLX_PREFIX` names another prefix and is only checked.
 
-mod fetch;
+pub(crate) mod fetch;
 pub(crate) mod wheels;
 
 use std::fs::{self, File};

@@ -1,5 +1,6 @@
 """Measures decode steps of several sequences in mlx-lm, for `cargo xtask bench stock`: one line of
-JSON for each number of sequences. Arguments: the checkpoint, and the tokens before the first step.
+JSON for each number of sequences. Arguments: the checkpoint, the tokens before the first step, and
+`default` to compute on MLX's default device instead of the CPU.
 
 Nodes are those of MLX's graph; as in our own count, a fused operation (mx.fast) is one node, also
 where MLX builds several in its place.
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
-mx.set_default_device(mx.cpu)
+if len(sys.argv) < 4:
+    mx.set_default_device(mx.cpu)
 
-from mlx_lm.models.cache import BatchKVCache  # noqa: E402
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache  # noqa: E402
 from mlx_lm.utils import load_model  # noqa: E402
 
 SEQUENCES = (1, 8, 32, 64)
@@ -76,7 +78,8 @@ def main():
     model, _ = load_model(Path(sys.argv[1]))
     context = int(sys.argv[2])
     for num_sequences in SEQUENCES:
-        cache = [BatchKVCache([0] * num_sequences) for _ in model.layers]
+        cache = make_prompt_cache(model)
+        cache = [BatchKVCache([0] * num_sequences) if type(it) is KVCache else it for it in cache]
         prompt = mx.array([[idx * 31 % 97 for idx in range(context)]] * num_sequences)
         mx.eval(model(prompt, cache=cache))
         tokens = mx.array([[idx * 31 % 97] for idx in range(num_sequences)])

@@ -1,0 +1,109 @@
+//! A bundle of everything that the checks need, for a machine without a network and without Rust: parts
+//! of limited size, their hashes, and a script that joins and runs them.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+use super::programs::Programs;
+use crate::mlx::fetch::sha256_of;
+use crate::process;
+
+/// Maximum size of a part in bytes.
+const PART_BYTES_MAX: usize = 60_000_000;
+
+/// What the checks read of the sources.
+const SOURCES: [&str; 4] = [
+    "crates/models/tests/data",
+    "models/jackalope-mini",
+    "xtask/src/bench",
+    "crates/models/Cargo.toml",
+];
+
+/// Joins the parts, checks their hashes, and runs the checks. Tests find their data where they were
+/// compiled, so that folder becomes a link to the bundle's.
+const SCRIPT: &str = r#"#!/bin/sh
+# Unpacks the bundle beside this script and runs `gpu-check` from it. Needs no network.
+set -eu
+cd "$(dirname "$0")"
+sha256sum --check parts.sha256 2>/dev/null || shasum -a 256 -c parts.sha256
+cat gpu-check.part-* | tar -xzf -
+root="$(cat root-path)"
+if [ ! -e "$root" ]; then
+  mkdir -p "$(dirname "$root")" && ln -s "$PWD/root" "$root"
+fi
+LD_LIBRARY_PATH="$PWD/mlx/lib" exec bin/xtask gpu-check --prepared . "$@"
+"#;
+
+/// Writes the bundle to `dir`.
+pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    let staging = process::target_dir().join("gpu-check");
+    if staging.exists() {
+        fs::remove_dir_all(&staging).context("removing the last bundle's files")?;
+    }
+    let bin = staging.join("bin");
+    fs::create_dir_all(&bin).context("creating the bundle's folder")?;
+    let own = std::env::current_exe().context("finding this program")?;
+    for (name, path) in programs.named().into_iter().chain([("xtask", own.as_path())]) {
+        fs::copy(path, bin.join(name)).with_context(|| format!("copying {}", path.display()))?;
+    }
+    copy_folder(&programs.mlx.join("lib"), &staging.join("mlx/lib"))?;
+    for source in SOURCES {
+        copy_folder(&programs.root.join(source), &staging.join("root").join(source))?;
+    }
+    let archive = staging.join("gpu-check.tar.gz");
+    let packed = process::command("tar")
+        .args(["-czf", "gpu-check.tar.gz", "bin", "mlx", "root"])
+        .current_dir(&staging)
+        .status()
+        .context("starting tar")?;
+    ensure!(packed.success(), "tar ended with {packed}");
+    let num_parts = split(&archive, dir)?;
+    fs::write(dir.join("root-path"), programs.root.to_string_lossy().as_bytes())?;
+    let script = dir.join("gpu-check.sh");
+    fs::write(&script, SCRIPT)?;
+    println!(
+        "{num_parts} parts are in {}\nhint: copy the folder to the machine and run `sh gpu-check.sh` in it",
+        dir.display()
+    );
+    fs::remove_dir_all(&staging).context("removing the bundle's files")
+}
+
+/// Copies a file, or a folder with all that is in it, following links.
+fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if from.is_file() {
+        fs::create_dir_all(to.parent().context("a file is in a folder")?)?;
+        fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
+        return Ok(());
+    }
+    fs::create_dir_all(to)?;
+    let entries = fs::read_dir(from).with_context(|| format!("reading {}", from.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        copy_folder(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Cuts the archive into parts and writes their hashes. Returns the number of parts.
+fn split(archive: &Path, dir: &Path) -> anyhow::Result<usize> {
+    let mut archive = File::open(archive).context("opening the archive")?;
+    let mut hashes = BufWriter::new(File::create(dir.join("parts.sha256"))?);
+    let mut part = Vec::with_capacity(PART_BYTES_MAX);
+    for idx in 0.. {
+        part.clear();
+        (&mut archive).take(PART_BYTES_MAX as u64).read_to_end(&mut part)?;
+        if part.is_empty() {
+            hashes.flush()?;
+            return Ok(idx);
+        }
+        let name = format!("gpu-check.part-{idx:03}");
+        let path = dir.join(&name);
+        fs::write(&path, &part).with_context(|| format!("writing {name}"))?;
+        writeln!(hashes, "{}  {name}", sha256_of(&path)?)?;
+    }
+    unreachable!("the archive ends")
+}
