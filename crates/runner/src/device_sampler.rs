@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use jackalope_mlx::{Array, Dtype};
-use jackalope_protocol::{Mask, Sampling, TokenId};
+use jackalope_protocol::{RowMask, Sampling, TokenId};
 
 use crate::sampler;
 
@@ -164,7 +164,7 @@ fn changes_of(row: &SampledRow<'_>, vocab_size: i32) -> BTreeMap<i32, Change> {
 /// Returns which tokens may be sampled, boolean `[rows, vocab]`; `None` if all. Bits are sent to the
 /// device, for the rows with a mask.
 fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
-    if rows.iter().all(|row| row.sampling.mask == Mask::All) {
+    if rows.iter().all(|row| row.sampling.mask == RowMask::All) {
         return None;
     }
     let num_words = vocab_size.div_ceil(WORD_BITS);
@@ -172,7 +172,7 @@ fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
     let mut words = vec![u32::MAX; num_words];
     let mut mask_of_row = Vec::with_capacity(rows.len());
     for SampledRow { sampling, .. } in rows {
-        if sampling.mask == Mask::All {
+        if sampling.mask == RowMask::All {
             mask_of_row.push(0);
             continue;
         }
@@ -189,8 +189,8 @@ fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
 }
 
 /// Returns the bit of each token that a mask allows.
-fn bits(mask: &Mask, num_words: usize) -> Vec<u32> {
-    if let Mask::Bits(bytes) = mask {
+fn bits(mask: &RowMask, num_words: usize) -> Vec<u32> {
+    if let RowMask::Bits(bytes) = mask {
         let word = |idx: usize| {
             let byte = |at: usize| bytes.get(idx * size_of::<u32>() + at).copied().unwrap_or(0);
             u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)])
@@ -198,9 +198,9 @@ fn bits(mask: &Mask, num_words: usize) -> Vec<u32> {
         return (0..num_words).map(word).collect();
     }
     let (start, tokens) = match mask {
-        Mask::Only(tokens) => (0, tokens.as_slice()),
-        Mask::Except(tokens) => (u32::MAX, tokens.as_slice()),
-        Mask::All | Mask::Bits(_) => (u32::MAX, [].as_slice()),
+        RowMask::Only(tokens) => (0, tokens.as_slice()),
+        RowMask::Except(tokens) => (u32::MAX, tokens.as_slice()),
+        RowMask::All | RowMask::Bits(_) => (u32::MAX, [].as_slice()),
     };
     let mut words = vec![start; num_words];
     for token in tokens {

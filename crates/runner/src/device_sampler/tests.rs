@@ -35,15 +35,15 @@ fn random_sampling(case: u64) -> Sampling {
     let tokens =
         || (0..VOCAB_SIZE as u32).filter(|token| splitmix64(bits ^ u64::from(*token)) % 9 < 2);
     sampling.mask = match bits >> 33 & 7 {
-        0 => Mask::Only(tokens().collect()),
-        1 => Mask::Except(tokens().collect()),
+        0 => RowMask::Only(tokens().collect()),
+        1 => RowMask::Except(tokens().collect()),
         2 => {
             let mut bytes = vec![0_u8; VOCAB_SIZE.div_ceil(8)];
             tokens().for_each(|token| bytes[token as usize / 8] |= 1 << (token % 8));
-            Mask::Bits(bytes)
+            RowMask::Bits(bytes)
         }
-        3 => Mask::Only(Vec::new()),
-        _ => Mask::All,
+        3 => RowMask::Only(Vec::new()),
+        _ => RowMask::All,
     };
     sampling
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use jackalope_mlx::{Group, host_counters};
 use jackalope_models::{Compute, Model, Parallel};
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{CacheId, Input, Mask, Row, Sampling, StepOutput, StepPlan, TokenId};
+use jackalope_protocol::{CacheId, Input, Row, RowMask, Sampling, StepOutput, StepPlan, TokenId};
 
 use crate::step::Stepper;
 
@@ -99,7 +99,7 @@ fn samplings() -> Vec<Sampling> {
         Sampling::greedy(0),
         Sampling { top_p: 0.9, logprobs: Some(2), ..warm.clone() },
         Sampling { top_k: 20, seed: 6, ..warm.clone() },
-        Sampling { mask: Mask::Except((500..900).collect()), ..warm },
+        Sampling { mask: RowMask::Except((500..900).collect()), ..warm },
     ]
 }
 
