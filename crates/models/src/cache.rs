@@ -6,7 +6,6 @@
 mod arrays;
 mod pages;
 mod slots;
-mod state_slots;
 mod states;
 
 use std::cell::RefCell;
@@ -14,6 +13,7 @@ use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype, Error};
 use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
+use jackalope_recurrence::{StateArrays, StateSlot};
 
 use self::pages::PageList;
 use self::states::LayerStates;
@@ -22,8 +22,7 @@ use crate::parallel::Compute;
 pub(crate) use self::arrays::KvArrays;
 pub(crate) use self::pages::{LayerPages, Page};
 pub(crate) use self::slots::{Decoding, Place, SlotAssignment, SlotPool};
-pub(crate) use self::state_slots::{StateAssignment, StateSlot};
-pub(crate) use self::states::{StateArrays, StateStep};
+pub(crate) use self::states::StateStep;
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;

@@ -8,16 +8,21 @@
 //!         └─ on a GPU, either ───── kernel  one operation, any number of heads and tokens
 //! ```
 //!
-//! It knows nothing of models, weights or caches.
+//! The states of sequences that decode lie side by side in slots ([`StateSlots`]). The crate knows nothing
+//! of models, weights or keys and values.
 
 mod chunks;
 mod kernel;
+mod slots;
+mod states;
 mod step;
 mod tokens;
 
 use jackalope_mlx::Array;
 
 pub use kernel::{KernelLanguage, KernelShape, kernel_source};
+pub use slots::{StateAssignment, StateSlot, StateSlots};
+pub use states::StateArrays;
 pub use tokens::{Rule, Scanned, Tokens};
 
 /// Computes the tokens of each sequence from the state before them,

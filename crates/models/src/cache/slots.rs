@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 use jackalope_mlx::{Array, Dtype};
+use jackalope_recurrence::StateSlots;
 
 use super::arrays::KvArrays;
-use super::state_slots::StateSlots;
 use super::{BLOCK_TOKENS, LayerCacheShape};
 
 /// Number of steps without a token after which a sequence gives up its slot if others need room.

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use jackalope_mlx::Array;
+use jackalope_recurrence::StateArrays;
 
 use super::ForkAt;
 
@@ -26,64 +26,6 @@ enum State {
     Buffer(Arc<StateBuffer>),
     /// For MLX's operations.
     Arrays(StateArrays),
-}
-
-/// A state for MLX's operations.
-#[derive(Clone, Debug)]
-pub(crate) struct StateArrays {
-    /// Last inputs of the convolution, f32 `[sequences, conv_width - 1, channels]`.
-    pub(crate) inputs: Array,
-    /// State of a recurrence for each sequence, f32 `[sequences, …]`; `None` if there is only a
-    /// convolution.
-    pub(crate) state: Option<Array>,
-}
-
-impl StateArrays {
-    /// Returns the states of several sequences in one.
-    pub(crate) fn joined(states: &[StateArrays]) -> StateArrays {
-        if let [alone] = states {
-            return alone.clone();
-        }
-        let join = |parts: Vec<&Array>| Array::concatenate(&parts, 0);
-        let after: Vec<&Array> = states.iter().filter_map(|it| it.state.as_ref()).collect();
-        StateArrays {
-            inputs: join(states.iter().map(|it| &it.inputs).collect()),
-            state: (!after.is_empty()).then(|| join(after)),
-        }
-    }
-
-    /// Returns the states of the sequences one by one: copies, because a view of one would hold the
-    /// memory of all.
-    pub(crate) fn apart(self) -> Vec<StateArrays> {
-        let num_sequences = self.inputs.dim(0);
-        if num_sequences == 1 {
-            return vec![self];
-        }
-        (0..num_sequences)
-            .map(|idx| self.clone().picked(&Array::from_slice(&[idx], &[1])))
-            .collect()
-    }
-
-    /// Returns copies of the states at `indices`.
-    pub(super) fn picked(self, indices: &Array) -> StateArrays {
-        let state = self.state.map(|state| state.take(indices, 0));
-        StateArrays { inputs: self.inputs.take(indices, 0), state }
-    }
-
-    /// Returns these states with those at `indices` replaced, in place if there is no other handle.
-    pub(super) fn replaced(self, indices: &Array, new: &StateArrays) -> StateArrays {
-        let replace = |held: Array, new: &Array| held.scatter([indices], [0], &new.expand_dims(1));
-        let state = self.state.zip(new.state.as_ref());
-        StateArrays {
-            inputs: replace(self.inputs, &new.inputs),
-            state: state.map(|(held, new)| replace(held, new)),
-        }
-    }
-
-    /// Returns handles to all arrays.
-    pub(super) fn handles(&self) -> Vec<Array> {
-        [&self.inputs].into_iter().chain(&self.state).cloned().collect()
-    }
 }
 
 /// A state for our kernels.

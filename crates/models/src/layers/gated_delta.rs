@@ -7,7 +7,7 @@ use jackalope_kernels::{
     RecurrenceSizes, RecurrenceWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype, fast};
-use jackalope_recurrence::{Rule, Scanned, Tokens, scan};
+use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta, NormKind};
 
 use super::frame::BlockFrame;
@@ -19,7 +19,7 @@ use super::recurrent::{
     RecurrenceKernel, RecurrentTensors, SmallWeights, StockRows, empty_state, stock_sequences,
 };
 use super::residual::Residual;
-use crate::cache::{LayerCacheShape, StateArrays};
+use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;

@@ -19,6 +19,7 @@ use jackalope_kernels::{
 };
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype};
+use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 
 use super::frame::BlockFrame;
 use super::group_norm::{GroupNorm, GroupNormKernel};
@@ -30,7 +31,7 @@ use super::output::BlockOutput;
 use super::recurrent::{RecurrenceKernel, StockRows, empty_state, stock_sequences};
 use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
-use crate::cache::{LayerCacheShape, StateArrays};
+use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
 
@@ -165,16 +166,19 @@ impl Lightning {
         let (num_sequences, seq) = (projected[0].dim(0), projected[0].dim(1));
         let shape = [num_sequences, seq, dim(heads), dim(width)];
         let [queries, keys, values] = array::from_fn(|idx| projected[idx].reshape(&shape));
-        let decays = Array::from_slice(&self.parts.decays, &[dim(heads), 1, 1]);
-        let mut state = held.state.expect("a recurrence has a state");
-        let results = (0..seq).map(|t| {
-            let at = |x: &Array| x.slice_axis(1, t, t + 1).squeeze(1); // [sequences, heads, width]
-            let [query, key] = [&queries, &keys].map(|x| at(x).expand_dims(2));
-            state = state.mul(&decays).add(&at(&values).expand_dims(3).mul(&key));
-            state.mul(&query).sum(3, false)
-        });
-        let results: Vec<Array> = results.collect();
-        let results = Array::stack(&results.iter().collect::<Vec<_>>(), 1);
+        let log_decays: Vec<f32> = self.parts.decays.iter().map(|decay| decay.ln()).collect();
+        let of_tokens = [num_sequences, seq, dim(heads)];
+        let log_decays = Array::from_slice(&log_decays, &[1, 1, dim(heads)]);
+        let tokens = Tokens {
+            rule: Rule::Add,
+            queries: &queries,
+            keys: &keys,
+            values: &values,
+            log_decays: &log_decays.broadcast_to(&of_tokens),
+            rates: &Array::full(&of_tokens, 1.0, Dtype::F32),
+        };
+        let state = held.state.expect("a recurrence has a state");
+        let Scanned { results, state } = scan(&tokens, &state);
         (results, StateArrays { inputs: held.inputs, state: Some(state) })
     }
 }

@@ -8,12 +8,13 @@ use jackalope_kernels::{
     RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
+use jackalope_recurrence::StateArrays;
 use jackalope_spec::HeadRows;
 
 use super::convolution::{conv_kernels, stock_convolution, taps};
 use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
-use crate::cache::{StateArrays, StateStep};
+use crate::cache::StateStep;
 use crate::error::LoadError;
 use crate::split::Cut;
 use crate::step::{Step, StepSpan};

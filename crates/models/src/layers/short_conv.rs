@@ -7,6 +7,7 @@ use jackalope_kernels::{
     self as kernels, Elements, Floats, ShortConvInputs, ShortConvWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
+use jackalope_recurrence::StateArrays;
 use jackalope_spec::ShortConvSpec;
 
 use super::convolution::{conv_kernels, stock_convolution, taps};
@@ -16,7 +17,7 @@ use super::kernel::{DivisibleKernel, OwnRows, float, pinned};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::recurrent::{StepStates, StockRows, stock_sequences};
 use super::residual::Residual;
-use crate::cache::{LayerCacheShape, StateArrays};
+use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::step::Step;

@@ -16,7 +16,7 @@ use jackalope_kernels::{
     RecurrenceWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
-use jackalope_recurrence::{Rule, Scanned, Tokens, scan};
+use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 use jackalope_spec::{HeadRows, StateSpaceSizes, StateSpaceSpec};
 
 use super::frame::BlockFrame;
@@ -29,7 +29,7 @@ use super::recurrent::{
     RecurrenceKernel, RecurrentTensors, SmallWeights, StockRows, empty_state, stock_sequences,
 };
 use super::residual::{Middle, Residual, TwoParts};
-use crate::cache::{LayerCacheShape, StateArrays};
+use crate::cache::LayerCacheShape;
 use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::HeadCounts;

@@ -5,10 +5,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype};
+use jackalope_recurrence::StateAssignment;
 
 use super::StepSpan;
 use super::reach::Reach;
-use crate::cache::{SequenceCache, SlotAssignment, SlotPool, StateAssignment};
+use crate::cache::{SequenceCache, SlotAssignment, SlotPool};
 use crate::layers::dim;
 
 /// How a step's rows are computed with MLX's operations.

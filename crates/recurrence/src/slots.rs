@@ -10,15 +10,14 @@ use std::rc::{Rc, Weak};
 
 use jackalope_mlx::Array;
 
-use super::states::StateArrays;
-use crate::layers::dim;
+use crate::states::StateArrays;
 
 /// Slot of a sequence; `None` while its states are its own.
-pub(crate) type StateSlot = Rc<Cell<Option<usize>>>;
+pub type StateSlot = Rc<Cell<Option<usize>>>;
 
 /// The slots of all sequences of a model.
 #[derive(Debug, Default)]
-pub(crate) struct StateSlots {
+pub struct StateSlots {
     /// The sequence of each slot; gone if the sequence is, or has its states elsewhere.
     occupants: Vec<Weak<Cell<Option<usize>>>>,
     /// States of each layer that keeps one, `[slots, …]`; `None` before the first step.
@@ -31,14 +30,14 @@ pub(crate) struct StateSlots {
 
 /// How the states of a step's sequences are read and written, in all layers alike.
 #[derive(Debug)]
-pub(crate) struct StateAssignment {
+pub struct StateAssignment {
     /// The slots that stay, if some are given up first.
     kept: Option<Array>,
     /// Where the step's states are among the slots, which those of newcomers follow; `None` if they are
     /// the slots, in order.
     sources: Option<Array>,
     /// Numbers of the step's sequences that have no slot yet, in order.
-    pub(crate) newcomers: Vec<usize>,
+    pub newcomers: Vec<usize>,
     /// Whether other sequences are in the slots, so that the step's are written one by one.
     has_others: bool,
 }
@@ -48,12 +47,13 @@ fn is_in(occupant: &Weak<Cell<Option<usize>>>, slot: usize) -> bool {
 }
 
 impl StateSlots {
-    pub(super) fn new(num_layers: usize) -> StateSlots {
+    /// Creates slots of a model with this number of layers.
+    pub fn new(num_layers: usize) -> StateSlots {
         StateSlots { layers: (0..num_layers).map(|_| None).collect(), ..StateSlots::default() }
     }
 
     /// Gives each sequence of a step a slot.
-    pub(crate) fn assign(&mut self, sequences: &[StateSlot]) -> StateAssignment {
+    pub fn assign(&mut self, sequences: &[StateSlot]) -> StateAssignment {
         let kept = self.forget_gone();
         let num_slots = self.occupants.len();
         let is_newcomer = |idx: &usize| sequences[*idx].get().is_none();
@@ -98,7 +98,7 @@ impl StateSlots {
 
     /// Returns the states of a step's sequences in one layer, `[sequences, …]`. `newcomers` are those of
     /// the sequences without a slot.
-    pub(crate) fn read(
+    pub fn read(
         &mut self,
         layer: usize,
         assignment: &StateAssignment,
@@ -123,7 +123,7 @@ impl StateSlots {
     }
 
     /// Replaces the states of a step's sequences in one layer.
-    pub(crate) fn write(&mut self, layer: usize, assignment: &StateAssignment, after: StateArrays) {
+    pub fn write(&mut self, layer: usize, assignment: &StateAssignment, after: StateArrays) {
         self.is_written = true;
         let after = match (self.layers[layer].take(), &assignment.sources) {
             (Some(all), Some(slots)) => all.replaced(slots, &after),
@@ -133,7 +133,7 @@ impl StateSlots {
     }
 
     /// Returns copies of the states of a slot, one for each layer.
-    pub(super) fn copy(&mut self, slot: usize) -> Vec<Option<StateArrays>> {
+    pub fn copy(&mut self, slot: usize) -> Vec<Option<StateArrays>> {
         let slot = indices(&[slot]);
         let copy = |held: &Option<StateArrays>| held.clone().map(|held| held.picked(&slot));
         let copies: Vec<Option<StateArrays>> = self.layers.iter().map(copy).collect();
@@ -142,7 +142,7 @@ impl StateSlots {
     }
 
     /// Returns the arrays that were written since the last call.
-    pub(super) fn take_written(&mut self) -> Vec<Array> {
+    pub fn take_written(&mut self) -> Vec<Array> {
         let mut written = std::mem::take(&mut self.copies);
         if std::mem::take(&mut self.is_written) {
             written.extend(self.layers.iter().flatten().flat_map(StateArrays::handles));
@@ -154,6 +154,10 @@ impl StateSlots {
 fn indices(values: &[usize]) -> Array {
     let values: Vec<i32> = values.iter().map(|value| dim(*value)).collect();
     Array::from_slice(&values, &[dim(values.len())])
+}
+
+fn dim(len: usize) -> i32 {
+    i32::try_from(len).expect("a step has few sequences")
 }
 
 #[cfg(test)]
