@@ -1,7 +1,9 @@
 //! MLX's fused operations.
 
+use std::ops::Range;
+
 use crate::array::{Array, built, built_all, optional, refs};
-use crate::dtype::ArrayType;
+use crate::dtype::{ArrayType, Dtype};
 use crate::ffi::bridge::{self, OutputSpec};
 
 /// Applies root-mean-square normalisation over the last dimension.
@@ -175,4 +177,60 @@ pub fn gpu_kernel(
     let types: Vec<OutputSpec<'_>> =
         types.map(|it| OutputSpec { shape: &it.shape, dtype: it.dtype.code() }).collect();
     built_all(kernel.name, bridge::gpu_kernel(&spec, &refs(inputs), &types))
+}
+
+/// Computes attention of at most `rows_max` queries at a time, with the keys and values up to the last
+/// of them; `q` belongs to the last positions of `k` and `v`. `attend` also gets the range of queries.
+#[track_caller]
+pub fn by_queries(
+    qkv: [&Array; 3],
+    rows_max: i32,
+    attend: impl Fn([&Array; 3], Range<usize>) -> Array,
+) -> Array {
+    let [q, k, v] = qkv;
+    let (num_queries, num_keys) = (q.dim(2), k.dim(2));
+    if num_queries <= rows_max {
+        return attend(qkv, 0..num_queries as usize);
+    }
+    let blocks = (0..num_queries).step_by(rows_max as usize).map(|start| {
+        let stop = num_queries.min(start + rows_max);
+        let last_key = num_keys - num_queries + stop;
+        let q = q.slice_axis(2, start, stop);
+        let [k, v] = [k, v].map(|x| x.slice_axis(2, 0, last_key));
+        attend([&q, &k, &v], start as usize..stop as usize)
+    });
+    let blocks: Vec<Array> = blocks.collect();
+    Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2)
+}
+
+/// Computes attention whose scaled scores become `cap * tanh(score / cap)`, of several operations, because
+/// MLX has no fused one.
+#[track_caller]
+pub fn capped_attention(qkv: [&Array; 3], scale: f32, cap: f32, mask: Mask<'_>) -> Array {
+    let [q, k, v] = qkv;
+    // MLX has no fused operation for capped scores.
+    let (batch, heads, kv_heads, seq) = (q.dim(0), q.dim(1), k.dim(1), q.dim(2));
+    let grouped = (q * scale).reshape(&[batch, kv_heads, heads / kv_heads, seq, q.dim(3)]);
+    let [k, v] = [k, v].map(|x| x.expand_dims(2));
+    let products = grouped.matmul(&k.swapaxes(-1, -2)).astype(Dtype::F32);
+    let capped = &(&products * (1.0 / cap)).tanh() * cap;
+    let mask = match mask {
+        Mask::None => None,
+        Mask::Causal => Some(causal_mask(seq, k.dim(3))),
+        // `[slots, 1, 1, keys]`
+        Mask::Array(mask) if mask.ndim() == 4 => Some(mask.expand_dims(1)),
+        Mask::Array(mask) => Some(mask.clone()),
+    };
+    let scores =
+        mask.map_or(capped.clone(), |mask| Array::where_(&mask, &capped, &Array::scalar(f32::MIN)));
+    let out = scores.softmax(-1).astype(v.dtype()).matmul(&v);
+    out.reshape(&[batch, heads, seq, v.dim(4)])
+}
+
+/// Returns which keys the last `num_queries` positions see if they see all up to their own,
+/// `[queries, keys]`.
+#[track_caller]
+pub fn causal_mask(num_queries: i32, num_keys: i32) -> Array {
+    let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
+    Array::arange_from(0, num_keys, Dtype::I32).expand_dims(0).less_equal(&i)
 }

@@ -12,6 +12,7 @@
 //! of models, weights or keys and values.
 
 mod chunks;
+mod convolution;
 mod kernel;
 mod slots;
 mod states;
@@ -20,6 +21,7 @@ mod tokens;
 
 use jackalope_mlx::Array;
 
+pub use convolution::{convolution, taps};
 pub use kernel::{KernelLanguage, KernelShape, kernel_source};
 pub use slots::{StateAssignment, StateSlot, StateSlots};
 pub use states::StateArrays;

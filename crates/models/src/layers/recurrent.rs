@@ -8,10 +8,10 @@ use jackalope_kernels::{
     RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
-use jackalope_recurrence::StateArrays;
+use jackalope_recurrence::{StateArrays, convolution, taps};
 use jackalope_spec::HeadRows;
 
-use super::convolution::{conv_kernels, stock_convolution, taps};
+use super::convolution::conv_kernels;
 use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
 use crate::cache::StateStep;
@@ -141,7 +141,7 @@ impl SmallWeights {
     /// Returns `silu(convolution)` of the last rows of `inputs`
     /// `[sequences, conv_width - 1 + seq, channels]`, with MLX.
     pub(super) fn stock_convolution(&self, inputs: &Array) -> Array {
-        let sum = stock_convolution(inputs, &self.taps);
+        let sum = convolution(inputs, &self.taps);
         self.joined_biases.as_ref().map_or(sum.clone(), |biases| sum.add(biases)).silu()
     }
 }

@@ -7,10 +7,10 @@ use jackalope_kernels::{
     self as kernels, Elements, Floats, ShortConvInputs, ShortConvWeights, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
-use jackalope_recurrence::StateArrays;
+use jackalope_recurrence::{StateArrays, convolution, taps};
 use jackalope_spec::ShortConvSpec;
 
-use super::convolution::{conv_kernels, stock_convolution, taps};
+use super::convolution::conv_kernels;
 use super::frame::BlockFrame;
 use super::heads::Heads;
 use super::kernel::{DivisibleKernel, OwnRows, float, pinned};
@@ -146,7 +146,7 @@ impl ShortConv {
             let seq = projected[0].dim(1);
             let joined = Array::concatenate(&[&held.inputs, &projected[0]], 1);
             let inputs = joined.slice_axis(1, seq, joined.dim(1)).contiguous();
-            let out = stock_convolution(&joined, &self.taps);
+            let out = convolution(&joined, &self.taps);
             (out, StateArrays { inputs, state: None })
         };
         let outs = stock_sequences(step, self.layer_idx, &[inputs], empty, scan);

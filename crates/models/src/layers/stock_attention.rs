@@ -1,6 +1,5 @@
 //! Attention with MLX's operations, for all layers that keep keys and values.
 
-use std::ops::Range;
 use std::rc::Rc;
 
 use jackalope_mlx::fast::RopeOffset;
@@ -170,13 +169,13 @@ impl StockAttention<'_> {
         let chosen = self.chooser.and_then(|chooser| {
             chooser.next_mask(held.values.as_ref(), |index, keys| {
                 let queries = index.placed(&rows(&index.queries, span), place());
-                let visible = causal(q.dim(2), keys.dim(2));
+                let visible = fast::causal_mask(q.dim(2), keys.dim(2));
                 index.chosen(&queries, &rows(&index.weights, span), keys, Some(&visible))
             })
         });
         let [keys, values] = heads.kv.held(held);
         let rows_max = self.rows_at_once(&q, &keys, &values);
-        let out = self.in_blocks([&q, &keys, &values], rows_max, |[q, k, v], rows| {
+        let out = fast::by_queries([&q, &keys, &values], rows_max, |[q, k, v], rows| {
             let Some(mask) = &chosen else { return self.attend(q, k, v) };
             let mask = mask.slice_axis(-2, dim(rows.start), dim(rows.end));
             self.weigh(q, k, v, fast::Mask::Array(&mask.slice_axis(-1, 0, k.dim(2))))
@@ -211,30 +210,6 @@ impl StockAttention<'_> {
         dim((SCORES_BYTES_MAX / row_bytes.max(1)).clamp(1, q.dim(2) as usize))
     }
 
-    /// Computes attention of at most `rows_max` queries at a time, with the keys and values up to the last
-    /// of them; `q` belongs to the last positions of `k` and `v`. `attend` also gets the range of queries.
-    fn in_blocks(
-        &self,
-        qkv: [&Array; 3],
-        rows_max: i32,
-        attend: impl Fn([&Array; 3], Range<usize>) -> Array,
-    ) -> Array {
-        let [q, k, v] = qkv;
-        let (num_queries, num_keys) = (q.dim(2), k.dim(2));
-        if num_queries <= rows_max {
-            return attend(qkv, 0..num_queries as usize);
-        }
-        let blocks = (0..num_queries).step_by(rows_max as usize).map(|start| {
-            let stop = num_queries.min(start + rows_max);
-            let last_key = num_keys - num_queries + stop;
-            let q = q.slice_axis(2, start, stop);
-            let [k, v] = [k, v].map(|x| x.slice_axis(2, 0, last_key));
-            attend([&q, &k, &v], start as usize..stop as usize)
-        });
-        let blocks: Vec<Array> = blocks.collect();
-        Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2)
-    }
-
     /// Computes attention; `q` belongs to the last positions of `k` and `v`.
     fn attend(&self, q: &Array, k: &Array, v: &Array) -> Array {
         let [num_queries, num_keys] = [q, k].map(|x| x.dim(2));
@@ -260,31 +235,8 @@ impl StockAttention<'_> {
         let Some(cap) = self.soft_cap else {
             return fast::scaled_dot_product_attention(q, k, v, self.scores(mask));
         };
-        // MLX has no fused operation for capped scores.
-        let (batch, heads, kv_heads, seq) = (q.dim(0), q.dim(1), k.dim(1), q.dim(2));
-        let grouped = (q * self.scale).reshape(&[batch, kv_heads, heads / kv_heads, seq, q.dim(3)]);
-        let [k, v] = [k, v].map(|x| x.expand_dims(2));
-        let products = grouped.matmul(&k.swapaxes(-1, -2)).astype(Dtype::F32);
-        let capped = &(&products * (1.0 / cap)).tanh() * cap;
-        let mask = match mask {
-            fast::Mask::None => None,
-            fast::Mask::Causal => Some(causal(seq, k.dim(3))),
-            // `[slots, 1, 1, keys]`
-            fast::Mask::Array(mask) if mask.ndim() == 4 => Some(mask.expand_dims(1)),
-            fast::Mask::Array(mask) => Some(mask.clone()),
-        };
-        let scores = mask
-            .map_or(capped.clone(), |mask| Array::where_(&mask, &capped, &Array::scalar(f32::MIN)));
-        let out = scores.softmax(-1).astype(v.dtype()).matmul(&v);
-        out.reshape(&[batch, heads, seq, v.dim(4)])
+        fast::capped_attention([q, k, v], self.scale, cap, mask)
     }
-}
-
-/// Returns which keys the last `num_queries` positions see if they see all up to their own,
-/// `[queries, keys]`.
-fn causal(num_queries: i32, num_keys: i32) -> Array {
-    let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
-    Array::arange_from(0, num_keys, Dtype::I32).expand_dims(0).less_equal(&i)
 }
 
 /// Returns the rows of one sequence, `[1, heads, seq, dim]`.
@@ -312,7 +264,7 @@ mod tests {
             let attention = StockAttention {
                 layer_idx: 0,
                 rope: None,
-                index: None,
+                chooser: None,
                 scale: 0.5,
                 soft_cap,
                 reach,
@@ -321,7 +273,7 @@ mod tests {
             };
             let computed = |rows_max| {
                 let attend = |[q, k, v]: [&Array; 3], _| attention.attend(q, k, v);
-                let out = attention.in_blocks([&q, &k, &v], rows_max, attend);
+                let out = fast::by_queries([&q, &k, &v], rows_max, attend);
                 out.to_vec::<f32>().unwrap()
             };
             let whole = computed(11);

@@ -1,0 +1,22 @@
+//! Causal convolutions of each channel by itself.
+
+use jackalope_mlx::Array;
+
+/// Returns kernels `[channels, width]` by position, `[width, channels]`.
+pub fn taps(kernels: &Array) -> Array {
+    kernels.swapaxes(0, 1).contiguous()
+}
+
+/// Computes the convolution of the last rows of `inputs` `[sequences, width - 1 + seq, channels]` with
+/// `taps` `[width, channels]`, with MLX.
+pub fn convolution(inputs: &Array, taps: &Array) -> Array {
+    let width = taps.dim(0);
+    let seq = inputs.dim(1) - (width - 1);
+    if seq == 1 {
+        return inputs.mul(taps).sum(1, true);
+    }
+    let terms = (0..width)
+        .map(|tap| inputs.slice_axis(1, tap, tap + seq).mul(&taps.slice_axis(0, tap, tap + 1)));
+    let sum = terms.reduce(|sum, term| sum.add(&term));
+    sum.expect("a convolution sees a position")
+}
