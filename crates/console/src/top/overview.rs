@@ -246,7 +246,7 @@ pub(super) mod tests {
                 {"rank": 0, "host": "mac1\u{1b}[2J", "phase": "idle", "silent_ms": 10,
                  "round_trip_us": 1500, "collectives_us": 30, "total_us": 60,
                  "memory": {"kv_bytes": 2048},
-                 "facts": {"weights_bytes": 3 << 20, "free_bytes": 5 << 30,
+                 "facts": {"weights_bytes": 3 << 20, "free_bytes": 5_u64 << 30,
                            "layers": {"start": 0, "end": 4}, "heads": {"start": 0, "end": 8}}},
                 {"rank": 1, "host": null, "phase": "starting", "silent_ms": 9000},
             ],
