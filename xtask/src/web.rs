@@ -70,7 +70,11 @@ fn install() -> anyhow::Result<PathBuf> {
 }
 
 fn npm_ci(folder: &str) -> anyhow::Result<()> {
-    quietly(command("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(dir(folder)))
+    quietly(
+        command("npm")
+            .args(["install", "--no-save", "--no-audit", "--no-fund"])
+            .current_dir(dir(folder)),
+    )
 }
 
 /// Returns the browser, which root installs on Debian if there is none.
