@@ -392,12 +392,12 @@ fn chooser(
     };
     let kind = NormKind { is_centred: true, has_bias: true, ..NormKind::default() };
     let settings = NormSettings { kind, eps: norm_eps };
-    Ok(Some(Chooser::Indexer(Indexer {
+    Ok(Some(Chooser::Indexer(Box::new(Indexer {
         queries: linear("wq_b", rank, heads * head_dim)?,
         keys: linear("wk", hidden, head_dim)?,
         key_norm: Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?,
         weights: linear("weights_proj", hidden, heads)?,
         rope: parts.ropes.of(rope),
         sizes: IndexerSizes { heads, head_dim, num_chosen },
-    })))
+    }))))
 }

@@ -31,7 +31,7 @@ pub(crate) struct IndexerSizes {
 #[derive(Debug)]
 pub(crate) enum Chooser {
     /// An indexer of the layer.
-    Indexer(Indexer),
+    Indexer(Box<Indexer>),
     /// The indexer of an earlier layer, which chooses so many positions.
     Earlier { num_chosen: usize },
 }
