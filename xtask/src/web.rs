@@ -48,7 +48,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     let mut tests = match args {
         [] => Tools::prepare().tests(&programs)?,
         [word] if word == "build" => {
-            npm_ci("web")?;
+            install_packages("web")?;
             return quietly(command("npm").args(["run", "build"]).current_dir(dir("web")));
         }
         _ => anyhow::bail!("`web` takes no options but `build`, which writes {COMMITTED}"),
@@ -65,11 +65,13 @@ fn install() -> anyhow::Result<PathBuf> {
             "there is no {program}\nhint: install Node.js, version 20 or newer"
         );
     }
-    PACKAGES.into_iter().try_for_each(npm_ci)?;
+    PACKAGES.into_iter().try_for_each(install_packages)?;
     browser()
 }
 
-fn npm_ci(folder: &str) -> anyhow::Result<()> {
+/// Installs the packages of a folder in the versions of its lock file. `npm ci` would refuse a lock file
+/// that leaves out optional packages of other platforms.
+fn install_packages(folder: &str) -> anyhow::Result<()> {
     quietly(
         command("npm")
             .args(["install", "--no-save", "--no-audit", "--no-fund"])
