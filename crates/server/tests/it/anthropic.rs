@@ -470,7 +470,7 @@ async fn errors_have_the_form_of_the_api() {
     check(&reply, 401, "authentication_error");
     let reply = server.send(send(Some("wrong"), MESSAGES, hello.clone())).await;
     check(&reply, 401, "authentication_error");
-    let unknown = body(&json!({"model": "claude-none"})).to_string();
+    let unknown = body(&json!({"model": "none"})).to_string();
     check(&server.send(send(Some("secret"), MESSAGES, unknown)).await, 404, "not_found_error");
     let reply = server.send(send(Some("secret"), "/v1/messages/batches", hello.clone())).await;
     check(&reply, 404, "not_found_error");
