@@ -2,7 +2,7 @@
 //! arrays that can be inputs of the next step before the host knows them. The number of operations
 //! does not depend on the number of rows.
 //!
-//! Order and meaning are those of [`sampler`](crate::sampler), with the same number of the generator
+//! Order and meaning are those of [`crate::sampler`], with the same number of the generator
 //! for a `(seed, position)`, in single precision: a token differs only where rounding moves it across a
 //! border of two tokens' shares.
 

@@ -242,7 +242,7 @@ struct ChooserKernel {
     /// `None` if the choice is an earlier layer's.
     indexer: Option<IndexerKernel>,
     num_chosen: usize,
-    /// See [`Choice::rows`].
+    /// See [`crate::step::Choice::rows`].
     chosen: Arc<OnceLock<Vec<Vec<usize>>>>,
 }
 
