@@ -180,7 +180,7 @@ def test_a_bad_request_is_refused_by_name(claude, model, options, told):
 
 def test_what_is_not_there_is_not_found(claude):
     with pytest.raises(anthropic.NotFoundError) as raised:
-        ask(claude, "claude-none")
+        ask(claude, "none")
     assert raised.value.type == "not_found_error"
     with pytest.raises(anthropic.NotFoundError):
         claude.models.retrieve("claude-none")

@@ -26,7 +26,7 @@ def shell(command):
 
 def placed(text, url="http://127.0.0.1:8080"):
     """The text with this build, the shipped model, and the address of the test's server."""
-    text = text.replace("target/release/jackalope", str(find_program())).replace("http://127.0.0.1:8080", url)
+    text = re.sub(r"^jackalope(?= )", lambda _: str(find_program()), text).replace("http://127.0.0.1:8080", url)
     return re.sub(r"\bDIR\b", str(ROOT / "models" / "jackalope-mini"), text)
 
 
@@ -39,9 +39,9 @@ def help_of(*command):
 
 
 def test_every_shell_block_is_tried_here():
-    """`make demo` and `make test` are what CI runs."""
+    """`make demo` and `make test` are what CI runs, and tests/packaging runs `install.sh`."""
     tried = (
-        "make demo", "make test", "target/release/jackalope serve", "target/release/jackalope chat", "curl ", MACHINES,
+        "sh install.sh", "make demo", "make test", "jackalope serve", "jackalope chat", "curl ", MACHINES,
     )
     for block in blocks("sh"):
         assert block.startswith(tried), block
@@ -66,7 +66,7 @@ def test_a_hostfile_is_made_as_told(tmp_path):
 
 
 def test_the_server_starts_as_told():
-    command = placed(shell("target/release/jackalope serve")).split() + ["--port", "0", "--json"]
+    command = placed(shell("jackalope serve")).split() + ["--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert '"ready"' in first_line(process)
@@ -79,7 +79,7 @@ def test_the_server_starts_as_told():
 
 
 def test_chat_answers(url):
-    command = placed(shell("target/release/jackalope chat")).split() + ["--url", url]
+    command = placed(shell("jackalope chat")).split() + ["--url", url]
     assert run(command, input="Hello!\n").stdout.strip()
 
 
