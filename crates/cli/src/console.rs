@@ -44,7 +44,7 @@ const LEVELS_MAX: usize = 4;
 /// File of earlier lines of `chat`, in Jackalope's own folder.
 const CHAT_HISTORY: &str = "chat-history";
 
-/// Width of lines where the terminal does not tell its own.
+/// Line width in columns, if the terminal does not report its own.
 const COLUMNS: u16 = 80;
 
 pub(crate) async fn chat(args: ChatArgs, environment: &Environment) -> anyhow::Result<()> {

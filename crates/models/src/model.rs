@@ -157,7 +157,7 @@ impl Model {
     }
 
     /// Builds [`hidden`](Model::hidden) of tokens that the device computes: `tokens`, u32 `[tokens]`,
-    /// takes the place of [`Batch::tokens`], of which only the number counts.
+    /// takes the place of [`Batch::tokens`]; only the length of the latter is used.
     ///
     /// # Panics
     /// Panics like [`hidden`](Model::hidden), and if the model does not compute with MLX's operations.

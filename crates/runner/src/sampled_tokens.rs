@@ -62,8 +62,8 @@ impl SampledTokens {
     }
 
     /// Distributes tokens that the device computes, u32 `[rows]`, in the graph that computes them: sums
-    /// them over the ranks, of which only rank 0 has others than zeros. Ranks of a pipeline get them by
-    /// [`SampledTokens::send_on`].
+    /// them over the ranks, where all ranks but rank 0 contribute zeros. Ranks of a pipeline receive them
+    /// through [`SampledTokens::send_on`].
     pub(crate) fn share_on_device(&self, group: &Group, own: Array) -> Array {
         match self {
             SampledTokens::Summed if 1 < group.size() && own.dim(0) != 0 => group.all_sum(&own),

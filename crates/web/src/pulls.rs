@@ -217,7 +217,7 @@ mod tests {
         assert_ne!(again, id);
         assert!(pulls.cancel(&again) && !pulls.cancel(&id));
         assert_eq!(states(&pulls)[0].0, "cancelled");
-        // The download sees that nobody listens.
+        // Cancelling drops the receiver, which the download notices.
         sender.closed().await;
         let (sender, progress) = mpsc::channel(8);
         let third = pulls.start("a/b", || progress);

@@ -68,7 +68,7 @@ impl Terminal {
         write!(self.keyboard, "{line}\r").unwrap();
     }
 
-    /// Waits until the terminal shows the text so many times.
+    /// Waits until the text has appeared `times` times in the terminal's output.
     fn shows(&self, text: &str, times: usize) {
         let deadline = Instant::now() + PATIENCE;
         let shown =
@@ -218,7 +218,7 @@ fn top_shows_a_server_once_for_programs_and_again_and_again_for_people() {
         let args = ["top", "--url", &server.url, "--interval", "100"];
         let mut terminal = Terminal::start(&args, columns, &[("NO_COLOR", no_color)]);
         terminal.shows("tokens/s", 1);
-        // Blanks are not drawn where the screen is blank, so single words are looked for.
+        // ratatui moves the cursor instead of writing spaces, so a phrase never appears in one piece.
         terminal.shows("machine", 1);
         write!(terminal.keyboard, "q").unwrap();
         let (is_success, text) = terminal.end();

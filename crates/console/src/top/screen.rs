@@ -12,7 +12,7 @@ use super::overview::RankRow;
 /// Height of the curve of speeds, with its frame.
 const SPEED_ROWS: u16 = 7;
 
-/// Widths of a terminal from which on the table has so many columns.
+/// Minimum width of the terminal, and the number of columns of the table from that width on.
 const COLUMNS_BY_WIDTH: [(u16, usize); 4] = [(104, 9), (80, 7), (60, 4), (0, 3)];
 
 /// Colours, or none.
@@ -26,7 +26,7 @@ impl Palette {
     }
 }
 
-/// Draws the state.
+/// Draws one frame of `jackalope top`.
 pub(super) fn draw(frame: &mut Frame<'_>, watch: &Watch, has_colors: bool) {
     let palette = Palette { has_colors };
     let overview = &watch.overview;

@@ -32,7 +32,7 @@ pub(crate) struct IndexerSizes {
 pub(crate) enum Chooser {
     /// An indexer of the layer.
     Indexer(Box<Indexer>),
-    /// The indexer of an earlier layer, which chooses so many positions.
+    /// The indexer of an earlier layer, which chooses at most `num_chosen` positions.
     Earlier { num_chosen: usize },
 }
 

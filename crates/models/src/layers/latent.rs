@@ -402,8 +402,8 @@ impl LatentKernel {
         out
     }
 
-    /// Returns the positions that each row of such runs attends to, in order: those that the indexer
-    /// chooses, else those that an earlier one has chosen.
+    /// Returns the positions that each row of the runs with a choice attends to, in the order of the
+    /// rows. The layer's own indexer chooses them; without one, an earlier layer has chosen them.
     fn chosen(
         &self,
         runs: &[Runs],
