@@ -62,8 +62,9 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("transport", &["protocol"]),
     ("mlx", &["transport"]),
     ("recurrence", &["mlx"]),
-    ("models", &["kernels", "mlx", "protocol", "recurrence", "spec", "transport"]),
-    ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport"]),
+    ("weights", &["kernels", "mlx", "protocol", "spec"]),
+    ("models", &["kernels", "mlx", "protocol", "recurrence", "spec", "transport", "weights"]),
+    ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport", "weights"]),
 ];
 
 /// The programs, and the part of `jackalope` that talks to people: their errors are only shown. Libraries

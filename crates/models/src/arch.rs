@@ -13,13 +13,13 @@ use jackalope_mlx::Array;
 
 use self::decoder::Decoder;
 use crate::cache::LayerCacheShape;
-use crate::checkpoint::Checkpoint;
-use crate::error::LoadError;
 use crate::layers::Heads;
 use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::{Step, StepTokens};
-use crate::weights::{LoadCounters, LoadProgress, Loader};
+use jackalope_weights::LoadError;
+use jackalope_weights::checkpoint::Checkpoint;
+use jackalope_weights::{LoadCounters, LoadProgress, Loader};
 
 /// A network that a model file builds.
 pub(crate) trait Network: std::fmt::Debug {

@@ -1,34 +1,30 @@
 //! Computation of the models: checkpoints, weights, layers, caches.
 //!
-//! What a model consists of is read from its description (`jackalope_spec`). The layers decide how
-//! weights are divided among the ranks, how they are quantised, and whether our CPU kernels or MLX's own
+//! What a model consists of is read from its description (`jackalope_spec`), its tensors from a
+//! checkpoint (`jackalope_weights`). The layers decide how weights are divided among the ranks, how they are quantised, and whether our CPU kernels or MLX's own
 //! operations compute them. All collectives are inside layers: the sum after a row-parallel
 //! product, and the gathering of the logits; in a pipeline, also the activations that the layers of
 //! one rank send to those of the next.
 //!
 //! ```text
-//!   checkpoint ─▶ weights ─▶ layers ─▶ arch ─▶ model ◀─ the runner
-//!        (pure)   split ──────┘ cache ──┘ step ─┘
+//!   weights ─▶ layers ─▶ arch ─▶ model ◀─ the runner
+//!   split ──────┘ cache ──┘ step ─┘
 //! ```
 
 mod arch;
 mod cache;
-pub mod checkpoint;
 mod embed;
-mod error;
 mod layers;
 mod model;
 mod parallel;
 mod step;
-mod weights;
 
 pub use jackalope_protocol::split;
 pub use jackalope_protocol::split::Split;
 
 pub use cache::SequenceCache;
 pub use embed::Pool;
-pub use error::LoadError;
+pub use jackalope_weights::{LoadError, LoadProgress};
 pub use model::{Batch, Model, ModelFacts};
 pub use parallel::{Compute, GroupCell, Parallel, Sums};
 pub use step::Span;
-pub use weights::LoadProgress;

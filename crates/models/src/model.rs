@@ -9,12 +9,12 @@ use jackalope_protocol::{CacheCost, TokenId, UnitRange};
 
 use crate::arch::{self, Dimensions, Network};
 use crate::cache::{CacheShape, LayerCacheShape, SequenceCache, SlotPool};
-use crate::checkpoint::Checkpoint;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::{Span, Step, StepTokens};
-use crate::weights::{LoadCounters, LoadProgress};
+use jackalope_weights::LoadError;
+use jackalope_weights::checkpoint::Checkpoint;
+use jackalope_weights::{LoadCounters, LoadProgress};
 
 /// The rows of one step.
 #[derive(Clone, Debug)]

@@ -11,8 +11,8 @@ use jackalope_mlx as mlx;
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::{ModelLayout, RankShard};
 
-use crate::error::LoadError;
 use crate::split::{Shares, Split, stages};
+use jackalope_weights::LoadError;
 
 /// The group of the current epoch. All layers share this cell, so that a new group replaces the old
 /// one without any change to the weights.

@@ -20,9 +20,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use jackalope_models::checkpoint::{Files, OtherContent, Pieces};
 use jackalope_protocol::{CheckpointId, ExpectedContent, FileState, FileTree, counted};
 use jackalope_store::content::{self, Layout};
+use jackalope_weights::checkpoint::{Files, OtherContent, Pieces};
 
 /// Maximum number of hashing threads; beyond this, memory bandwidth is the limit.
 const THREADS_MAX: usize = 8;
@@ -336,8 +336,8 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use jackalope_models::checkpoint;
     use jackalope_store::content::Hasher;
+    use jackalope_weights::checkpoint;
 
     use super::*;
 

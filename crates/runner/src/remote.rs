@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use jackalope_models::checkpoint::{Files, Pieces};
 use jackalope_protocol::{FilePath, FileState, ModelSource};
 use jackalope_store::exchange::{self, ExchangeError, LibraryClient};
+use jackalope_weights::checkpoint::{Files, Pieces};
 
 /// Size of one request in bytes: large enough that the round trip costs nothing beside the
 /// transfer.

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_mlx::{Device, Group};
-use jackalope_models::checkpoint::{self, Checkpoint, Files};
 use jackalope_models::{
     Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Parallel, Sums,
 };
@@ -24,6 +23,7 @@ use jackalope_protocol::{
     StepOutput, StepPlan, counted,
 };
 use jackalope_transport::{GroupConfig, Listener};
+use jackalope_weights::checkpoint::{self, Checkpoint, Files};
 use tracing::{debug, info};
 
 use crate::content::VerifiedFiles;

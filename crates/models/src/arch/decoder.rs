@@ -6,8 +6,6 @@ use super::layer::DecoderLayer;
 use super::parts::LayerParts;
 use super::{Dimensions, Network};
 use crate::cache::LayerCacheShape;
-use crate::checkpoint::Checkpoint;
-use crate::error::LoadError;
 use crate::layers::{
     Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Ropes, Stack,
     StackSizes, Stream, StreamEnds, TableSize, vocabulary,
@@ -15,7 +13,9 @@ use crate::layers::{
 use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::{Step, StepTokens};
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
+use jackalope_weights::checkpoint::Checkpoint;
 
 /// A network of decoder layers.
 #[derive(Debug)]

@@ -7,14 +7,14 @@ use jackalope_spec::{
 };
 
 use super::parts::{LayerParts, mlp_weights};
-use crate::error::LoadError;
 use crate::layers::{
     BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent, Linear, Mlp,
     MlpBlock, Norm, Residual, Router, RouterSettings, RouterVectors, RowInput, SharedExpert,
     SparseMlp, VectorNorm,
 };
 use crate::split::Cut;
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// The feed-forward block of a layer.
 #[derive(Debug)]

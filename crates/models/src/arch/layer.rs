@@ -10,10 +10,10 @@ use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use super::second::SecondBlock;
 use crate::cache::LayerCacheShape;
-use crate::error::LoadError;
 use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, PerLayerReader, Residual};
 use crate::split::Cut;
 use crate::step::Step;
+use jackalope_weights::LoadError;
 
 /// A decoder layer.
 #[derive(Debug)]

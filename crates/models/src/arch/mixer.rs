@@ -8,7 +8,6 @@ use jackalope_spec::{
 
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
-use crate::error::LoadError;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GatedDeltaParts,
     GroupNorm, HasBias, HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues,
@@ -18,7 +17,8 @@ use crate::layers::{
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// The mixer of a layer.
 #[derive(Debug)]

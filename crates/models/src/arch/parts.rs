@@ -6,13 +6,13 @@ use jackalope_spec::{
     NormKind,
 };
 
-use crate::error::LoadError;
 use crate::layers::{
     AltUp, AltUpParts, BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes,
     Ropes,
 };
 use crate::parallel::Parallel;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// What a layer is made from.
 #[derive(Clone, Copy)]

@@ -6,10 +6,10 @@ use super::feed_forward::{dense, mixture};
 use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
-use crate::error::LoadError;
 use crate::layers::{BlockFrame, Residual, Shortcut};
 use crate::split::Cut;
 use crate::step::Step;
+use jackalope_weights::LoadError;
 
 /// The dense blocks of both halves, the experts beside them, and the second mixer.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
 use super::per_layer::{LayerInput, PerLayerReader, ReaderKernel};
 use super::residual::Residual;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Sizes of the streams.
 #[derive(Clone, Copy, Debug)]

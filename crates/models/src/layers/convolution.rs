@@ -4,9 +4,9 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::HeadRows;
 
 use super::kernel::OwnRows;
-use crate::error::LoadError;
 use crate::split::Cut;
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// Loads this rank's kernels of a convolution that sees `width` positions, f32 `[channels, width]`.
 ///

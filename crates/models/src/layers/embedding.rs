@@ -13,11 +13,11 @@ use super::kernel::{Matrix, MatrixCut, dim, elements, primitive, zeros_after};
 use super::linear::HasBias;
 use super::output::Bias;
 use super::residual::Residual;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
 use crate::step::StepTokens;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Size of a table: its rows and columns.
 #[derive(Clone, Copy, Debug)]

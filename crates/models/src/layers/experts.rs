@@ -23,10 +23,10 @@ use super::norm::{Norm, NormKernel};
 use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::router::{Router, RouterKernel, Routes, StockRoutes};
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Number of choices from which MLX sorts them by expert, as mlx-lm does.
 const SORTED_CHOICES_MIN: usize = 64;

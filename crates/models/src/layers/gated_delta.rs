@@ -20,11 +20,11 @@ use super::recurrent::{
 };
 use super::residual::Residual;
 use crate::cache::LayerCacheShape;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::Step;
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// Epsilon added to the squared length of queries and keys, as in mlx-lm.
 const LENGTH_EPS: f32 = 1e-6;

@@ -9,10 +9,10 @@ use jackalope_spec::GroupNormSpec;
 
 use super::heads::Heads;
 use super::kernel::{dim, elements, pinned};
-use crate::error::LoadError;
 use crate::parallel::Parallel;
 use crate::split::{Cut, HeadCounts, cut_heads};
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// A norm of groups of elements.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use jackalope_kernels::{self as kernels, Elements, HeadMatrices, HeadResults, Th
 use jackalope_mlx::Array;
 
 use super::kernel::{HeadPart, Matrix, MatrixCut, MatrixKernel};
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// A matrix for each of this rank's heads.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use jackalope_mlx::{Array, Dtype, Pinned, fast};
 use super::heads::Heads;
 use super::kernel::{dim, elements, pinned, zeros_after};
 use super::norm::{Norm, NormKernel};
-use crate::error::LoadError;
 use crate::parallel::Parallel;
 use crate::split::Cut;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Sums of a row over the ranks for a norm of all heads: those of the squares of queries and keys.
 const ALL_HEADS_SUMS: usize = 2 * SQUARE_SUMS;

@@ -3,10 +3,10 @@
 use jackalope_kernels::TermColumns;
 
 use super::linear::{HasBias, Linear, RowInput};
-use crate::error::LoadError;
 use crate::parallel::Parallel;
 use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// The attention heads of a model and this rank's part of them.
 #[derive(Clone, Debug)]

@@ -16,9 +16,9 @@ use jackalope_mlx::{
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::HeadRows;
 
-use crate::error::LoadError;
 use crate::split::Cut;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// A weight matrix `[output, input]`, or this rank's part of it.
 #[derive(Debug)]

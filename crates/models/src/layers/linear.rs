@@ -9,9 +9,9 @@ use super::kernel::{
     DivisibleKernel, Matrix, MatrixCut, MatrixKernel, OwnRows, elements, zeros_after,
 };
 use super::output::{Bias, BlockOutput};
-use crate::error::LoadError;
 use crate::split::Cut;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Whether a layer adds a vector after its product.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -10,10 +10,10 @@ use super::kernel::{DivisibleKernel, float};
 use super::linear::{HasBias, Linear, LinearKernel, RowInput};
 use super::output::BlockOutput;
 use super::residual::{Middle, Residual, TwoParts};
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// The inner dimension of a feed-forward block, its biases and its activation.
 #[derive(Clone, Copy, Debug)]

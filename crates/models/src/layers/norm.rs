@@ -7,10 +7,10 @@ use jackalope_mlx::{Array, Dtype, Pinned, fast};
 use jackalope_spec::NormKind;
 
 use super::kernel::{dim, elements, pinned, primitive};
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// How a norm normalises.
 #[derive(Clone, Copy, Debug)]

@@ -18,11 +18,11 @@ use super::kernel::{dim, primitive};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
 use super::residual::Residual;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::StepTokens;
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// Computes the inputs of all layers, on ranks that have the first one.
 #[derive(Debug)]

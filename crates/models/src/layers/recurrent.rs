@@ -15,10 +15,10 @@ use super::convolution::conv_kernels;
 use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
 use crate::cache::StateStep;
-use crate::error::LoadError;
 use crate::split::Cut;
 use crate::step::{Step, StepSpan};
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Storage of the small weights of a recurrence.
 #[derive(Clone, Copy)]

@@ -6,10 +6,10 @@ use jackalope_mlx::{Array, Dtype, Pinned};
 
 use super::kernel::{Matrix, MatrixCut, dim, float, pinned};
 use super::norm::{Norm, NormKernel};
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// Settings of a router.
 #[derive(Clone, Copy, Debug)]

@@ -18,10 +18,10 @@ use super::linear::{HasBias, Linear, LinearKernel};
 use super::recurrent::{StepStates, StockRows, stock_sequences};
 use super::residual::Residual;
 use crate::cache::LayerCacheShape;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
-use crate::weights::{Part, Weights};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
 
 /// The part of a checkpoint and the split from which a gated short convolution is loaded.
 #[derive(Clone, Copy)]

@@ -7,8 +7,8 @@ use jackalope_mlx::{Array, Dtype};
 use super::kernel::dim;
 use super::per_layer::LayerInput;
 use super::residual::Residual;
-use crate::error::LoadError;
 use crate::parallel::Parallel;
+use jackalope_weights::LoadError;
 
 /// Consecutive layers. In a pipeline the stream is received from the rank with the layers before
 /// these, and sent to the rank with the layers after them.

@@ -30,11 +30,11 @@ use super::recurrent::{
 };
 use super::residual::{Middle, Residual, TwoParts};
 use crate::cache::LayerCacheShape;
-use crate::error::LoadError;
 use crate::parallel::{Compute, Parallel};
 use crate::split::HeadCounts;
 use crate::step::Step;
-use crate::weights::Weights;
+use jackalope_weights::LoadError;
+use jackalope_weights::Weights;
 
 /// The part of a checkpoint and the split from which a state space is loaded.
 #[derive(Clone, Copy)]

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use jackalope_models::checkpoint::Checkpoint as StoredCheckpoint;
 use jackalope_models::{LoadProgress, Model, Split};
+use jackalope_weights::checkpoint::Checkpoint as StoredCheckpoint;
 use serde_json::{Value, json};
 
 use crate::ranks::Way;

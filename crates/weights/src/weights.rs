@@ -4,6 +4,7 @@
 mod fused;
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::ops::Range;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
@@ -14,8 +15,8 @@ use jackalope_spec::{
 
 use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
 use crate::error::LoadError;
-use crate::split::Cut;
 use crate::weights::fused::FusedPart;
+use jackalope_protocol::split::Cut;
 
 /// Progress of loading.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,31 +29,43 @@ pub struct LoadProgress {
 
 /// Counters of a finished load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct LoadCounters {
+pub struct LoadCounters {
     /// Type that the model is computed in.
-    pub(crate) dtype: Dtype,
+    pub dtype: Dtype,
     /// Number of bytes read from the files.
-    pub(crate) bytes_read: u64,
+    pub bytes_read: u64,
     /// Part of `bytes_read` that other ranks read too.
-    pub(crate) replicated_bytes: u64,
+    pub replicated_bytes: u64,
     /// Size in bytes of the arrays created.
-    pub(crate) weights_bytes: u64,
+    pub weights_bytes: u64,
 }
 
 /// The part of a tensor that a rank needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part<'a> {
+pub enum Part<'a> {
     /// Everything; every rank needs it.
     Whole,
     /// A part of one dimension.
-    Axis { axis: usize, cut: &'a Cut },
+    Axis {
+        /// Index of the dimension.
+        axis: usize,
+        /// The rank's part of it.
+        cut: &'a Cut,
+    },
     /// Several ranges of one dimension, which follow one another in memory.
-    Ranges { axis: usize, ranges: &'a [Range<usize>], is_shared: bool },
+    Ranges {
+        /// Index of the dimension.
+        axis: usize,
+        /// The rank's ranges of it, in the order in which they lie in memory.
+        ranges: &'a [Range<usize>],
+        /// Whether other ranks read them too.
+        is_shared: bool,
+    },
 }
 
 impl<'a> Part<'a> {
     /// Returns the part with these rows (of the first dimension).
-    pub(crate) fn rows(cut: &'a Cut) -> Part<'a> {
+    pub fn rows(cut: &'a Cut) -> Part<'a> {
         Part::Axis { axis: 0, cut }
     }
 
@@ -106,7 +119,7 @@ impl<'a> Part<'a> {
 }
 
 /// A checkpoint being loaded.
-pub(crate) struct Loader<'a> {
+pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
     counters: Cell<LoadCounters>,
@@ -120,9 +133,15 @@ pub(crate) struct Loader<'a> {
 /// Number of bytes after whose reading weights are moved into huge pages.
 const SETTLE_BYTES: usize = 256 << 20;
 
+impl fmt::Debug for Loader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader").field("dir", &self.checkpoint.dir()).finish_non_exhaustive()
+    }
+}
+
 impl<'a> Loader<'a> {
     /// Starts loading `total_bytes` of a checkpoint.
-    pub(crate) fn new(
+    pub fn new(
         checkpoint: &'a Checkpoint,
         total_bytes: u64,
         progress: &'a mut dyn FnMut(LoadProgress),
@@ -145,7 +164,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Returns the root of the checkpoint's tensor names.
-    pub(crate) fn root(&'a self) -> Weights<'a> {
+    pub fn root(&'a self) -> Weights<'a> {
         Weights { loader: self, path: String::new(), stacked: None, fused: None, view: None }
     }
 
@@ -153,7 +172,7 @@ impl<'a> Loader<'a> {
     ///
     /// # Panics
     /// Panics if the layers have not read exactly what the description gives this rank.
-    pub(crate) fn finish(&self) -> LoadCounters {
+    pub fn finish(&self) -> LoadCounters {
         self.settle();
         let counters = self.counters.get();
         assert_eq!(
@@ -204,8 +223,8 @@ impl<'a> Loader<'a> {
 }
 
 /// A path in the names of a checkpoint's tensors.
-#[derive(Clone)]
-pub(crate) struct Weights<'a> {
+#[derive(Clone, Debug)]
+pub struct Weights<'a> {
     loader: &'a Loader<'a>,
     path: String,
     /// Set if each tensor is stored in parts, at these paths, which are stacked along a new first
@@ -219,20 +238,20 @@ pub(crate) struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     /// Returns the path below this one.
-    pub(crate) fn at(&self, name: impl std::fmt::Display) -> Weights<'a> {
+    pub fn at(&self, name: impl fmt::Display) -> Weights<'a> {
         let path =
             if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) };
         Weights { loader: self.loader, path, stacked: None, fused: None, view: None }
     }
 
     /// Returns the path of a module that owns only some rows of its tensors.
-    pub(crate) fn rows(&self, rows: HeadRows) -> Weights<'a> {
+    pub fn rows(&self, rows: HeadRows) -> Weights<'a> {
         Weights { view: Some(rows.clone()), ..self.at(rows.module) }
     }
 
     /// Returns the path of a projection of `num_experts` experts, in whichever way the checkpoint
     /// has it. If it has a matrix for each expert, they are stacked.
-    pub(crate) fn experts(&self, module: &StackedModule, num_experts: usize) -> Weights<'a> {
+    pub fn experts(&self, module: &StackedModule, num_experts: usize) -> Weights<'a> {
         let StackedModule { stacked, each: [before, after], fused } = module;
         let has = |name: &str| self.loader.checkpoint.tensors.find(name).is_some();
         let is_stacked = has(&format!("{stacked}.weight"));
@@ -244,17 +263,17 @@ impl<'a> Weights<'a> {
     }
 
     /// Whether the checkpoint has the tensor `name` below this path.
-    pub(crate) fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.loader.checkpoint.tensors.find(&format!("{}.{name}", self.path)).is_some()
     }
 
     /// Returns the type that the model is computed in.
-    pub(crate) fn dtype(&self) -> Dtype {
+    pub fn dtype(&self) -> Dtype {
         self.loader.dtype
     }
 
     /// Returns the quantisation of the matrix at this path; `None` if it is not quantised.
-    pub(crate) fn format(&self) -> Option<QuantFormat> {
+    pub fn format(&self) -> Option<QuantFormat> {
         let format = self.loader.checkpoint.layout.format(&self.path)?;
         let mode = match format.mode {
             QuantizationMode::Affine => QuantMode::Affine,
@@ -266,17 +285,24 @@ impl<'a> Weights<'a> {
     }
 
     /// Loads a tensor of floats, converted to the type of the model.
-    pub(crate) fn floats(
-        &self,
-        name: &str,
-        shape: &[usize],
-        part: Part<'_>,
-    ) -> Result<Array, LoadError> {
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or its content differs from what is expected, or memory runs out.
+    ///
+    /// # Panics
+    /// Panics if the description has no such tensor, or another shape or type of it.
+    pub fn floats(&self, name: &str, shape: &[usize], part: Part<'_>) -> Result<Array, LoadError> {
         self.floats_as(self.loader.dtype, name, shape, part)
     }
 
     /// Loads a tensor of floats, converted to `dtype`.
-    pub(crate) fn floats_as(
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or its content differs from what is expected, or memory runs out.
+    ///
+    /// # Panics
+    /// Panics if the description has no such tensor, or another shape or type of it.
+    pub fn floats_as(
         &self,
         dtype: Dtype,
         name: &str,
@@ -300,12 +326,13 @@ impl<'a> Weights<'a> {
     }
 
     /// Loads a part of the vector of `len` floats at this very path, converted to `dtype`.
-    pub(crate) fn vector_as(
-        &self,
-        dtype: Dtype,
-        len: usize,
-        part: Part<'_>,
-    ) -> Result<Array, LoadError> {
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or its content differs from what is expected, or memory runs out.
+    ///
+    /// # Panics
+    /// Panics if the description has no such tensor, or another shape or type of it.
+    pub fn vector_as(&self, dtype: Dtype, len: usize, part: Part<'_>) -> Result<Array, LoadError> {
         let (path, name) = self.path.rsplit_once('.').unwrap_or(("", &self.path));
         let parent = Weights {
             loader: self.loader,
@@ -318,13 +345,25 @@ impl<'a> Weights<'a> {
     }
 
     /// Loads a single number.
-    pub(crate) fn number(&self, name: &str) -> Result<f32, LoadError> {
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or its content differs from what is expected, or memory runs out.
+    ///
+    /// # Panics
+    /// Panics if the description has no such tensor, or another shape or type of it.
+    pub fn number(&self, name: &str) -> Result<f32, LoadError> {
         let number = self.floats_as(Dtype::F32, name, &[], Part::Whole)?;
         Ok(number.item::<f32>()?)
     }
 
     /// Loads a tensor of packed codes or of their eight-bit scales.
-    pub(crate) fn integers(
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or its content differs from what is expected, or memory runs out.
+    ///
+    /// # Panics
+    /// Panics if the description has no such tensor, or another shape or type of it.
+    pub fn integers(
         &self,
         name: &str,
         shape: &[usize],
