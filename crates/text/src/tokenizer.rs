@@ -259,8 +259,8 @@ impl Tokenizer {
     }
 }
 
-/// Returns `tokenizer.json` of the checkpoint in `dir`, or what it would say, and the file that it was
-/// read from.
+/// Returns the content of `tokenizer.json` of the checkpoint in `dir`, after the path of the file
+/// that was read. Without a `tokenizer.json`, converts another vocabulary file to that format.
 fn tokenizer_json(
     dir: &Path,
     config: &TokenizerConfig,
@@ -311,7 +311,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Returns what to do without a `tokenizer.json`.
+/// Returns the hint of the error for a folder without a vocabulary file.
 fn missing_hint(dir: &Path) -> &'static str {
     if dir.is_dir() {
         "this folder is no complete checkpoint; download all of its files again"

@@ -6,7 +6,7 @@ use super::json::Needs;
 /// How the markup of a pattern names the tools and their arguments.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Form {
-    /// It carries no call.
+    /// The markup carries no call.
     Bare,
     /// The call is JSON, captured last. If something was captured before it, the JSON is the
     /// arguments and `head` reads the name from the earlier captures; else the JSON is an object or
@@ -25,8 +25,9 @@ pub(crate) enum Form {
         /// Whether line breaks separate values from their tags.
         is_wrapped: bool,
     },
-    /// Literals. The function takes the captured fields, and the unfinished text if the markup was
-    /// cut, and returns all calls and whether the last one is complete.
+    /// Literals of Python or Gemma. The function takes the captured fields, and the unfinished text
+    /// if the markup was cut, and returns all calls and whether the last one is cut; `None` if the
+    /// fields hold no calls.
     Literals(fn(&[&str], Option<&str>) -> Option<ReadCalls>),
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Free {
     Start {
         text: &'static str,
         body: &'static str,
-        /// Text with which calls can follow the text after all.
+        /// Text after which calls may still follow; `None` if none can.
         to_calls: Option<&'static str>,
     },
 }

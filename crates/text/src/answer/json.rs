@@ -17,8 +17,9 @@ struct Written<'a> {
     function: Option<&'a RawValue>,
 }
 
-/// Returns the calls of an object or of a list of objects. With [`Needs::Arguments`] an object
-/// without arguments is not a call: without a marker before it, it may be any object.
+/// Returns the calls in `json`, an object or a list of objects; `None` if one of the objects is not
+/// a call, or the list is empty. With [`Needs::Arguments`], an object without arguments is not a
+/// call: where the markup has no marker before the JSON, it may be any object.
 pub(crate) fn calls(json: &str, arguments: Needs) -> Option<Vec<ToolCall>> {
     if json.starts_with('[') {
         let listed: Vec<&RawValue> = serde_json::from_str(json).ok()?;
@@ -54,8 +55,8 @@ fn call(json: &str, needs: Needs) -> Option<ToolCall> {
     Some(ToolCall { id, name: written.name?, arguments })
 }
 
-/// Returns a JSON object exactly as it was written. Some models write it as a JSON string, as the
-/// API does; the string is then decoded.
+/// Returns a JSON object exactly as it was written; `None` if `json` is none. Some models write the
+/// object as a JSON string, as the API does; the string is then decoded.
 pub(crate) fn object(json: &str) -> Option<String> {
     let written: &RawValue = serde_json::from_str(json).ok()?;
     if written.get().starts_with('{') {

@@ -88,12 +88,13 @@ impl<'a> Lark<'a> {
 }
 
 impl Lark<'_> {
-    /// Returns the whole grammar.
+    /// Returns the text of the grammar: its rules, and `start` as the body of the rule `start`.
     pub(crate) fn finish(&self, start: &str) -> String {
         format!("%llguidance {{}}\nstart: {start}\n{}\n", self.rules.join("\n"))
     }
 
-    /// Returns what an answer consists of, if `call` is the rule of one call.
+    /// Returns the body of the start rule: text and calls as `frame` and `demand` allow. `call` is
+    /// the name of the rule that matches one call.
     pub(crate) fn start(&mut self, frame: &Frame, call: &str, demand: ToolDemand) -> String {
         let Frame { before, trigger, open, separator, close, free } = frame;
         let several = match (demand.calls, separator) {
@@ -141,7 +142,7 @@ impl Lark<'_> {
         name
     }
 
-    /// Matches exactly this text; the parts that are special tokens match as those tokens.
+    /// Returns an expression that matches exactly this text; special tokens in it match as tokens.
     pub(crate) fn text(&self, mut text: &str) -> String {
         let mut parts = Vec::new();
         while let Some((at, (token, written))) = self.next_special(text) {
@@ -157,7 +158,7 @@ impl Lark<'_> {
         parts.join(" ")
     }
 
-    /// Matches any text up to and including `end`.
+    /// Returns an expression that matches any text up to and including the first `end`.
     pub(crate) fn text_until(&mut self, end: &str) -> String {
         self.limited_until("(?s:.*)", end)
     }
@@ -188,25 +189,25 @@ impl Lark<'_> {
         found.min_by_key(|(at, token)| (*at, std::cmp::Reverse(token.1.len())))
     }
 
-    /// Matches JSON of this schema.
+    /// Returns an expression that matches JSON of this schema.
     pub(crate) fn json(schema: &Value) -> String {
         format!("%json {schema}")
     }
 
-    /// Matches the arguments of a call as JSON.
+    /// Returns an expression that matches the arguments of a call of `tool`, as a JSON object.
     pub(crate) fn arguments(tool: &ToolSpec) -> String {
         Lark::json(&arguments_schema(tool))
     }
 
-    /// Matches `{"name": NAME, KEY: ARGUMENTS}`.
+    /// Returns an expression that matches a call of `tool` as `{"name": NAME, KEY: ARGUMENTS}`.
     pub(crate) fn named_json(&self, tool: &ToolSpec, key: &str) -> String {
         let name = Value::from(tool.name.as_str());
         let head = self.text(&format!("{{\"name\": {name}, \"{key}\": "));
         format!("{head} {} \"}}\"", Lark::arguments(tool))
     }
 
-    /// Matches the parameters in the order of the schema, each between `open(name)` and its close.
-    /// Text is written without quotes, everything else as JSON.
+    /// Returns an expression that matches the parameters in the order of the schema, each between
+    /// `open(name)` and `close`. Text is written without quotes, everything else as JSON.
     pub(crate) fn parameters(
         &mut self,
         tool: &ToolSpec,
@@ -234,7 +235,7 @@ impl Lark<'_> {
         Ok(parts.join(" "))
     }
 
-    /// Matches the text of a parameter, without quotes, and its close.
+    /// Returns an expression that matches the text of a parameter, without quotes, and `close`.
     pub(crate) fn plain_text(
         &mut self,
         tool: &ToolSpec,
@@ -277,7 +278,8 @@ impl Lark<'_> {
     }
 }
 
-/// Matches members with commas between them: all required ones, then any of the optional ones.
+/// Returns an expression that matches members with `comma` between them: all `required` ones, then
+/// any of the `optional` ones.
 pub(crate) fn comma_separated(required: &[String], optional: &[String], comma: &str) -> String {
     let others = |from: usize| -> String {
         optional[from..].iter().map(|member| format!(" ({comma} {member})?")).collect()
@@ -330,7 +332,7 @@ fn add_leniency(members: &mut Map<String, Value>, tool: &ToolSpec) {
     }
 }
 
-/// Returns the text before and after a parameter's name.
+/// Returns the text that `open` writes before a parameter's name, and the text after the name.
 fn split_name(open: impl Fn(&str) -> String) -> (String, String) {
     let marked = open("\0");
     let (before, after) = marked.split_once('\0').unwrap_or((&marked, ""));

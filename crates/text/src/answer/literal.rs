@@ -11,8 +11,8 @@ const DEPTH_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Literals<'a> {
     rest: &'a str,
-    /// Stands for a quotation mark; the text between two marks is taken literally. Without a mark,
-    /// Python's quotation marks are read.
+    /// Text that stands for a quotation mark; the text between two of them is taken literally.
+    /// `None`: strings have Python's quotation marks and escapes.
     mark: Option<&'static str>,
 }
 
@@ -75,7 +75,8 @@ impl<'a> Literals<'a> {
         members
     }
 
-    /// Appends members; returns `None` if something is wrong.
+    /// Reads members up to `close` and appends them; returns `None` at the first that is malformed
+    /// or cut.
     fn members_at(
         &mut self,
         equals: &str,

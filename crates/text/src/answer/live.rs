@@ -31,9 +31,9 @@ pub(crate) enum Outcome {
 pub(crate) struct LiveCalls {
     form: Form,
     scanner: CallScanner,
-    /// Bytes of the JSON, or of the current value, taken so far.
+    /// Number of bytes of the JSON, or of the current value, that have been processed.
     seen: usize,
-    /// Tag fields taken so far.
+    /// Number of captured fields that have been processed ([`Form::Tags`]).
     num_fields: usize,
     /// Whether a value is being written as a JSON string.
     is_in_text: bool,
@@ -67,7 +67,7 @@ impl LiveCalls {
         self.form
     }
 
-    /// Returns the segments that became known since the last call.
+    /// Removes and returns the segments that have been found since this method last ran.
     pub(crate) fn take_segments(&mut self) -> Vec<Segment> {
         std::mem::take(&mut self.segments)
     }
@@ -102,7 +102,7 @@ impl LiveCalls {
         }
     }
 
-    /// Ends the calls: the pattern matches `text`.
+    /// Ends the calls after the pattern has matched the whole `text`.
     pub(crate) fn matched(&mut self, matcher: &Matcher, text: &str, tools: &Tools) -> Outcome {
         let fields = matcher.fields(text);
         let calls = match self.form {
@@ -131,7 +131,8 @@ impl LiveCalls {
         self.outcome(Outcome::Content)
     }
 
-    /// Ends a call that has begun: the pattern does not match, or not within the size limit.
+    /// Ends a call that has begun, because the pattern does not match, or not within the size
+    /// limit.
     pub(crate) fn failed(&mut self) -> Outcome {
         self.end();
         self.outcome(Outcome::Content)

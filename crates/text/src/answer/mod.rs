@@ -78,7 +78,8 @@ pub struct AnswerFormat {
     pub reasoning: Option<ReasoningFormat>,
     /// Format of the tool calls; `None` if the model has none.
     pub tools: Option<ToolFormat>,
-    /// Format of calls that are not read; its other markup is.
+    /// Tool format of the model in a request without tools: calls are left in the text, but markup
+    /// that carries no call is still removed.
     unread: Option<ToolFormat>,
     /// Special tokens of the formats, with their text.
     special: Arc<[(TokenId, String)]>,
@@ -221,7 +222,7 @@ impl AnswerFormat {
         Some(self.tools?.family.grammar(&self.special, tools, demand, instead))
     }
 
-    /// Returns the patterns of the tools, without tools only those that carry no call.
+    /// Returns the patterns of the tool format; without tools, only those that carry no call.
     fn tool_patterns(&self) -> impl Iterator<Item = &'static pattern::Pattern> {
         let read = self.tools.map_or(&[][..], |tools| tools.family.patterns);
         let unread = self.unread.map_or(&[][..], |tools| tools.family.patterns);

@@ -58,7 +58,7 @@ pub struct AnswerParser {
     drops_space: bool,
     end: Option<AnswerEnd>,
     segments: Vec<Segment>,
-    /// Bytes examined, counted every time; tests bound this number.
+    /// Number of bytes examined, each counted every time; tests bound this number.
     pub(crate) work: u64,
 }
 

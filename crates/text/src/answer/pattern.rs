@@ -43,16 +43,16 @@ pub(crate) enum Step {
     Word,
     /// Captures everything up to this marker and consumes the marker.
     Until(&'static str),
-    /// Captures everything up to this text in front of a name, and without it everything up to the
-    /// end of the answer. The text is not consumed.
+    /// Captures everything up to the first place where this text stands in front of a name; the
+    /// text is not consumed. If there is no such place or no text, captures the rest of the answer.
     Rest(Option<&'static str>),
     /// Captures a JSON object or array, of which earlier steps have consumed `opened` opening
     /// brackets.
     Json { opened: usize },
     /// Captures Python between brackets, with `opened` as for JSON.
     Python { opened: usize },
-    /// Goes forward by the number of steps given with the first of these texts that comes next. The
-    /// text is not consumed.
+    /// Goes forward by the number of steps that is listed with the first of these texts that comes
+    /// next. The text is not consumed.
     Branch(&'static [(&'static str, usize)]),
     /// Goes back this number of steps.
     Back(usize),
@@ -61,7 +61,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Returns the text that the step looks for, if it has one.
+    /// Returns the text of a `Step::Literal` or `Step::Until`; `None` for other steps.
     pub(crate) fn literal(&self) -> Option<&'static str> {
         match self {
             Step::Literal(text) | Step::Until(text) => Some(text),
@@ -92,10 +92,10 @@ pub(crate) struct Matcher {
     /// Position up to which the current step has scanned.
     scanned: usize,
     brackets: Option<Brackets>,
-    /// Range that the last step between brackets has taken.
+    /// Range of the text that the last JSON or Python step has scanned; see [`Matcher::bracketed`].
     bracketed: Option<Range<usize>>,
     fields: Vec<Range<usize>>,
-    /// Bytes examined, counted every time.
+    /// Number of bytes examined; a byte counts each time that it is examined.
     pub(crate) work: u64,
 }
 
@@ -128,7 +128,8 @@ impl Matcher {
         self.fields.len()
     }
 
-    /// Returns the range that the last step between brackets has taken, complete or not.
+    /// Returns the range of the text that the last JSON or Python step has scanned, even if the
+    /// closing bracket has not arrived; `None` before such a step.
     pub(crate) fn bracketed(&self) -> Option<Range<usize>> {
         self.bracketed.clone()
     }
@@ -165,7 +166,7 @@ impl Matcher {
         Progress::Matched(self.pos)
     }
 
-    /// Runs one step; `Matched(0)` means that it is done.
+    /// Runs one step; returns `Matched(0)` once the step is complete.
     fn take(&mut self, step: &Step, text: &str, has_ended: bool) -> Progress {
         let rest = &text[self.pos..];
         match step {
@@ -351,7 +352,7 @@ struct Brackets {
     escaped: bool,
 }
 
-/// Result of one byte.
+/// Result of scanning one byte of text between brackets.
 enum Bracket {
     Within,
     Closed,

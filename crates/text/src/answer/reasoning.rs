@@ -64,11 +64,11 @@ static FAMILIES: [ReasoningFamily; 7] = [
 const LONGCAT: &[&str] = &["<longcat_think>", "</longcat_think>"];
 const THINK_MARKS: &[&str] = &["<|think:start|>", "<|think:end|>"];
 
-/// Tokens of a family whose reasoning is on by default but does not form one contiguous piece of
-/// the text.
+/// Tokens by which [`is_in_vocabulary`] also recognises a family that none of [`FAMILIES`]
+/// describes: its reasoning is on by default, but is not one contiguous piece of the text.
 const OTHER_VOCABULARY: [&str; 4] = ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"];
 
-/// A family with two markers around the reasoning, which comes before the answer.
+/// Creates a family with two markers around the reasoning, which comes before the answer.
 const fn plain(
     name: &'static str,
     aliases: &'static [&'static str],
@@ -108,7 +108,7 @@ const fn alone(trigger: &'static str, steps: &'static [Step]) -> Pattern {
     bare(trigger, Position::Anywhere, steps)
 }
 
-/// Markup that carries no call.
+/// Creates a pattern of markup that carries no call.
 pub(crate) const fn bare(
     trigger: &'static str,
     place: Position,

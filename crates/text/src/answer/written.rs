@@ -1,7 +1,7 @@
 //! Finds the parts of calls in JSON that is still arriving: where a call begins and ends, its name
 //! and its arguments.
 
-/// What begins or ends with a byte.
+/// The part of a call that begins or ends with the byte that was scanned last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The arguments begin with this byte, a brace.
@@ -12,7 +12,7 @@ pub(crate) enum Mark {
     CallEnd,
 }
 
-/// Kind of a member of a call.
+/// Kind of a member of a call, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
     Name,
@@ -62,7 +62,7 @@ impl CallScanner {
         self.depth == 0
     }
 
-    /// Scans the byte at `idx` of `json`.
+    /// Scans the byte at `idx` of `json`; returns what begins or ends with it, if anything does.
     pub(crate) fn take(&mut self, json: &str, idx: usize) -> Option<Mark> {
         let byte = json.as_bytes()[idx];
         if let Some(start) = self.string {

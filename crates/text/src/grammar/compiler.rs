@@ -204,7 +204,8 @@ fn grammar(constraint: &Constraint) -> Result<(&'static str, TopLevelGrammar), G
     }
 }
 
-/// In the expression, `\d` and `\w` match ASCII only, as in JSON schemas.
+/// Returns a grammar of the texts that `regex` matches. Its `\d` and `\w` match ASCII only, as in
+/// JSON schemas.
 fn from_regex(regex: &str) -> TopLevelGrammar {
     TopLevelGrammar::from_lark(format!("start: /{}/", regex_to_lark(regex, "dw")))
 }

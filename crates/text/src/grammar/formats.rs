@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// String formats that the compiler enforces itself.
 const OF_STRINGS: [&str; 7] = ["duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"];
 
-/// Dates of the years 0001 to 9999 (RFC 3339, section 5.7 and appendix C).
+/// Regular expression for dates of the years 0001 to 9999 (RFC 3339, section 5.7 and appendix C).
 const DATE: &str = concat!(
     "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-",
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
@@ -16,13 +16,14 @@ const DATE: &str = concat!(
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)",
 );
 
-/// Times without leap seconds, which not every reader accepts, and with at most nanoseconds.
+/// Regular expression for times without leap seconds, which not every reader accepts, and with at
+/// most nine digits after the seconds.
 const TIME: &str = concat!(
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?",
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
 );
 
-/// Largest whole number that survives readers with 64-bit floats.
+/// Largest whole number up to which a reader with 64-bit floats reads every one exactly.
 const WHOLE_MAX: i64 = (1 << 53) - 1;
 
 /// How a format is enforced.

@@ -7,7 +7,7 @@ use super::{GRAMMAR_DEFINITIONS_MAX, GRAMMAR_DEPTH_MAX, GrammarError, schema};
 /// The keyword before a JSON schema.
 const JSON: &str = "%json";
 
-/// Prepares a grammar for the compiler.
+/// Returns the grammar with its JSON schemas prepared for the compiler; see [`schema::prepare`].
 ///
 /// # Errors
 /// Fails if the grammar is too large, is written in another notation, or contains a schema that

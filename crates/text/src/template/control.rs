@@ -26,8 +26,9 @@ use crate::tokenizer::Tokenizer;
 pub(super) struct ControlTokens {
     /// Tokens to break up in tools, variables and the messages of all roles but the assistant.
     all: Tokens,
-    /// Tokens to break up in the assistant's messages: without the markers of reasoning and calls,
-    /// which the model wrote itself and templates read.
+    /// Tokens to break up in the assistant's messages: those that are special or end an answer,
+    /// except for the markers of reasoning. The model wrote its reasoning and calls itself, and
+    /// templates read the markup around them.
     of_assistant: Tokens,
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Engine {
     environment: Environment<'static>,
 }
 
-/// The argument of `raise_exception`.
+/// The error of a template that called `raise_exception`, with the message that it passed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);

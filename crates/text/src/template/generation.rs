@@ -30,7 +30,8 @@ pub(super) fn rewrite(source: &str) -> String {
     out
 }
 
-/// Returns the name of the tag that begins here, and its offset; `None` if none begins here.
+/// Returns the offset in bytes and the name of the tag with which `at` begins; `None` if `at` does
+/// not begin with a tag.
 fn tag_name(at: &str) -> Option<(usize, &str)> {
     let inside = at.strip_prefix("{%")?;
     let inside = inside.strip_prefix(['-', '+']).unwrap_or(inside).trim_start();
@@ -39,7 +40,8 @@ fn tag_name(at: &str) -> Option<(usize, &str)> {
     Some((start, &inside[..end]))
 }
 
-/// Writes the tag with another name and returns how many bytes of the source were consumed.
+/// Writes the beginning of the tag in `at` to `out`, with `name` instead of its own name, which
+/// begins at `word`. Returns the number of bytes of `at` up to the end of the tag's own name.
 fn replace(out: &mut String, at: &str, word: usize, name: &str) -> usize {
     out.push_str(&at[..word]);
     out.push_str(name);
@@ -51,7 +53,8 @@ fn copy(out: &mut String, at: &str, len: usize) -> usize {
     len
 }
 
-/// Returns the length of an expression or tag; an end marker inside a string does not count.
+/// Returns the length in bytes of the expression or tag at the start of `at`, up to and including
+/// `end`; an `end` inside a string does not count.
 fn expression_len(at: &str, end: &str) -> usize {
     let bytes = at.as_bytes();
     let mut quote = None;
@@ -69,7 +72,8 @@ fn expression_len(at: &str, end: &str) -> usize {
     at.len()
 }
 
-/// Returns the length of a raw block, whose content is not Jinja.
+/// Returns the length in bytes, up to its end tag, of the raw block at the start of `at`. The
+/// content of a raw block is not Jinja.
 fn raw_len(at: &str) -> usize {
     let ends = at.match_indices("{%").skip(1);
     let mut ends =

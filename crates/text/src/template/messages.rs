@@ -14,7 +14,7 @@ use crate::error::TextError;
 /// Names of a message's reasoning in requests; most templates read the first one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A word that no template contains.
+/// A word that no template contains: a rendered prompt that contains it has used the message.
 const MARK: &str = "jackalope-probe-7c1e";
 
 /// The forms of messages that a template accepts.
@@ -44,8 +44,8 @@ enum Arguments {
 }
 
 impl Forms {
-    /// Returns the forms that the source shows without running the template; for the rest, the most
-    /// common form.
+    /// Returns the forms before the template is run: the source shows whether it handles the role
+    /// `developer`; content and arguments have their most common forms.
     pub(super) fn of_source(source: &str) -> Forms {
         Forms {
             content: Content::Text,
@@ -54,7 +54,8 @@ impl Forms {
         }
     }
 
-    /// Detects what a template accepts by rendering with it.
+    /// Detects the forms of content and arguments that a template accepts, by rendering small
+    /// conversations with `render`.
     pub(super) fn probed(
         self,
         render: impl Fn(&ChatPrompt<'_>) -> Result<String, TextError>,

@@ -1,7 +1,7 @@
 //! The output of a template.
 
-/// Marks a place in a text at which a control token written by a message is broken up. A
-/// noncharacter.
+/// The character, a noncharacter of Unicode, that marks a place in a text at which a control token
+/// written by a message is broken up.
 pub(crate) const MARK: char = '\u{fdd0}';
 
 /// The text of a conversation as the model's template writes it.

@@ -1,5 +1,5 @@
-//! Reads vocabularies of byte pairs that are not stored as `tokenizer.json`, and says what that file
-//! would: `tiktoken.model` (Kimi) and `tekken.json` (Mistral).
+//! Converts vocabularies of byte pairs that are stored in other files to the content of a
+//! `tokenizer.json`: `tiktoken.model` (Kimi) and `tekken.json` (Mistral).
 //!
 //! Both list tokens by rank. Neighbouring tokens are merged whose joint bytes are the token of the
 //! lowest rank; `tokenizer.json` lists the merges instead, in the order of the tokens that result.
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// How Kimi's code divides a text before it is encoded.
+/// Regular expression by which Kimi's code divides a text before it is encoded.
 const KIMI_PATTERN: &str = concat!(
     r"[\p{Han}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
@@ -34,14 +34,14 @@ struct BytePairs<'a> {
     tokens: Vec<Vec<u8>>,
     /// Id of the token of rank 0.
     first_id: usize,
-    /// How a text is divided before it is encoded.
+    /// Regular expression that matches the parts of a text that are encoded separately.
     pattern: &'a str,
     /// Special tokens by id.
     special: BTreeMap<usize, String>,
 }
 
-/// Returns what `tokenizer.json` would say instead of a `tiktoken.model` with these bytes. `config`
-/// is `tokenizer_config.json`.
+/// Converts the content of a `tiktoken.model` to that of a `tokenizer.json`. `config` has the
+/// fields of `tokenizer_config.json`. The error says why the file cannot be converted.
 pub(super) fn from_tiktoken(bytes: &[u8], config: &Map<String, Value>) -> Result<Value, String> {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("not stated");
     if class != "TikTokenTokenizer" {
@@ -112,7 +112,8 @@ const TEKKEN_SPECIAL: [&str; 14] = [
     "[IMG_END]",
 ];
 
-/// Returns what `tokenizer.json` would say instead of a `tekken.json` with these bytes.
+/// Converts the content of a `tekken.json` to that of a `tokenizer.json`. The error says why the
+/// file cannot be converted.
 pub(super) fn from_tekken(bytes: &[u8]) -> Result<Value, String> {
     let Tekken { config, vocab, special_tokens } =
         serde_json::from_slice(bytes).map_err(|error| error.to_string())?;

@@ -1,6 +1,6 @@
-//! Reads `tokenizer.model`, a vocabulary of SentencePiece (Kudo and Richardson 2018), and says what
-//! `tokenizer.json` would: as transformers converts it, so that messages and control tokens are read as
-//! there, and texts are encoded as SentencePiece itself does.
+//! Converts `tokenizer.model`, a vocabulary of SentencePiece (Kudo and Richardson 2018), to the
+//! content of a `tokenizer.json`. The conversion is that of transformers, so messages and control
+//! tokens are read as in transformers, and texts are encoded as by SentencePiece itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,7 +13,7 @@ const TOKENS_MAX: usize = 1 << 20;
 /// Maximum length of a piece in bytes; its merges take a time that grows with the length.
 const PIECE_BYTES_MAX: usize = 1 << 10;
 
-/// What SentencePiece writes instead of a space.
+/// The character that SentencePiece writes instead of a space.
 const SPACE: &str = "\u{2581}";
 
 /// Fields of `sentencepiece_model.proto`.
@@ -63,7 +63,7 @@ struct Normalizer {
     escape_whitespaces: Option<bool>,
 }
 
-/// What a piece is, as the file numbers it.
+/// Type of a piece; [`PieceKind::of_number`] has the numbers of the file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum PieceKind {
     Normal,
@@ -95,11 +95,11 @@ struct Entry {
 
 /// A token that a checkpoint adds to the vocabulary.
 pub(super) struct AddedPiece {
-    /// Its id.
+    /// Id of the token.
     pub(super) id: usize,
-    /// Its text.
+    /// Text of the token.
     pub(super) text: String,
-    /// Whether decoding leaves it out.
+    /// Whether decoding leaves the token out.
     pub(super) is_special: bool,
 }
 
@@ -108,7 +108,7 @@ struct SentencePieces {
     algorithm: Algorithm,
     entries: Vec<Entry>,
     has_bytes: bool,
-    /// Whether a text begins with a space that it does not have.
+    /// Whether encoding puts a space before the text, which decoding removes.
     adds_prefix: bool,
     removes_extra_spaces: bool,
     /// Replacements of characters, in a form that SentencePiece and tokenizers share.
@@ -117,8 +117,8 @@ struct SentencePieces {
     added: Vec<AddedPiece>,
 }
 
-/// Returns what `tokenizer.json` would say instead of a `tokenizer.model` with these bytes, to which a
-/// checkpoint adds tokens.
+/// Converts the content of a `tokenizer.model` to that of a `tokenizer.json`. `added` has the
+/// tokens that the checkpoint adds. The error says why the file cannot be converted.
 pub(super) fn from_model(bytes: &[u8], added: Vec<AddedPiece>) -> Result<Value, String> {
     let model = Model::decode(bytes).map_err(|error| error.to_string())?;
     SentencePieces::read(model, added)?.tokenizer()
@@ -137,7 +137,7 @@ impl PieceKind {
         })
     }
 
-    /// Whether the encoder may find it in a text by its score.
+    /// Whether the encoder chooses pieces of this kind in a text by their scores.
     fn is_scored(self) -> bool {
         self == PieceKind::Normal
     }
@@ -199,15 +199,15 @@ impl SentencePieces {
         })
     }
 
-    /// Returns the texts of pieces of a kind, with their ids.
+    /// Returns the ids and texts of the pieces of these kinds.
     fn of_kind(&self, kinds: &[PieceKind]) -> Vec<(usize, &str)> {
         let entries = self.entries.iter().enumerate();
         let entries = entries.filter(|(_, entry)| kinds.contains(&entry.kind));
         entries.map(|(id, entry)| (id, entry.text.as_str())).collect()
     }
 
-    /// Whether user-defined pieces are found by dividing the text, not among the added tokens: those
-    /// are normalised themselves, and would get the prefix.
+    /// Whether user-defined pieces become patterns that split the text, instead of added tokens:
+    /// added tokens are normalised themselves, and would get the prefix.
     fn divides(&self) -> bool {
         self.adds_prefix && !self.of_kind(&[PieceKind::UserDefined]).is_empty()
     }
@@ -257,7 +257,7 @@ impl SentencePieces {
             steps.push(json!({"type": "Precompiled", "precompiled_charsmap": charsmap}));
         }
         if self.removes_extra_spaces {
-            // At the end, also what is written instead of spaces.
+            // At the end of the text, the character that stands for a space is removed as well.
             let ends = format!(r"\A +|[ {SPACE}]+\z");
             steps.push(replace(json!({"Regex": ends}), ""));
             steps.push(replace(json!({"Regex": " {2,}"}), " "));
@@ -292,7 +292,7 @@ impl SentencePieces {
         json!({"type": "Sequence", "pretokenizers": splits})
     }
 
-    /// Returns the text of the piece for what the vocabulary lacks.
+    /// Returns the id and the text of the piece for characters that the vocabulary lacks.
     fn unknown(&self) -> Result<(usize, &str), String> {
         let unknown = self.of_kind(&[PieceKind::Unknown]);
         unknown.first().copied().ok_or_else(|| "it has no unknown piece".to_owned())
@@ -350,8 +350,9 @@ impl SentencePieces {
     }
 }
 
-/// Returns the tokens that a checkpoint adds: those of `tokenizer_config.json`, whose fields are
-/// `config`, and those of `added_tokens.json`. `special` are the texts of special tokens.
+/// Returns the tokens that a checkpoint adds, by ascending id: those of `tokenizer_config.json`,
+/// whose fields are `config`, and those of `added_tokens.json`, whose fields are `older`. `special`
+/// are the texts of special tokens.
 pub(super) fn added_pieces(
     config: &Map<String, Value>,
     older: &Map<String, Value>,
@@ -384,7 +385,7 @@ fn begins_with(text: &str, id: usize) -> Value {
     })
 }
 
-/// Returns a regular expression that matches a text only.
+/// Returns a regular expression that matches exactly `text`.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for char in text.chars() {

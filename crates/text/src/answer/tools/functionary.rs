@@ -11,8 +11,8 @@
 //! print(1 + 1)
 //! ```
 //!
-//! Both write the code for a tool `python` as it is: 3.2 as the message, 3.1 after `<|python_tag|>`.
-//! It becomes the argument `code`, as in llama.cpp.
+//! Both write the code for a tool `python` without quotes: 3.2 as the message, 3.1 after
+//! `<|python_tag|>`. The code becomes the argument `code`, as in llama.cpp.
 
 use super::super::form::{Form, Head};
 use super::super::frame::{Frame, Free};

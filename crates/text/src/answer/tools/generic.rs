@@ -91,8 +91,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };
 
-/// A call without a marker is known only once the answer has ended.
+/// Form of calls without a marker, which are recognised only once the answer has ended.
 const WHOLE: Form = Form::Json { head: |_| None, needs: Needs::Arguments, streams: false };
 
-/// The JSON after a marker is always a call.
+/// Form of JSON after a marker, which is always a call and is reported while it arrives.
 const MARKED: Form = Form::Json { head: |_| None, needs: Needs::Arguments, streams: true };

@@ -1,5 +1,5 @@
-//! gpt-oss: a message to a function on the commentary channel. The recipient stands before or after
-//! the channel.
+//! gpt-oss: a message to a function, on the commentary channel or on the analysis channel. The
+//! recipient stands before or after the channel.
 //!
 //! ```text
 //! <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `<|call|>` ends the model's turn, so it is a stop token and not part of the text: a call ends
-//! where its JSON does. The reasoning format reads the other channels.
+//! where its JSON does. The reasoning format reads the other messages.
 
 use super::super::ToolCall;
 use super::super::form::Form;
@@ -65,8 +65,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     },
 };
 
-/// The header between name and arguments says how they are written; it is ignored, because the
-/// arguments show it themselves.
+/// Form of a call. The header between the name and the arguments names the format of the
+/// arguments; it is ignored, because the format can be seen from the arguments themselves.
 const FORM: Form = Form::Json {
     head: |fields| Some(ToolCall::new(fields.first()?, "")),
     needs: Needs::Nothing,

@@ -71,7 +71,8 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };
 
-/// In a list each id comes last, so a call is reported only once it is complete.
+/// Form of calls in a list. The id of each comes last, so a call is reported only once it is
+/// complete.
 const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: false };
 
 fn head(fields: &[&str]) -> Option<ToolCall> {

@@ -40,7 +40,7 @@ pub(crate) struct ToolFamily {
     /// contains every string of one list. A family without signs can only be chosen by name.
     signs: &'static [&'static [&'static str]],
     pub(crate) patterns: &'static [Pattern],
-    /// Special tokens that no step names.
+    /// Special tokens of the format that are neither triggers nor literals of steps.
     pub(crate) marks: &'static [&'static str],
     pub(crate) frame: Frame,
     /// Builds the grammar of one call within the frame.

@@ -91,7 +91,8 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
 
 const FORM: Form = Form::Literals(read);
 
-/// Reads the list in the last field, or in `rest` if the list has no end.
+/// Reads the list in the last field, or in `rest` if the list has no end; `None` if a list with an
+/// end is malformed.
 fn read(fields: &[&str], rest: Option<&str>) -> Option<ReadCalls> {
     let mut literals = Literals::python(rest.or(fields.last().copied())?);
     let mut read = ReadCalls { calls: Vec::new(), is_cut: true };
@@ -99,7 +100,7 @@ fn read(fields: &[&str], rest: Option<&str>) -> Option<ReadCalls> {
     (is_whole || rest.is_some()).then_some(read)
 }
 
-/// Appends the calls of a list; returns `None` if something is missing.
+/// Appends the calls of a list to `read`; returns `None` where the list is malformed or ends early.
 fn read_list(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
     literals.take("[")?;
     loop {
