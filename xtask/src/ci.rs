@@ -1,15 +1,21 @@
-//! `cargo xtask ci`: runs exactly the checks of CI, in the same order. Steps that need the network
-//! begin early and run in parallel with the others.
+//! `cargo xtask ci`: runs exactly the checks of CI, in the same order. Packages are installed while the
+//! first steps run. Programs with tests run two at a time; what measures time, or uses all cores to
+//! build, runs alone.
 
-use std::path::{Path, PathBuf};
+mod clients;
+mod lanes;
+mod tests;
+
+use std::path::Path;
 use std::process::Command;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 
+use self::clients::{ENVIRONMENTS, Environment};
+use self::lanes::Job;
 use crate::demo::Profile;
-use crate::process::{command, env, in_path, target_dir, workspace_dir};
+use crate::process::{command, in_path, target_dir, workspace_dir};
 use crate::web::Tools;
 
 /// Build profile of the tested programs.
@@ -39,10 +45,26 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Tests of the commands start both programs, and cargo builds only those of the tested crate.
     // Clients speak to the same ones: they check arithmetic and assertions, which released ones do not.
     step("programs", PROFILE.build())?;
-    let mut tests = cargo(&["test", "--workspace", "--quiet"]);
-    // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
-    tests.env("RUST_BACKTRACE", "0");
-    step("tests", tests)?;
+    println!("── building tests");
+    let mut jobs = tests::jobs()?;
+    step("examples in documentation", cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
+    // The programs that the tests have built: a release would be built from nothing.
+    println!("── dist");
+    crate::dist::pack_twice(PROFILE)?;
+    println!("── demo");
+    crate::demo::show(PROFILE)?;
+    let mut clients = Vec::new();
+    for environment in environments {
+        clients.push(environment.job()?);
+    }
+    let mut page = web.tests(&target_dir().join(PROFILE.folder()))?;
+    page.current_dir(workspace_dir());
+    clients.push(Job { name: "web page".to_owned(), command: page });
+    // After the longest and before the shortest, so that both lanes end at about the same time.
+    let after_longest = tests::LONGEST.len();
+    jobs.splice(after_longest..after_longest, clients);
+    println!("── tests, built and installed after {:.0} s", started.elapsed().as_secs_f64());
+    tests::report(&lanes::run(jobs)?);
     println!("── mutations");
     crate::mutants::run_in_ci()?;
     step("chaos", crate::chaos::chaos(&CHAOS.map(str::to_owned))?)?;
@@ -50,15 +72,6 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         Ok(arm) => step("kernels on ARM, emulated", arm)?,
         Err(lack) => println!("── kernels on ARM, emulated: left out, for there is no {lack}"),
     }
-    println!("── demo");
-    crate::demo::show(PROFILE)?;
-    // The programs that the tests have built: a release would be built from nothing.
-    println!("── dist");
-    crate::dist::pack_twice(PROFILE)?;
-    for environment in environments {
-        step(environment.name, environment.pytest()?)?;
-    }
-    step("web page", web.tests(&target_dir().join(PROFILE.folder()))?)?;
     println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
@@ -107,65 +120,4 @@ fn arm_tests() -> Result<Command, &'static str> {
     // Emulation is slow; the same properties have had many more cases natively.
     tests.env("PROPTEST_CASES", "16").env("RUST_BACKTRACE", "0");
     Ok(tests)
-}
-
-/// Sets of tests with clients and a real server: a name, and their folder.
-const ENVIRONMENTS: [(&str, &str); 5] = [
-    ("clients", "tests/clients"),
-    ("frameworks", "tests/clients/frameworks"),
-    ("agents", "tests/clients/agents"),
-    ("spec", "tests/spec"),
-    ("packaging", "tests/packaging"),
-];
-
-/// A separate set of Python packages, so that pins of one set do not hold back the others.
-struct Environment {
-    name: &'static str,
-    tests: &'static str,
-    python: PathBuf,
-    installing: JoinHandle<anyhow::Result<()>>,
-}
-
-impl Environment {
-    /// Begins to install the packages.
-    fn prepare(name: &'static str, tests: &'static str) -> Environment {
-        let venv = target_dir().join(name);
-        let python = venv.join("bin/python");
-        let program = python.to_string_lossy().into_owned();
-        let installing = std::thread::spawn(move || {
-            if !Path::new(&program).is_file() {
-                quietly(command(&system_python()).args(["-m", "venv"]).arg(&venv))?;
-            }
-            let requirements = format!("{tests}/requirements.txt");
-            let arguments = ["-m", "pip", "install", "--quiet", "-r", &requirements];
-            quietly(command(&program).args(arguments))
-        });
-        Environment { name, tests, python, installing }
-    }
-
-    /// Returns the command that runs the tests, once the packages are installed.
-    fn pytest(self) -> anyhow::Result<Command> {
-        let installed = self.installing.join().expect("installing does not panic");
-        installed.with_context(|| format!("installing the packages of {}", self.tests))?;
-        let mut pytest = command(&self.python.to_string_lossy());
-        pytest.args(["-m", "pytest", "-q", self.tests]);
-        pytest.env("JACKALOPE_DIST", target_dir().join("dist"));
-        pytest.env("JACKALOPE_BIN", target_dir().join(PROFILE.folder()).join("jackalope"));
-        Ok(pytest)
-    }
-}
-
-fn quietly(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.current_dir(workspace_dir()).output().context("starting Python")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?} failed: {}\n{said}", output.status);
-    Ok(())
-}
-
-/// Returns `PYTHON`, or the default name.
-fn system_python() -> String {
-    env("PYTHON").map_or_else(
-        || PathBuf::from("python3").to_string_lossy().into_owned(),
-        |python| python.to_string_lossy().into_owned(),
-    )
 }

@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// not count: on a busy machine it would make every constraint a slow one.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// The answers of one constraint, by their CPU time.
+/// How much CPU time the masks of one constraint have taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CostHistory {
     total: Duration,

@@ -257,7 +257,8 @@ fn model_json(model: &ModelStatus, now: Instant) -> Value {
     })
 }
 
-/// Additional fields that other servers' clients expect. No name has two meanings.
+/// Returns the fields of other servers' health answers that their clients read. None of them has the
+/// name of one of our own fields.
 fn as_elsewhere(state: &ServerState, default: &ModelStatus, models: &[ModelStatus]) -> Value {
     let memory = memory_of(&default.engine_status());
     let journal = state.journal();

@@ -137,8 +137,8 @@ impl Product<'_> {
     }
 }
 
-/// A matrix in f32, in the order in which many rows use it: `[panels, depth, width]`. A panel stays
-/// in the first-level cache for all rows.
+/// A matrix in f32 by panels of columns, `[panels, depth, width]`. A panel fits into the first-level
+/// cache, so it is read from memory once for all rows that it is multiplied with.
 pub(super) struct Panels {
     values: Vec<f32>,
     depth: usize,

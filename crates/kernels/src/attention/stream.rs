@@ -26,10 +26,10 @@ pub(super) struct Block<'a, E> {
     pub(super) ahead: [&'a [E]; 2],
 }
 
-/// The weights of a block's keys in the sums of some rows.
+/// Attention weights of a block's keys, for some query rows.
 struct KeyWeights<'a, const ROWS: usize> {
     rows: &'a [[f32; BLOCK_KEYS]; ROWS],
-    /// The keys that are used.
+    /// The keys of the block that the rows see.
     keys: Range<usize>,
 }
 

@@ -103,7 +103,8 @@ impl Lines {
 
 /// Work on the codes of a format that is known at compile time.
 trait WithCodes {
-    /// A group fills `LANES` lanes of a register, so sixteen groups are `LANES` steps.
+    /// Runs with the format as types. A quantisation group fills `LANES` of the sixteen lanes of a
+    /// register, so sixteen groups are `LANES` steps.
     fn run<C: Codes, const LANES: usize>(self);
 }
 

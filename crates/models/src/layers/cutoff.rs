@@ -1,5 +1,5 @@
-//! Cutoffs of a gate's results, below which elements are not active (Gemma 3n): a number of standard
-//! deviations above the mean of a row, of which each rank holds some elements.
+//! Sparse activations (Gemma 3n): elements of a gate's row below a cutoff are not active. The cutoff is
+//! the mean of the row plus a number of its standard deviations; each rank holds some elements of a row.
 
 use std::array;
 

@@ -139,9 +139,9 @@ pub(super) struct ChoiceText {
     detokenizer: Detokenizer,
     stops: StopStrings,
     parser: Option<AnswerParser>,
-    /// Number of characters that left the detokeniser.
+    /// Number of characters that the detokeniser has returned.
     decoded_chars: usize,
-    /// Number of characters that are past the stop strings.
+    /// Number of characters that can no longer be part of a stop string.
     released_chars: usize,
     /// Tokens that begin at or after `released_chars`.
     held: VecDeque<ScoredToken>,
