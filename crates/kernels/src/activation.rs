@@ -11,14 +11,15 @@ use crate::threads::Threads;
 pub enum ActivationFunction {
     /// `x * sigmoid(x)` (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
     Silu,
-    /// `min(x * sigmoid(x), limit)`; what it is multiplied by is clamped by [`clamp`] before.
+    /// `min(x * sigmoid(x), limit)`; the values that it is multiplied by are clamped by [`clamp`]
+    /// before.
     BoundedSilu {
-        /// Bound of both.
+        /// Upper bound of the activation, and bound of the values on both sides.
         limit: f32,
     },
     /// `x * (1 + erf(x / √2)) / 2` (Hendrycks and Gimpel 2016).
     Gelu,
-    /// Its approximation by the hyperbolic tangent (ibid.).
+    /// [`ActivationFunction::Gelu`] approximated by the hyperbolic tangent (ibid.).
     GeluTanh,
     /// The square of `max(x, 0)` (So et al. 2021).
     ReluSquared,
@@ -37,8 +38,8 @@ pub enum ActivationFunction {
 }
 
 impl ActivationFunction {
-    /// Returns the bound on both sides of what the activation is multiplied by; `None` if there is
-    /// none.
+    /// Returns the bound, on both sides, of the values that the activation is multiplied by; `None`
+    /// if they are unbounded.
     pub fn value_limit(self) -> Option<f32> {
         match self {
             ActivationFunction::BoundedSilu { limit } => Some(limit),
@@ -47,7 +48,7 @@ impl ActivationFunction {
     }
 }
 
-/// Replaces each value by the nearest one within `limit` on both sides. Not a number stays what it is.
+/// Replaces each value by the nearest one from `-limit` to `limit`. NaN stays NaN.
 ///
 /// # Panics
 /// Panics if the limit is negative or not a number.
@@ -207,7 +208,7 @@ fn erf<S: Simd>(x: f32) -> f32 {
     if t > 0.927_734_4 { far } else { near }
 }
 
-/// `e^x - 1` for `x <= 0`, with its relative precision near zero.
+/// `e^x - 1` for `x <= 0`, near zero without loss of relative precision.
 #[inline(always)]
 fn exp_less_one<S: Simd>(x: f32) -> f32 {
     // tanh(x / 2) = (e^x - 1) / (e^x + 1)
@@ -215,7 +216,7 @@ fn exp_less_one<S: Simd>(x: f32) -> f32 {
     if x > -0.5 { near } else { exp::<S>(x) - 1.0 }
 }
 
-/// Replaces each logit by `scale * logit`, and that by `cap * tanh(logit / cap)` if there is a cap.
+/// Replaces each logit by `scale * logit` and then, with `Some(cap)`, by `cap * tanh(logit / cap)`.
 pub fn scale_logits(logits: &mut [f32], scale: f32, soft_cap: Option<f32>, threads: &Threads) {
     let _span = threads.span("scale_logits", 0);
     let pieces = logits.chunks_mut(PIECE_ELEMENTS).collect();

@@ -27,14 +27,15 @@ const BLOCK_KEYS: usize = 64;
 /// Number of keys of a span.
 const SPAN_KEYS: usize = 1024;
 
-/// Approximate number of query rows (a query times a head) that use a converted block of keys:
-/// whole tiles of every instruction set.
+/// Approximate number of query rows (one per query and head) that use a converted block of keys: a
+/// multiple of the rows of a tile on every instruction set.
 const PIECE_ROWS: usize = 192;
 
 /// Number of rows below which the time does not shrink further, because memory bandwidth limits it.
 const MEMORY_ROWS: usize = 4;
 
-/// A piece with more than this fraction of a thread's share of the work may be divided into spans.
+/// A piece with more than one `SHARE_PARTS`-th of a thread's share of the work may be divided into
+/// spans.
 const SHARE_PARTS: usize = 4;
 
 /// Minimum number of query heads of a piece, if the heads that share a KV head are divided among
@@ -60,7 +61,8 @@ pub struct AttentionConfig<'a> {
     pub scale: f32,
     /// With `Some(window)` the key at position `j` is visible to the query at `i` only while `i < j + window`.
     pub window: Option<usize>,
-    /// With `Some(chunk)` a query sees only the keys at positions with its own quotient by `chunk`.
+    /// With `Some(chunk)` the positions are divided into chunks of that length, and a query sees
+    /// only keys of its own chunk.
     pub chunk: Option<usize>,
     /// With `Some(cap)` a scaled score becomes `cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
@@ -107,11 +109,12 @@ pub fn key_place(page_tokens: usize, head_dim: usize, kv_head: usize, position: 
 /// Keys and values of consecutive positions.
 #[derive(Clone, Copy, Debug)]
 pub struct KvPage<'a> {
-    /// In transposed tiles of [`KEY_TILE`] positions: `[kv_heads, positions / KEY_TILE, head_dim, KEY_TILE]`, where the
-    /// last tile of a head is narrower if positions are left over; see [`key_place`].
+    /// Keys in transposed tiles of [`KEY_TILE`] positions: `[kv_heads, positions / KEY_TILE,
+    /// head_dim, KEY_TILE]`, where the last tile of a head is narrower if positions are left over;
+    /// see [`key_place`].
     pub keys: Elements<'a>,
-    /// `[kv_heads, positions, value_dim]`. `None` if a value is the last `value_dim` elements of its
-    /// key, as in latent attention.
+    /// Values, `[kv_heads, positions, value_dim]`. `None` if a value is the last `value_dim`
+    /// elements of its key, as in latent attention.
     pub values: Option<Elements<'a>>,
 }
 
@@ -136,7 +139,8 @@ pub struct SequenceKv<'a> {
     pub num_queries: usize,
 }
 
-/// `out[tokens, heads, value_dim]` for `q[tokens, heads, head_dim]`, whose rows belong to `sequences` in order.
+/// Writes the attention of `q[tokens, heads, head_dim]` to `out[tokens, heads, value_dim]`. The
+/// tokens belong to `sequences` in order.
 ///
 /// Computed in f32 and rounded once. A query none of whose scores is above negative infinity gives zeros.
 ///
@@ -236,7 +240,7 @@ struct Piece<'a> {
     queries: HeadQueries<'a>,
     /// Intermediate result of each span, if the spans are computed separately.
     spans: Vec<Gathered>,
-    /// For each query `[heads, value_dim]`, of the piece's heads.
+    /// Destination of each query's results, `[num_heads, value_dim]` for the piece's heads.
     out: Vec<ElementsMut<'a>>,
 }
 
@@ -248,7 +252,7 @@ enum Work<'a, 'b> {
 }
 
 impl<'a> Piece<'a> {
-    /// Returns the approximate cost.
+    /// Returns the approximate cost: query rows times keys.
     fn cost(&self, config: &AttentionConfig<'_>) -> usize {
         self.queries.num_rows().max(MEMORY_ROWS) * self.queries.visible(config).len()
     }
@@ -272,7 +276,7 @@ impl<'a> Piece<'a> {
 }
 
 /// Divides the work into pieces: one per sequence, run of queries, KV head and run of its query
-/// heads; those with the most keys first.
+/// heads; those with the highest cost first.
 fn cut<'a>(
     q: Elements<'a>,
     sequences: &[SequenceKv<'a>],

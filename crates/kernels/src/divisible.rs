@@ -26,10 +26,11 @@ use crate::threads::Threads;
 /// product. The sum of the parts' results in f64, in any order, has the same bits as the result for
 /// all columns (see the module).
 ///
-/// Every part begins at a multiple of the columns of `terms`. They are the same for all parts, and a
-/// multiple of the group size if the weights are packed. They are the columns of a term if the product
-/// is computed in f32; otherwise, terms divide them. With [`TermColumns::Whole`], each part is rounded
-/// to f32 instead, so the last bits of the sum depend on the division.
+/// Every part begins at a multiple of the number of columns in `terms`. That number is the same for
+/// all parts, and a multiple of the group size if the weights are packed. In a product computed in
+/// f32 it is the number of columns of a term; otherwise, that many columns are one or several whole
+/// terms. With [`TermColumns::Whole`], each part is rounded to f32 instead, so the last bits of the
+/// sum depend on the division.
 ///
 /// Activations are rounded as by [`crate::matmul_each`], except that a value that cannot be rounded
 /// affects only its group.
@@ -117,7 +118,7 @@ fn reborrow<'b>(product: &'b mut RowProducts<'_, &mut [f64]>) -> RowProducts<'b,
     RowProducts { matrix: product.matrix, out }
 }
 
-/// Adds the term of a group that cannot be rounded.
+/// Adds the term of a group whose activations cannot be rounded, computed in f32.
 fn add_group(
     x: Elements<'_>,
     product: &mut RowProducts<'_, &mut [f64]>,

@@ -107,7 +107,7 @@ impl<F: Fold> TileResults<F> {
             let token = idx * TOKENS_MAX;
             let lanes = |t| x.lanes(token + t, &part.columns);
             let strip = Strip { tile, part, results, sums };
-            // As many rows as there are registers.
+            // The number of rows fills the registers.
             match self.num_tokens - token {
                 1 => strip.multiply::<S, 1, 12>(simd, array::from_fn(lanes)),
                 2 => strip.multiply::<S, 2, 6>(simd, array::from_fn(lanes)),
@@ -145,7 +145,7 @@ impl<F: Fold> Strip<'_, F> {
     }
 }
 
-/// Vectors of equal length.
+/// Rows of activations and of weights, all of the same length.
 struct Operands<'a, const TOKENS: usize, const ROWS: usize> {
     x: [&'a [Lanes]; TOKENS],
     w: [&'a [Lanes]; ROWS],

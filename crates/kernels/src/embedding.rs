@@ -13,7 +13,8 @@ use crate::unpack::Region;
 /// Number of elements below which the calling thread gathers the rows alone.
 const PIECE_ELEMENTS: usize = 1 << 16;
 
-/// `out[tokens, table.input]`: the rows of `table` for `ids`, whose row 0 belongs to `first_id`.
+/// Copies the rows of `table` for `ids` to `out[tokens, table.input]`. Row 0 of `table` belongs to
+/// the id `first_id`.
 ///
 /// # Panics
 /// If a length does not fit.

@@ -173,7 +173,8 @@ pub fn expert_matmul<const N: usize>(
 /// A matrix of all experts, and the results of all choices.
 type Experts<'a> = (&'a Matrix<'a>, &'a mut Vec<f32>);
 
-/// Creates one task for each set of `inputs`.
+/// Creates one task for each entry of `inputs`: the rows that chose the same experts together, by
+/// their numbers.
 fn tasks<'a>(
     inputs: &'a BTreeMap<&[usize], Floats>,
     rows: &ExpertRows,

@@ -22,7 +22,7 @@ pub struct HeadMatrices<'a> {
     pub matrix: Matrix<'a>,
     /// Number of heads.
     pub num_heads: usize,
-    /// First of a head's stored rows that belong to the part.
+    /// Index of the first row of the part, among the stored rows of a head.
     pub first: usize,
     /// Number of rows of the part.
     pub num_rows: usize,
@@ -57,7 +57,7 @@ pub struct HeadResults<'a> {
     pub values: ElementsMut<'a>,
     /// Number of elements of a head.
     pub width: usize,
-    /// First of a head's elements that are written.
+    /// Index of the first element of a head that is written.
     pub first: usize,
 }
 

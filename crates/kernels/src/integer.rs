@@ -102,7 +102,7 @@ impl Prepared {
         }
     }
 
-    /// Returns the groups, with their tokens, whose terms the exact path has to add.
+    /// Returns the groups whose terms the exact path has to add, as pairs of token and group.
     pub(crate) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
         self.rounded.unrounded_groups()
     }

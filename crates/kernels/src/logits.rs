@@ -17,8 +17,8 @@ fn instructions() -> InstructionSet {
     })
 }
 
-/// The index of the largest logit, the first one of equals. A NaN is never chosen unless all are; 0
-/// if there is none.
+/// Returns the index of the largest logit, the first one of equals. A NaN is chosen only if all
+/// logits are NaN. Returns 0 without logits.
 pub fn argmax(logits: &[f32]) -> usize {
     let mut best = (f32::NEG_INFINITY, 0);
     for (idx, chunk) in logits.chunks(CHUNK).enumerate() {
@@ -52,8 +52,8 @@ pub fn are_numbers(logits: &[f32]) -> bool {
     has_number && !has_strange
 }
 
-/// `exp(x)` in place of each `x <= 0`, within two units in the last place; zero where it is below
-/// the normal numbers.
+/// Replaces each value `x`, which must not be above 0, by `exp(x)`, within two units in the last
+/// place. Results below the normal numbers become zero.
 pub fn exp_each(values: &mut [f32]) {
     exp_values(instructions(), values);
 }

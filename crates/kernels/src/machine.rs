@@ -6,7 +6,7 @@ use crate::memory::advise_huge_pages;
 use crate::simd::{Simd, WIDEST, Wide, dispatched, dispatched_wide};
 use crate::threads::Threads;
 
-/// Bytes read or copied, well beyond the last-level cache.
+/// Number of bytes that a measurement reads or copies, well beyond the last-level cache.
 const BYTES: usize = 256 << 20;
 
 /// Number of words of a work item.

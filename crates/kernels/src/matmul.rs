@@ -131,7 +131,7 @@ pub(crate) struct Task<'a, R = ElementsMut<'a>> {
 pub(crate) enum Inputs {
     /// Rounded to whole numbers.
     Rounded(Prepared),
-    /// As they are, in f32.
+    /// In f32, without rounding.
     Floats(Activations),
 }
 
@@ -185,7 +185,7 @@ impl Inputs {
         }
     }
 
-    /// The rows that were left out because they cannot be rounded.
+    /// Returns the rows that were left out because they cannot be rounded.
     fn unrounded_tokens(&self) -> Vec<usize> {
         match self {
             Inputs::Rounded(x) => x.unrounded_tokens(),
@@ -193,7 +193,8 @@ impl Inputs {
         }
     }
 
-    /// The groups, with their rows, that were left out because they cannot be rounded.
+    /// Returns the groups that were left out because they cannot be rounded, as pairs of row and
+    /// group.
     pub(crate) fn unrounded_groups(&self) -> Vec<(usize, usize)> {
         match self {
             Inputs::Rounded(x) => x.unrounded_groups().collect(),
@@ -249,7 +250,7 @@ pub(crate) fn multiply(mut tasks: Vec<Task<'_>>, threads: &Threads) {
     }
 }
 
-/// As [`multiply`] for a single task, with activations as they are.
+/// Like [`multiply`] for a single task, with activations in f32.
 pub(crate) fn multiply_in_f32<R: Results>(
     x: Activations,
     products: Vec<RowProducts<'_, R>>,

@@ -22,11 +22,11 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
     }
 }
 
-/// Moves filled buffers into huge pages, with whatever lies between them; the bytes that are in huge pages then, at
-/// most those of all pages that the buffers touch.
+/// Moves filled buffers, and whatever lies between them, into huge pages. Returns the number of bytes that are in huge
+/// pages afterwards, which is at most the size of all huge pages that the buffers touch.
 ///
-/// For many buffers that are each too small or too badly aligned to have huge pages of their own, as an allocator puts
-/// the tensors of a model side by side. Copies them once; needs Linux 6.1.
+/// Meant for many buffers that are each too small or too badly aligned to have huge pages of their own, as an allocator
+/// puts the tensors of a model side by side. Copies the buffers once; needs Linux 6.1.
 pub fn move_into_huge_pages(buffers: impl IntoIterator<Item = Range<*const u8>>) -> usize {
     /// `asm-generic/mman-common.h` of Linux.
     const MADV_COLLAPSE: i32 = 25;

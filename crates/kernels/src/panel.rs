@@ -1,9 +1,9 @@
 //! The one matrix product behind all matmuls: rows of activations times rows of weights.
 //!
-//! Weights are unpacked to f32 in tiles, a few rows by [`CHUNK_COLUMNS`], and a tile meets every
-//! token of a block before
-//! the next one is unpacked, so that decoding streams the weights once and a prompt pays for unpacking them only
-//! once in [`BLOCK_TOKENS`]. The order of operations of a result is that of [`crate::dot`], whatever surrounds it.
+//! Weights are unpacked to f32 in tiles, a few rows by [`CHUNK_COLUMNS`], and a tile is multiplied
+//! with every token of a block before the next tile is unpacked. So decoding streams the weights
+//! once, and a prompt pays for unpacking them only once in [`BLOCK_TOKENS`] tokens. The order of
+//! operations of a result is always that of [`crate::dot`].
 
 use std::ops::Range;
 
@@ -94,8 +94,8 @@ impl Activations {
 }
 
 impl Matrix<'_> {
-    /// Weights of a region to `out`, `[rows, stride]`, where `stride` is the width padded to whole vectors; the padding
-    /// becomes zero.
+    /// Writes the weights of a region to `out`, `[rows, stride]`, where `stride` is the width
+    /// padded to whole vectors; the padding becomes zero.
     #[inline(always)]
     pub(crate) fn unpack<S: Simd>(&self, simd: S, region: &Region, out: &mut [f32]) {
         match self {
@@ -163,7 +163,7 @@ fn multiply_rows_with<S: Simd, R: Results>(
 /// A term of some tokens and rows.
 struct Term<'a> {
     x: Rows<'a>,
-    /// Where its activations begin in their rows.
+    /// Index of the first element of the term in each row of activations.
     x_start: usize,
     weights: &'a Matrix<'a>,
     region: Region,

@@ -71,7 +71,7 @@ pub enum Scales<'a> {
 /// A quantised matrix `[out, input]`; it multiplies as its transpose.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantMatrix<'a> {
-    /// How to read the words.
+    /// Format of the codes and scales.
     pub format: QuantFormat,
     /// Output features: rows of the matrix.
     pub out: usize,

@@ -53,7 +53,7 @@ pub fn place_heads(
     });
 }
 
-/// Norm and rotation of heads.
+/// The norm and rotation that [`place_heads`] applies to heads.
 struct Placing<'a> {
     norm: Option<&'a WideNorm>,
     rotation: Rotation<'a>,

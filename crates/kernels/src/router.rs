@@ -33,9 +33,11 @@ pub enum Scores {
 pub struct ExpertGroups {
     /// Number of groups of neighbouring experts; a divisor of the number of experts.
     pub count: usize,
-    /// Number of groups that are considered: those with the largest sums of their best scores.
+    /// Number of groups from which experts are chosen: those with the largest sums of their `best`
+    /// best scores.
     pub chosen: usize,
-    /// Number of these scores: 2 (DeepSeek V3), 1 (V2).
+    /// Number of scores of a group that are added up to compare it with others: its 2 best
+    /// (DeepSeek V3), or its best (V2).
     pub best: usize,
 }
 
@@ -48,9 +50,9 @@ pub struct RouterConfig<'a> {
     pub selection_bias: Option<&'a [f32]>,
     /// Set if groups of experts are chosen first.
     pub groups: Option<ExpertGroups>,
-    /// Number of experts of a row.
+    /// Number of experts that each row chooses.
     pub num_chosen: usize,
-    /// Set if the weights are divided by their sum; it is added to the sum.
+    /// With `Some(eps)`, the weights of a row are divided by `eps` plus their sum.
     pub normalization_eps: Option<f32>,
     /// Factor of the weights.
     pub scale: f32,

@@ -81,7 +81,7 @@ pub fn choose_positions(
 pub struct ChosenPositions<'a> {
     /// The sequence's pages, of one head.
     pub pages: Vec<KvPage<'a>>,
-    /// In ascending order.
+    /// The chosen positions, in ascending order.
     pub positions: Vec<usize>,
 }
 

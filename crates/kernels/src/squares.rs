@@ -22,19 +22,20 @@ pub const SQUARE_SUMS: usize = 3;
 /// Number of elements below which the calling thread computes alone.
 const PIECE_ELEMENTS: usize = 1 << 13;
 
-/// What the terms are multiples of.
+/// Spacing of each of the three terms: a term is a multiple of its spacing.
 const SPACINGS: [f64; SQUARE_SUMS] = [64.0, 1.0 / (1_u64 << 20) as f64, 1.0 / (1_u64 << 46) as f64];
 
-/// Adding and subtracting this multiple of a spacing rounds to a multiple of it.
+/// Adding and then subtracting `ROUND * spacing` rounds a number to a multiple of `spacing`.
 const ROUND: f64 = 1.5 * (1_u64 << 52) as f64;
 
-/// What a term is multiplied by to become a multiple of [`GRID`].
+/// Factor that makes each of the three terms a multiple of [`GRID`].
 const SCALES: [f64; SQUARE_SUMS] = [GRID / SPACINGS[0], GRID / SPACINGS[1], GRID / SPACINGS[2]];
 
 /// The norm of rows that are divided among machines.
 #[derive(Clone, Copy, Debug)]
 pub struct DividedNorm<'a> {
-    /// Weights of this machine's elements: of one row, or of several ones in turn.
+    /// Weights of this machine's elements of one row, or of several consecutive rows: the weights
+    /// of further rows begin again with the first.
     pub weight: Elements<'a>,
     /// Epsilon added to the mean of the squares.
     pub eps: f32,
@@ -74,7 +75,8 @@ fn sum_of(row: &[f32]) -> [f64; SQUARE_SUMS] {
     sums
 }
 
-/// Returns the sum of squares that [`square_sums`] holds in these numbers, or their sums over machines.
+/// Returns the sum of squares that [`square_sums`] has divided into `sums`. These may also be added
+/// up over several machines.
 pub fn square_total(sums: &[f64; SQUARE_SUMS]) -> f64 {
     let terms = sums.iter().zip(SCALES).map(|(sum, scale)| sum / scale);
     terms.rev().sum()

@@ -7,7 +7,7 @@ pub(crate) mod avx512;
 use crate::elements::ElementsMut;
 use crate::simd::Simd;
 
-/// Terms are rounded to multiples of this.
+/// Terms are rounded to multiples of this number.
 pub const GRID: f64 = 1.0 / (1_u64 << 30) as f64;
 
 /// Every f64 near this one is a multiple of [`GRID`], because that is the value of its last bit: a
@@ -21,7 +21,7 @@ pub(crate) const AWAY: f64 = 1.0 + f64::EPSILON;
 /// Maximum number of groups of a term of a divided product.
 pub(crate) const GROUPS_PER_TERM_MAX: usize = 8;
 
-/// Additions by which the groups of the longest term become one sum.
+/// Number of additions, each of two halves, by which the groups of the longest term become one sum.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const TERM_LEVELS: usize = GROUPS_PER_TERM_MAX.ilog2() as usize;
 
@@ -43,7 +43,7 @@ pub(crate) trait Results: Sized + Send {
     /// Returns `on_grid` if results are on the grid, otherwise `plain`.
     fn choose(plain: f32, on_grid: f64) -> Self::Value;
 
-    /// Two views: the first `mid` results and the others.
+    /// Splits the destination into the first `mid` results and the others.
     fn split_at(self, mid: usize) -> (Self, Self);
 
     /// Writes results from `start` on.
@@ -149,7 +149,7 @@ impl Fold for GridSum {
     }
 }
 
-/// Adds the lanes of each vector ([`Simd::sum`]), and the sums to one result each.
+/// Adds up the lanes of each vector of `terms` ([`Simd::sum`]), and adds the sum to its result.
 #[inline(always)]
 pub(crate) fn add_terms<S: Simd, F: Fold>(simd: S, terms: &[S::Floats], results: &mut [F]) {
     let (fours, last) = terms.as_chunks::<4>();

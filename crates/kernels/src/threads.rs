@@ -82,8 +82,8 @@ impl Threads {
         self.profile.span(name, bytes)
     }
 
-    /// Calls `work` once for each item, on whichever thread is free. A panic in `work` comes out here, after every
-    /// thread has stopped.
+    /// Calls `work` once for each item, on whichever thread is free. If `work` panics, this call
+    /// panics too, after every thread has stopped.
     pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Sync) {
         let idle_pool = match &self.pool {
             Some(pool) if items.len() > 1 => pool.claim().map(|claim| (pool, claim)),
@@ -288,7 +288,8 @@ fn spin_until<T>(condition: impl Fn() -> Option<T>) -> Option<T> {
     }
 }
 
-/// No state behind these locks can be left half-changed by a panic.
+/// Locks a mutex, even if a thread has panicked with the lock: no panic can leave the state behind
+/// these locks half-changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

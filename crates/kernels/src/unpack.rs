@@ -95,7 +95,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// Thirty-two codes are `BITS` whole words.
+/// Unpacks affine codes of `BITS` bits, of which thirty-two are `BITS` whole words.
 #[inline(always)]
 fn unpack_affine<S: Simd, const BITS: usize>(
     simd: S,
@@ -127,7 +127,7 @@ fn unpack_affine<S: Simd, const BITS: usize>(
     }
 }
 
-/// Returns the bits from `bit` on, with zeros beyond the last word.
+/// Returns 32 bits from `bit` on, with zeros beyond the last word.
 #[inline(always)]
 pub(crate) fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
     let low = u64::from(words[bit / 32]);
@@ -135,7 +135,7 @@ pub(crate) fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) ->
     ((high << 32 | low) >> (bit % 32)) as u32
 }
 
-/// Eight codes are a word.
+/// Unpacks E2M1 codes, of which eight are a word.
 #[inline(always)]
 fn unpack_e2m1<S: Simd>(
     simd: S,
@@ -158,7 +158,7 @@ fn unpack_e2m1<S: Simd>(
     }
 }
 
-/// Eight codes are two words.
+/// Unpacks E4M3 codes, of which eight are two words.
 #[inline(always)]
 fn unpack_e4m3<S: Simd>(simd: S, packed: Packed<'_>, scales: &[u8], out: &mut [Lanes]) {
     let stride = out.len() / packed.rows().len();

@@ -3,7 +3,7 @@
 
 use crate::simd::Simd;
 
-/// Below this the result is zero; its exponential is the smallest normal f32, about.
+/// Argument below which the result is zero: its exponential is about the smallest normal f32.
 const X_MIN: f32 = -87.3;
 
 /// `e` to the power `x` for `x <= 0`, within two units in the last place; zero below [`X_MIN`], NaN for NaN.

@@ -90,7 +90,7 @@ impl<'a> HeadQueries<'a> {
         visible.start / SPAN_KEYS..visible.end.div_ceil(SPAN_KEYS)
     }
 
-    /// Query rows, `[pieces of head_dim, rows, DEPTH]`.
+    /// Returns the query rows in f32, `[pieces of head_dim, rows, DEPTH]`.
     #[inline(always)]
     fn load(&self, config: &AttentionConfig<'_>) -> Vec<[f32; DEPTH]> {
         let AttentionConfig { heads, head_dim, .. } = *config;
@@ -192,7 +192,7 @@ struct Keys<'a> {
     config: &'a AttentionConfig<'a>,
     /// Positions of the keys; the first is a multiple of [`BLOCK_KEYS`].
     positions: Range<usize>,
-    /// End of the spans that are processed together.
+    /// Position after the last key of all spans that one call of [`gather`] processes.
     until: usize,
 }
 
@@ -244,8 +244,9 @@ impl<'a> Keys<'a> {
         &self.values_of(page, first).values[..self.config.value_dim * BLOCK_KEYS]
     }
 
-    /// Returns the data that is read after `idx` blocks: the keys of `num_blocks` blocks, then
-    /// their values, then later keys that are still to be processed.
+    /// Returns the data of block `idx` in the order of reading: the keys of `num_blocks` blocks,
+    /// then their values, then the keys of later blocks. Empty if there is none, or not on one
+    /// page.
     #[inline(always)]
     fn block_ahead<E: Stored>(&self, idx: usize, num_blocks: usize) -> &'a [E] {
         let page = self.place().0;
@@ -274,7 +275,8 @@ impl<'a> Keys<'a> {
         Some(&keys[start..][..head_dim * BLOCK_KEYS])
     }
 
-    /// The tile of a page whose first key is at `first`, `[head_dim, KEY_TILE]`.
+    /// Returns the tile of a page whose first key is at position `first` of the page,
+    /// `[head_dim, KEY_TILE]`.
     #[inline(always)]
     fn tile_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
         let place =
@@ -292,8 +294,8 @@ impl<'a> Keys<'a> {
         Right { values, stride: value_dim, columns: value_dim }
     }
 
-    /// The keys of a block that each row sees, counted from the block's start: they neither start nor end earlier than
-    /// those of the row before.
+    /// Writes, for each row, the range of the block's keys that it sees, counted from the block's
+    /// start. A row's range neither starts nor ends earlier than that of the row before.
     #[inline(always)]
     fn write_visible(&self, block: usize, visible: &mut [Range<usize>]) {
         let block = self.block(block);
@@ -312,11 +314,11 @@ struct Room {
     num_rows: usize,
     /// `[pieces of head_dim, rows, DEPTH]`.
     q: Vec<[f32; DEPTH]>,
-    /// The keys of the block that each row sees; see [`Keys::write_visible`].
+    /// For each row, the keys of the current block that it sees; see [`Keys::write_visible`].
     visible: Vec<Range<usize>>,
     /// Products of queries with keys, then weights: `[blocks, rows, BLOCK_KEYS]`.
     weights: Vec<[f32; BLOCK_KEYS]>,
-    /// The converted block, unless it is read in place.
+    /// Memory for a converted block; `None` until a block is converted instead of read in place.
     panels: Option<BlockPanels>,
     /// Intermediate results of the current span.
     span: Gathered,
@@ -433,7 +435,8 @@ impl Room {
             .collect()
     }
 
-    /// Adds the products of some rows with keys of the current block, from its key `column` on.
+    /// Adds the products of some rows with the keys in `right`, which are those of the current
+    /// block from `column` on.
     #[inline(always)]
     fn add_scores<W: Wide>(
         &mut self,
@@ -466,8 +469,8 @@ impl Room {
         }
     }
 
-    /// Adds the weighted values of the current block that some rows see, in the order of their positions, from `column`
-    /// on.
+    /// Adds the weighted values of the current block that some rows see, in the order of their
+    /// positions. `right` has the elements of the values from `column` on.
     #[inline(always)]
     fn add_values<W: Wide>(&mut self, right: Right<'_, f32>, column: usize, rows: Range<usize>) {
         let left = Left { values: &self.weights, num_rows: self.num_rows };
@@ -480,7 +483,8 @@ impl Room {
     }
 }
 
-/// The keys that some rows see, in parts that all of a part's rows see; for each row in the order of the keys.
+/// Divides the keys that `rows` see into parts: rows, and keys that all of them see. For each row,
+/// the parts are in the order of the keys.
 ///
 /// An invisible value must not be touched, even with weight zero: it may be infinite.
 #[inline(always)]
@@ -505,7 +509,7 @@ fn parts(
 
 /// Types of keys and values.
 trait Stored: Element {
-    /// The elements, if they are of this type.
+    /// Returns the elements if they are of this type.
     fn slice(elements: Elements<'_>) -> Option<&[Self]>;
 }
 
@@ -531,7 +535,7 @@ stored! {
     bf16: Bf16;
 }
 
-/// A block, converted for many rows.
+/// Keys and values of a block, converted to f32 for many rows.
 struct BlockPanels {
     /// `[head_dim, BLOCK_KEYS]`.
     keys: Panels,
@@ -540,7 +544,7 @@ struct BlockPanels {
 }
 
 impl BlockPanels {
-    /// Converts the first of some blocks.
+    /// Converts the first block of `keys`.
     #[inline(always)]
     fn load<W: Wide>(&mut self, simd: W, keys: &Keys<'_>) {
         let (page, first) = keys.place();

@@ -190,7 +190,8 @@ impl Panels {
         }
     }
 
-    /// Loads the first `num_rows` columns of some rows of `from`, as this matrix's rows.
+    /// Loads a transposed part of `from`: the first `num_rows` columns of its rows `rows`. Each
+    /// column becomes a row.
     #[inline(always)]
     pub(super) fn load_transposed<W: Wide>(
         &mut self,

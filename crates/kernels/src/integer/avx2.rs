@@ -40,14 +40,13 @@ const LANES: usize = 16;
 const FEW_TOKENS: usize = 7;
 
 /// Rounded activations of few rows, in the order in which weights are unpacked: `[tokens, loads,
-/// registers, LANES]`, with
-/// zeros for the padding of groups.
+/// registers, LANES]`, with zeros for the padding of groups.
 pub(super) struct Ordered {
     values: Vec<i16>,
 }
 
 impl Ordered {
-    /// Empty if there are many rows, which are used in their own order.
+    /// Orders the activations of few rows; empty if there are many rows, which need no other order.
     pub(super) fn new(x: &Rounded, format: QuantFormat) -> Ordered {
         let stride = x.padded_groups * x.group_size;
         let tokens = if x.tokens <= FEW_TOKENS { x.tokens } else { 0 };
@@ -158,7 +157,7 @@ for_avx2! {
         ])
     }
 
-    /// The terms of eight groups, in the lanes of their first groups; zeros in the other lanes.
+    /// The terms of eight groups, each in the lane of its first group; zeros in the other lanes.
     #[inline]
     fn terms_of(groups: __m256, groups_per_term: usize) -> __m256 {
         let mut terms = groups;

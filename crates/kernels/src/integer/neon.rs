@@ -268,7 +268,7 @@ for_dotprod! {
         sum
     }
 
-    /// The sums of four groups, whose four lanes each are a register, in order.
+    /// The sums of four groups, in order; each argument has four lanes of one group.
     #[inline]
     fn sum_groups([a, b, c, d]: &[int32x4_t; GROUPS]) -> int32x4_t {
         vpaddq_s32(vpaddq_s32(*a, *b), vpaddq_s32(*c, *d))
@@ -284,7 +284,8 @@ for_dotprod! {
         total(&lanes)
     }
 
-    /// The terms of four groups, which `before` comes before; zeros in the other lanes.
+    /// The terms of four groups in the first lanes, with zeros in the others. A term of eight
+    /// groups begins with the four groups in `before`.
     #[inline]
     fn terms_of(
         before: float32x4_t,
@@ -329,7 +330,8 @@ for_dotprod! {
         unsafe { vld1q_s32(values.as_ptr()) }
     }
 
-    /// The codes of a row, one a byte; those of E2M1 doubled, those of eight bits less [`CODE8_OFFSET`].
+    /// Unpacks the codes of a row, one per byte; E2M1 codes are doubled, codes of eight bits are
+    /// less [`CODE8_OFFSET`].
     fn unpack_row(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [i8]) {
         let row_words = matrix.format.words_per_row(matrix.input);
         let words = &matrix.words[row * row_words..][..row_words];
@@ -348,7 +350,8 @@ for_dotprod! {
         }
     }
 
-    /// Sixteen bytes at a time; a last half of that separately.
+    /// Unpacks codes of four bits, sixteen bytes of them at a time; the last eight bytes may be
+    /// left over and are unpacked code by code.
     #[inline]
     fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [i8]) {
         let (units, rest) = words.as_chunks::<4>();
@@ -381,7 +384,7 @@ for_dotprod! {
         }
     }
 
-    /// Thirty-two codes are `BITS` whole words.
+    /// Unpacks codes of `BITS` bits, of which thirty-two are `BITS` whole words.
     #[inline]
     fn unpack_bits<const BITS: usize>(words: &[u32], codes: &mut [i8]) {
         let units = words.as_chunks::<BITS>().0.iter().zip(codes.as_chunks_mut::<32>().0);
@@ -392,7 +395,7 @@ for_dotprod! {
         }
     }
 
-    /// Scales and biases of row `start + row` to the block's row `row`.
+    /// Loads scales and biases of row `start + row` of the matrix into row `row` of the block.
     fn load_scales(
         x: &Rounded,
         matrix: &QuantMatrix<'_>,

@@ -104,8 +104,8 @@ fn term_of(groups: &mut [f32; GROUPS_PER_TERM_MAX], groups_per_term: usize) -> f
     std::mem::take(groups)[0]
 }
 
-/// Exact, because there are at most 128 products of 15 and 8 bits. Loops over chunks of 16, so that
-/// the compiler vectorises it.
+/// Returns the dot product of a group, which is exact because there are at most 128 products of 15
+/// and 8 bits. Loops over chunks of 16, so that the compiler vectorises the loop.
 #[inline(always)]
 fn dot(values: &[i16], codes: &[i16]) -> i32 {
     let mut sum = 0;
@@ -139,7 +139,8 @@ fn unpack_codes(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [i16]) {
     }
 }
 
-/// Thirty-two codes are `BITS` whole words; the first 16 of a row of 16 codes are half of that.
+/// Unpacks codes of `BITS` bits, of which thirty-two are `BITS` whole words; a row of 16 codes has
+/// half as many words.
 #[inline(always)]
 fn unpack<const BITS: usize>(words: &[u32], codes: &mut [i16]) {
     let units = words.as_chunks::<BITS>().0.iter().zip(codes.as_chunks_mut::<32>().0);

@@ -41,7 +41,7 @@ pub(super) struct Rounded {
     pub(super) padded_groups: usize,
     /// `[tokens, input]`.
     pub(super) values: Vec<i16>,
-    /// For each group, `[tokens, padded_groups]`.
+    /// Values of each group, `[tokens, padded_groups]`.
     pub(super) groups: Groups,
     /// Whether a group is left to the exact path, `[tokens, padded_groups]`. The group, or its row,
     /// is zero here.
@@ -137,7 +137,7 @@ impl Rounded {
         Rounded { tokens, input, group_size, padded_groups, values, groups, unrounded, columns }
     }
 
-    /// The groups, with their tokens, that are left to the exact path.
+    /// Returns the groups that are left to the exact path, as pairs of token and group.
     pub(super) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
         let found = self.unrounded.iter().enumerate().filter(|(_, is_unrounded)| **is_unrounded);
         found.map(|(idx, _)| (idx / self.padded_groups, idx % self.padded_groups))
@@ -149,7 +149,7 @@ impl Rounded {
     }
 }
 
-/// Some rows to round.
+/// Rows of activations that one thread rounds, and the destination of the results.
 struct Piece<'a> {
     first_token: usize,
     input: usize,
@@ -196,7 +196,8 @@ fn round_rows_with<S: Simd>(_simd: S, x: Elements<'_>, piece: &mut Piece<'_>) {
     }
 }
 
-/// The unit, the sum of the rounded values, and whether the group could be rounded at all.
+/// Rounds the group `x` to `q`. Returns the unit, the sum of the rounded values, and whether the
+/// group could be rounded; if not, `q` is zero.
 #[inline(always)]
 fn round_group(x: &[f32], q: &mut [i16]) -> (f32, i32, bool) {
     // Magnitudes have the same order as their bits, and NaN is above infinity.

@@ -24,13 +24,13 @@ pub(super) struct ValueJob<'a> {
 #[derive(Debug)]
 pub(super) struct Block<'a> {
     pub(super) head: usize,
-    /// Index among the blocks of the head.
+    /// Index of the block among those of the head.
     pub(super) idx: usize,
     /// Elements of the head's values.
     pub(super) lanes: Range<usize>,
     /// Rows of the step.
     pub(super) rows: Range<usize>,
-    /// Their queries, keys and perhaps decays, `[rows, key_width]`.
+    /// Queries, keys and perhaps decays of these rows, `[rows, key_width]`.
     pub(super) placed: &'a [f32],
 }
 

@@ -109,13 +109,13 @@ pub fn short_convolution(
     }
 }
 
-/// The inputs of the convolution.
+/// The inputs of the convolution and the factors of its results, for all sequences of a step.
 struct Rows<'a, 's> {
     /// Inputs of the step, `[rows, channels]`.
     products: &'a [f32],
     /// Factors of the results, `[rows, channels]`.
     after: &'a [f32],
-    /// The place of each row.
+    /// For each row of the step, its sequence and its index there.
     places: Vec<RowPlace>,
     /// The inputs before those of the step.
     sequences: &'a [SequenceState<'s>],

@@ -98,7 +98,7 @@ pub struct DecayWeights<'a> {
 }
 
 impl RecurrenceWeights {
-    /// Arranges weights.
+    /// Arranges the weights in the order in which the jobs read them.
     ///
     /// # Panics
     /// Panics if a length does not fit, or value heads are no multiple of key heads.

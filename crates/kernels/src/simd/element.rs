@@ -10,22 +10,22 @@ pub(crate) trait Element: Copy {
 
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
 
-    /// The vector that `from` begins with.
+    /// Loads the vector that `from` begins with.
     fn load_wide<W: Wide>(simd: W, from: &[Self]) -> W::Floats;
 
-    /// The two vectors that `from` begins with, their lanes in an order of the type's own.
+    /// Loads the two vectors that `from` begins with; the order of their lanes depends on the type.
     #[inline(always)]
     fn load_pair<W: Wide>(simd: W, from: &[Self]) -> [W::Floats; 2] {
         [Self::load_wide(simd, from), Self::load_wide(simd, &from[W::LANES..])]
     }
 
-    /// Sums in the order of [`Element::load_pair`].
+    /// Loads two vectors of sums, with lanes in the order of [`Element::load_pair`].
     #[inline(always)]
     fn load_sums<W: Wide>(simd: W, from: &[f32]) -> [W::Floats; 2] {
         [simd.load_f32(from), simd.load_f32(&from[W::LANES..])]
     }
 
-    /// Undoes [`Element::load_sums`].
+    /// Stores two vectors of sums that [`Element::load_sums`] has loaded, in the order of memory.
     #[inline(always)]
     fn store_sums<W: Wide>(simd: W, sums: [W::Floats; 2], to: &mut [f32]) {
         simd.store(sums[0], to);

@@ -16,7 +16,7 @@ pub(crate) struct Neon;
 #[derive(Clone, Copy)]
 pub(crate) struct Pair<T>(T, T);
 
-/// Shift counts to the left, so negative.
+/// Returns the counts of [`code_shifts`] for an instruction that shifts to the left: negated.
 #[inline(always)]
 const fn left_shifts(bits: usize) -> [i32; LANES] {
     let right = code_shifts(bits);

@@ -37,7 +37,8 @@ pub(crate) trait Wide: Copy {
         [self.load_bf16(from), self.load_bf16(&from[Self::LANES..])]
     }
 
-    /// Brings two vectors side by side into the order of [`Wide::load_bf16_pair`].
+    /// Brings the lanes of two vectors from the order of memory into that of
+    /// [`Wide::load_bf16_pair`].
     #[inline(always)]
     fn split_pair(self, pair: [Self::Floats; 2]) -> [Self::Floats; 2] {
         pair

@@ -65,7 +65,7 @@ impl Sums for __m512 {
     }
 }
 
-/// Lanes that are added to get the terms of sixteen groups of a divided product.
+/// Masks of the lanes that are added to get the terms of sixteen groups of a divided product.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     /// All lanes, or none, for terms of at least two, four and eight groups.
@@ -82,7 +82,7 @@ impl Terms {
         Terms { levels, first }
     }
 
-    /// The terms, in the lanes of their first groups, and zeros.
+    /// The terms, each in the lane of its first group; zeros in the other lanes.
     ///
     /// # Safety
     /// The processor supports this module's instruction set.
@@ -211,7 +211,7 @@ fn add_partial_sums(sums: &[__m512; 16]) -> __m512 {
     )
 }
 
-/// Eight sums of each.
+/// Adds the halves of `a` to each other, and those of `b`: eight sums of each.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn add_halves(a: __m512, b: __m512) -> __m512 {
@@ -221,7 +221,7 @@ fn add_halves(a: __m512, b: __m512) -> __m512 {
     )
 }
 
-/// Two sums of each in each part of 128 bits.
+/// Adds lanes of `a` in pairs, and those of `b`: two sums of each in each part of 128 bits.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn add_pairs(a: __m512, b: __m512) -> __m512 {

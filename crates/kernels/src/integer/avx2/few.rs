@@ -224,7 +224,7 @@ unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __
     }
 }
 
-/// Location of eight groups.
+/// Location of eight groups of a weight row, and of the activations for them.
 #[derive(Clone, Copy)]
 struct Place {
     /// Packed codes. Those of the next row may follow; they are multiplied with zeros.
@@ -332,7 +332,7 @@ unsafe fn add_pairs(a: __m256i, b: __m256i) -> __m256i {
     unsafe { _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
 }
 
-/// In each half, of what [`add_pairs`] made: the sums of `a, b, c, d`.
+/// From two results of [`add_pairs`], in each half: the sums of `a`, `b`, `c` and `d`.
 ///
 /// # Safety
 /// The machine must have the instruction set.

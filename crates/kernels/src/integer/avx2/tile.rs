@@ -26,7 +26,7 @@ const REGISTER_ROWS: usize = 8;
 /// Number of weight rows of a tile.
 const TILE_ROWS: usize = REGISTERS * REGISTER_ROWS;
 
-/// Unpacked weights; everything has the rows in its lanes.
+/// Unpacked weights; each lane belongs to one weight row.
 struct Tile {
     /// `[input / 2, REGISTERS]`.
     codes: Vec<__m256i>,
@@ -254,7 +254,7 @@ for_avx2! {
         }
     }
 
-    /// Eight registers of eight lanes of 32 bits, transposed.
+    /// Transposes eight registers of eight lanes of 32 bits.
     #[inline]
     fn transpose(rows: &mut [__m256i; REGISTER_ROWS]) {
         let mut fours = [_mm256_setzero_si256(); REGISTER_ROWS];
@@ -275,7 +275,7 @@ for_avx2! {
         }
     }
 
-    /// The codes of a row, one a byte; those of E2M1 signed and doubled.
+    /// Unpacks the codes of a row, one per byte; E2M1 codes become signed and doubled.
     fn unpack_row(matrix: &QuantMatrix<'_>, row: usize, codes: &mut [u8]) {
         let row_words = matrix.format.words_per_row(matrix.input);
         let words = &matrix.words[row * row_words..][..row_words];
@@ -290,7 +290,8 @@ for_avx2! {
         }
     }
 
-    /// Sixteen bytes at a time; a last half of that separately.
+    /// Unpacks codes of four bits, sixteen bytes of them at a time; the last eight bytes may be
+    /// left over and are unpacked code by code.
     #[inline]
     fn unpack_nibbles<const E2M1_CODES: bool>(words: &[u32], codes: &mut [u8]) {
         let low = _mm_set1_epi8(15);
@@ -322,7 +323,7 @@ for_avx2! {
         }
     }
 
-    /// Thirty-two codes are `BITS` whole words; eight are `BITS` bytes.
+    /// Unpacks codes of `BITS` bits: thirty-two are `BITS` whole words, and eight are `BITS` bytes.
     #[inline]
     fn unpack_bits<const BITS: usize>(words: &[u32], codes: &mut [u8]) {
         let mask = u64::MAX / 255 * ((1 << BITS) - 1);

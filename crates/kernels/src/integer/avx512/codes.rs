@@ -58,8 +58,9 @@ pub(super) trait Codes {
 
 for_avx512! {}
 
-/// The bytes for [`spread`], where the eight codes of a lane begin in the column `columns[lane]`. Bytes beyond the last
-/// are not used.
+/// Returns the `bytes` for [`spread`]: for each byte of a register, the packed byte that it gets.
+/// The eight codes of a lane begin at the column `columns[lane]`. Bytes of a lane after those of
+/// its codes are not used.
 const fn spread_bytes(bits: usize, columns: [usize; 8]) -> [u8; LINE] {
     let mut bytes = [0; LINE];
     let mut idx = 0;
@@ -122,7 +123,8 @@ impl Codes for SignedNibbles {
     }
 }
 
-/// Affine codes of three bits: each half of each group of `GROUP` in a register of its own.
+/// Affine codes of three bits: one register has the first halves of all groups of `GROUP` columns,
+/// another the second halves.
 pub(super) struct Threes<const GROUP: usize>;
 
 impl<const GROUP: usize> Codes for Threes<GROUP> {
@@ -203,7 +205,7 @@ impl<const BITS: usize, const LOADS: usize> Codes for Wide<BITS, LOADS> {
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
     scales: FactorArray,
-    /// The scales once more if the format has no biases.
+    /// Biases; if the format has none, a second copy of the scales.
     biases: FactorArray,
 }
 

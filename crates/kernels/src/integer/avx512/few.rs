@@ -423,7 +423,8 @@ unsafe fn in_order<const LANES: usize>(fours: [__m512i; 4]) -> __m512i {
     }
 }
 
-/// The products of sixteen groups, from the group `first` of all tokens on, to their sums.
+/// Adds the products of sixteen groups to their sums. `first` is the index of the first group among
+/// the groups of all tokens.
 ///
 /// # Safety
 /// These groups are there.

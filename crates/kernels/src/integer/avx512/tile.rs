@@ -62,9 +62,10 @@ impl WithCodes for Interleave<'_> {
     }
 }
 
-/// Where a group is in memory, among the padded groups of a row. If the columns are divided, groups are in their own
-/// order. Otherwise, the groups of a partial sum are together, and partial sums come in the order in which they are
-/// added up, in which halves added onto halves are neighbours.
+/// Returns the place of a group in memory, among the padded groups of a row. If the columns are
+/// divided, groups are in the order of columns. Otherwise, the groups of a partial sum are
+/// together, and partial sums come in the order in which they are added up, in which halves added
+/// onto halves are neighbours.
 #[inline(always)]
 fn group_place(x: &Rounded, group: usize) -> usize {
     match x.columns {
@@ -73,13 +74,14 @@ fn group_place(x: &Rounded, group: usize) -> usize {
     }
 }
 
-/// The places of the partial sums, and the partial sums of the places: numbers with reversed bits.
+/// The place of each partial sum in that order, and also the partial sum at each place: the index
+/// with its four bits reversed.
 const PLACES: [usize; SUMS] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
 
-/// Unpacked weights; everything has the rows in its lanes.
+/// Unpacked weights; each lane belongs to one weight row.
 struct Tile {
-    /// `[words, REGISTERS]`, the groups where [`group_place`] says, in each the registers of
-    /// [`Codes`] one after another.
+    /// `[words, REGISTERS]`: groups in the order of [`group_place`], and in each group the
+    /// registers of [`Codes`] one after another.
     codes: Vec<__m512i>,
     /// `[padded_groups, REGISTERS]`.
     scales: Vec<__m512>,
@@ -163,7 +165,8 @@ for_avx512! {
         results
     }
 
-    /// One partial sum is in registers at a time; few are in memory until they are added up.
+    /// Computes the results of products that are not divided. One partial sum is in registers at a
+    /// time; few are in memory until they are added up.
     ///
     /// # Safety
     /// The tile and the lines must have all groups.
@@ -448,7 +451,7 @@ for_avx512! {
         }
     }
 
-    /// Sixteen registers of sixteen words, transposed.
+    /// Transposes sixteen registers of sixteen words.
     #[inline]
     fn transpose(rows: &mut [__m512i; LANES]) {
         let mut fours = [_mm512_setzero_si512(); LANES];
