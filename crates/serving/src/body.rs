@@ -191,7 +191,7 @@ impl JsonBody {
         self.object["stream"] == true
     }
 
-    /// The value of a field.
+    /// Returns the value of the field `name`; none if the body has no such field.
     pub fn field(&self, name: &str) -> Option<&Value> {
         self.object.get(name)
     }
@@ -262,8 +262,8 @@ impl<'de> Deserialize<'de> for Parsed {
     }
 }
 
-/// Parses a JSON value in which no object has a member twice: of two, a program would silently use
-/// one.
+/// Parses a JSON value and rejects an object that has a member twice: other parsers would silently
+/// use one of the two.
 struct UniqueMembers<'a> {
     /// Number of lists and objects around the value.
     level: usize,
@@ -370,7 +370,8 @@ const WORDS: [(&str, &str); 10] = [
     ("unknown variant", "unknown value"),
 ];
 
-/// The path of a key that occurs twice in an object, if that is the error.
+/// Returns the path of the key that occurs twice in the object at `path`; none if `reason` is
+/// another error.
 fn duplicate(path: &str, reason: &str) -> Option<String> {
     let name = reason.strip_prefix("duplicate field `")?.strip_suffix('`')?;
     Some(if path == "." { name.to_owned() } else { format!("{path}.{name}") })

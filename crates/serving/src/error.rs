@@ -1,5 +1,5 @@
-//! All errors that clients can receive, as data: what was found, and from it the status, type, code
-//! and parameter. Each protocol writes them in its own form.
+//! All errors that clients can receive. Each holds what was found; status, type, code and parameter
+//! follow from it ([`ErrorFacts`]), and each protocol writes them in its own form.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const RETRY_MEMORY_AFTER: Duration = Duration::from_secs(10);
 const FORGOTTEN: &str = "hint: responses are kept in memory, the latest ones only, unless store is \
                          false; send the whole conversation as input";
 
-/// How a model gets another name.
+/// Part of a hint: how to give a model another name.
 pub const ALIAS: &str = "its option `--alias NAME=MODEL` adds names";
 
 /// Reason why a request is refused or fails.
@@ -283,7 +283,7 @@ impl<'a> ErrorFacts<'a> {
         ErrorFacts { param: Some(param), ..ErrorFacts::invalid(StatusCode::BAD_REQUEST, code) }
     }
 
-    /// Keys are not changed.
+    /// Keys could not be created, changed or revoked.
     fn keys(err: &KeyEditError) -> ErrorFacts<'a> {
         match err {
             KeyEditError::NoFile => ErrorFacts::invalid(StatusCode::FORBIDDEN, "no_key_file"),
@@ -366,7 +366,8 @@ impl ApiError {
         ApiError::NotSupported { param: param.into(), hint: Some(hint.into()) }
     }
 
-    /// Refuses the first unsupported parameter that is set; each has a hint.
+    /// Refuses the first parameter of `cases` that is set. A case has the name of an unsupported
+    /// parameter, whether it is set, and a hint.
     ///
     /// # Errors
     /// Fails if one is set.

@@ -15,7 +15,7 @@ const GRAMMARS_KEPT_MAX: usize = 64;
 /// The most recently used grammars.
 #[derive(Debug, Default)]
 pub(crate) struct Grammars {
-    /// The most recently used one comes first.
+    /// The grammars with their keys, the most recently used one first.
     kept: Mutex<VecDeque<(Key, Arc<CompiledGrammar>)>>,
 }
 

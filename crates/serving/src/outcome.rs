@@ -1,4 +1,4 @@
-//! How an answer ended, and what it took.
+//! How an answer ended, with its token counts and times.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ pub struct AnswerSummary {
     pub prompt_tokens: u32,
     /// Number of prompt tokens found in the cache.
     pub cached_tokens: u32,
-    /// Reason why the other prompt tokens were not; of the first prompt for which there is one.
+    /// Reason why the other prompt tokens were not found in the cache; with several prompts, that
+    /// of the first one that has a reason.
     pub prefix_miss: Option<PrefixMiss>,
     /// Number of tokens sampled, over all choices.
     pub completion_tokens: u32,

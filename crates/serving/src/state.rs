@@ -86,7 +86,7 @@ impl ServingState {
         &self.shared.limits
     }
 
-    /// Time since when the server runs.
+    /// Time when the server was started.
     pub fn started_at(&self) -> Instant {
         self.shared.journal.started
     }
@@ -145,7 +145,7 @@ impl Deref for Serving {
 }
 
 impl Serving {
-    /// Creates the hold on a model that is leased.
+    /// Creates the value from a model and the lease that keeps it loaded.
     pub fn new(state: ServingState, model: Arc<RunningModel>, lease: Lease) -> Serving {
         Serving { state, model, lease: Arc::new(lease) }
     }
@@ -160,8 +160,8 @@ impl Serving {
         &self.state
     }
 
-    /// Compiles a constraint for this model's vocabulary. Takes long for a large one that is not
-    /// cached.
+    /// Compiles a constraint for this model's vocabulary. Takes long for a large constraint that is
+    /// not cached.
     pub fn compile(&self, constraint: &Constraint) -> Result<Arc<CompiledGrammar>, GrammarError> {
         self.state.shared.grammars.compile(constraint, &self.model)
     }

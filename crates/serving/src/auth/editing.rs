@@ -26,7 +26,7 @@ pub enum KeyEditError {
     /// There is no key file.
     #[error("keys are not changed here\nhint: start the server with `--api-keys FILE`")]
     NoFile,
-    /// The file has no such key.
+    /// The key file has no key of this name.
     #[error(
         "the file of keys has no key named {name}\n\
          hint: keys of --api-key and --admin-key are changed where the server is started"
@@ -56,12 +56,12 @@ pub struct KeySettings {
     pub requests_per_minute: Option<u32>,
     /// Limit on tokens of prompts and answers per minute.
     pub tokens_per_minute: Option<u32>,
-    /// Limit on requests at the same time.
+    /// Maximum number of the key's requests that are answered at the same time.
     pub concurrent_requests: Option<u32>,
-    /// Best priority of its requests; lower values are scheduled earlier.
+    /// Best priority that the key's requests can have; lower values are scheduled earlier.
     #[serde(default)]
     pub priority: i32,
-    /// Whether it has administrator rights.
+    /// Whether the key has administrator rights.
     #[serde(default)]
     pub admin: bool,
     /// Group of keys that share cached prefixes.
@@ -89,7 +89,8 @@ impl KeySettings {
 }
 
 impl ApiKeys {
-    /// Lists the keys by name, with their limits and rights, as JSON. Keys themselves are not known.
+    /// Lists the keys by name, with their limits and rights, as JSON. The list does not contain the
+    /// keys themselves, of which only hashes are held.
     pub fn list(&self) -> Value {
         let mut ring = self.lock();
         ring.look_again();
@@ -114,7 +115,8 @@ impl ApiKeys {
         self.has_file
     }
 
-    /// Creates a key and returns it. It cannot be read again.
+    /// Creates a key and returns it. The file holds only the key's hash, so that the key cannot be
+    /// read again.
     ///
     /// # Errors
     /// If there is no key file, it cannot be written, the settings are invalid, or the name is in use.
@@ -165,7 +167,8 @@ impl ApiKeys {
         })
     }
 
-    /// Edits the list of keys in the file, and accepts the result. Nothing changes if it is invalid.
+    /// Calls `edit` with the list of keys in the file, then writes the file and accepts its keys at
+    /// once. If the edited list is invalid, neither the file nor the accepted keys change.
     fn edit(
         &self,
         edit: impl FnOnce(&Ring, &mut Vec<Value>) -> Result<(), KeyEditError>,
@@ -200,7 +203,7 @@ fn position(keys: &[Value], name: &str) -> Result<usize, KeyEditError> {
     found.ok_or_else(|| KeyEditError::Unknown { name: name.to_owned() })
 }
 
-/// Replaces the file as a whole. Only its owner can read the new one.
+/// Replaces the file at `path` as a whole by one with this text, which only its owner can read.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     let new = path.with_extension("new");

@@ -111,7 +111,7 @@ pub(super) fn is_readable_by_others(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.mode() & 0o077 != 0)
 }
 
-/// Reads and checks the file.
+/// Reads the key file at `path`, checks it, and returns its keys.
 pub(super) fn read(path: &Path) -> Result<Vec<FileKey>, KeyFileError> {
     let unreadable = |source| KeyFileError::Unreadable { path: path.to_owned(), source };
     let broken = |reason| KeyFileError::Broken { path: path.to_owned(), reason };

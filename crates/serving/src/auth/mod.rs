@@ -62,7 +62,7 @@ const KEY_HEADERS: [&str; 2] = ["x-api-key", "xi-api-key"];
 pub struct Holder {
     name: String,
     limits: KeyLimits,
-    /// Lower values are handled earlier.
+    /// Best priority that the key's requests can have; lower values are scheduled earlier.
     priority: i32,
     is_admin: bool,
     /// Number of the holder, unique as long as the server runs.
@@ -109,7 +109,8 @@ impl Holder {
         self.priority
     }
 
-    /// Counts one request against the key's limits.
+    /// Counts one request against the key's limits; fails if one of them is reached. The request
+    /// counts as open until the returned pass is dropped.
     pub fn take(&self) -> Result<Pass, ApiError> {
         self.quota.take(&self.limits, Instant::now()).map_err(|reached| {
             let Reached { what, limit, retry_after } = reached;
@@ -122,7 +123,8 @@ impl Holder {
         self.quota.used_tokens(&self.limits, tokens, Instant::now());
     }
 
-    /// Adds headers with what is left of the key's limits.
+    /// Adds headers with the key's limits, the requests and tokens that remain of them, and the
+    /// time until they are full again.
     pub fn add_limit_headers(&self, headers: &mut HeaderMap) {
         self.quota.add_headers(&self.limits, Instant::now(), headers);
     }
@@ -341,7 +343,8 @@ pub fn is_limited<B>(request: &Request<B>) -> bool {
     *method == Method::POST && !is_for_admins(method, path)
 }
 
-/// The key in `Authorization: Bearer …`, or in a header of its own.
+/// Returns the key in `Authorization: Bearer …`, or else the one in the first of [`KEY_HEADERS`]
+/// that is present.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer

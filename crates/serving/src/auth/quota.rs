@@ -45,7 +45,7 @@ impl Bucket {
         self.at = now;
     }
 
-    /// Time until at most `used` is used.
+    /// Returns the time until the used part has fallen to `used`.
     fn time_to(&self, used: f64) -> Duration {
         MINUTE.mul_f64((self.used - used).max(0.0))
     }
@@ -59,7 +59,7 @@ pub(super) struct Reached {
     pub retry_after: Option<Duration>,
 }
 
-/// The slot of a concurrent request; returned when dropped.
+/// One of the key's concurrent requests; it is counted until this value is dropped.
 #[derive(Debug)]
 pub struct Pass {
     quota: Arc<Quota>,
@@ -80,7 +80,8 @@ impl Quota {
         }
     }
 
-    /// Counts one request against every limit, or against none if one of them is reached.
+    /// Counts one request against every limit, or against none if one of them is reached. The
+    /// request counts as concurrent until the returned pass is dropped.
     pub(super) fn take(
         self: &Arc<Quota>,
         limits: &KeyLimits,
@@ -96,7 +97,7 @@ impl Quota {
             let retry_after = Some(buckets.tokens.time_to(1.0 - one));
             return Err(Reached { what: "tokens per minute", limit, retry_after });
         }
-        // Rounding of the shares must not cost the last request of a minute.
+        // Rounding errors in the sum must not refuse the last request that fits into a minute.
         const SLACK: f64 = 1e-9;
         let share = limits.requests_per_minute.map(|limit| (limit, 1.0 / f64::from(limit)));
         if let Some((limit, share)) = share
@@ -123,7 +124,8 @@ impl Quota {
         buckets.tokens.used += f64::from(tokens) / f64::from(limit);
     }
 
-    /// Adds what is left to the headers that clients of OpenAI's API read.
+    /// Adds, for each per-minute limit that is set, the limit, its remaining part and the time
+    /// until it is full again, under the names that clients of OpenAI's API read.
     pub(super) fn add_headers(&self, limits: &KeyLimits, now: Instant, headers: &mut HeaderMap) {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.requests.settle(now);

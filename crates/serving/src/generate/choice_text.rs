@@ -2,9 +2,9 @@
 //!
 //! Every token passes three filters, each of which may hold text back: the detokeniser (an
 //! incomplete character), the stop strings (a prefix of one) and the answer's parser (an unfinished
-//! tool call). The log-probability of a token is passed on once the position at which the token
-//! begins is past the stop strings, so that no log-probability is sent for text that a stop string
-//! removes.
+//! tool call). The log-probability of a token is passed on once the text at which the token begins
+//! can no longer be part of a stop string, so that no log-probability is sent for text that a stop
+//! string removes.
 
 use std::collections::VecDeque;
 
@@ -216,7 +216,8 @@ impl ChoiceText {
         delta
     }
 
-    /// Takes the end that the engine reports.
+    /// Ends the choice for the reason that the engine reports, and returns everything that was held
+    /// back.
     pub(super) fn finish(&mut self, reason: FinishReason) -> Delta {
         let mut delta = Delta::default();
         let piece = self.detokenizer.finish();
@@ -263,7 +264,8 @@ impl ChoiceText {
         }
     }
 
-    /// Passes on text that is past the stop strings.
+    /// Adds to `delta` text that can no longer be part of a stop string, and the log-probabilities
+    /// of its tokens.
     fn release(&mut self, text: &str, delta: &mut Delta) {
         self.released_chars += text.chars().count();
         while self.held.front().is_some_and(|scored| scored.start_chars < self.released_chars) {

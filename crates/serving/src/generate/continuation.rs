@@ -8,7 +8,7 @@ use super::params::{CheckedParams, Parsing};
 use crate::error::ApiError;
 use crate::state::Serving;
 
-/// Texts to continue, each for itself.
+/// Texts to continue, independently of each other.
 #[derive(Debug)]
 pub struct Continuation {
     /// Name of the request field that the prompts came in.

@@ -195,10 +195,11 @@ impl Conversation {
         self.tokenize(&self.render(serving)?, serving)
     }
 
-    /// Returns the number of tokens that the prompt has in common with the one of the next turn: of
-    /// this conversation, an answer and another message of the user. Templates change what they
-    /// wrote before the answer then, and leave out reasoning. Only models with states use it; 0 for
-    /// others, and if the template does not render the next turn.
+    /// Returns the number of leading tokens that this prompt shares with the prompt of the next
+    /// turn, which also has an answer and another message of the user. The two may differ before
+    /// the answer: some templates then write earlier messages differently, or leave out reasoning.
+    /// Returns 0 for models without states, which do not need the number, for an answer that
+    /// continues a message, and if the template renders neither the next turn nor this one.
     fn stable_tokens(&self, prompt: &[TokenId], serving: &Serving) -> u32 {
         if self.continues_message || !serving.engine.has_states() {
             return 0;

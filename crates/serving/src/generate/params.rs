@@ -106,7 +106,8 @@ impl CheckedParams {
     ) -> Result<Vec<Request>, ApiError> {
         let num_tokens = prompt.len();
         let prompt = self.kept(prompt, limits);
-        // A prompt that was truncated begins elsewhere, and so will the next one.
+        // A truncated prompt begins at another token than the whole one, and the prompt of the next
+        // turn at yet another: no leading tokens are shared.
         let stable_tokens = if prompt.len() == num_tokens { self.options.stable_tokens } else { 0 };
         (0..self.num_choices)
             .map(|choice_idx| {
@@ -175,8 +176,8 @@ impl CheckedParams {
         &prompt[prompt.len().saturating_sub(most)..]
     }
 
-    /// Tokens that end a choice, including the model's end-of-sequence tokens unless `ignore_eos`
-    /// is set.
+    /// Returns the tokens that end a choice, including the model's end-of-sequence tokens unless
+    /// `ignore_eos` is set.
     fn stop_tokens(&self, limits: &RequestLimits) -> Vec<TokenId> {
         let mut tokens = self.options.stop_tokens.clone();
         if !self.options.ignore_eos {

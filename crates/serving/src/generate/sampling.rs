@@ -11,8 +11,8 @@ use crate::error::ApiError;
 use crate::limits::ServerLimits;
 use crate::state::Serving;
 
-/// The sampling parameters of a request, not yet checked. What is absent has the model's default.
-/// Errors name the parameters as OpenAI and vLLM do; other protocols rename them.
+/// The sampling parameters of a request, not yet checked. An absent parameter has the model's
+/// default. Errors name the parameters as OpenAI and vLLM do; other protocols rename them.
 #[derive(Clone, Debug, Default)]
 pub struct SamplingParams {
     /// Maximum number of tokens per choice. Default: the server's, else what the context has room
@@ -24,7 +24,7 @@ pub struct SamplingParams {
     pub temperature: Option<f64>,
     /// Sample from the most likely tokens whose probabilities add up to this value.
     pub top_p: Option<f64>,
-    /// 0 and -1 disable.
+    /// Number of most likely tokens to sample from; 0 and -1 disable this.
     pub top_k: Option<i64>,
     /// Minimum probability of a token, relative to the most likely token.
     pub min_p: Option<f64>,

@@ -207,7 +207,7 @@ impl TokenConstraint for AfterReasoning {
 }
 
 /// Keeps forbidden sequences of tokens out of a choice: bans the last token of a sequence after its
-/// other tokens. If the inner constraint allows nothing else, it wins.
+/// other tokens, unless the inner constraint allows only banned tokens.
 #[derive(Debug)]
 pub(super) struct WithoutRuns {
     /// Forbidden sequences, each of at least two tokens.

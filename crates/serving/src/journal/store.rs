@@ -73,7 +73,7 @@ pub type HttpClass = (&'static str, String, u16);
 /// The records and totals of everything that the server has answered.
 #[derive(Debug)]
 pub struct Journal {
-    /// Time since when the server runs.
+    /// Time when the server was started.
     pub started: Instant,
     pages: Mutex<Pages>,
     http_open: AtomicUsize,

@@ -26,11 +26,11 @@ pub struct ModelTotals {
     pub cached_tokens: u64,
     /// Number of tokens sampled.
     pub completion_tokens: u64,
-    /// Time from first steps to first tokens.
+    /// Sum over all answers of the seconds from the first step to the first token.
     pub prompt_seconds: f64,
-    /// Time from first tokens to last tokens.
+    /// Sum over all answers of the seconds from the first token to the last.
     pub decode_seconds: f64,
-    /// Time from requests to the ends of their answers.
+    /// Sum over all answers of the seconds from the request to the end of the answer.
     pub wall_seconds: f64,
     /// Distribution of the number of choices per request.
     pub choices: Buckets,

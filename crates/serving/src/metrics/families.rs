@@ -26,7 +26,7 @@ macro_rules! metrics {
             name: $name,
             help: $help,
             value: |$it: &$of| {
-                // A constant does not use it.
+                // The value of a constant metric does not use `$it`.
                 let _ = $it;
                 $value as f64
             },

@@ -32,7 +32,8 @@ pub(super) enum EvictionPlan {
     Never(Shortage),
 }
 
-/// Evicts the least recently used models, and no more of them than necessary.
+/// Chooses the models to evict so that `need` fits beside the others: the least recently used ones
+/// first, and no more of them than necessary.
 pub(super) fn plan_eviction(
     need: &MachineBytes,
     budget: &MachineBytes,

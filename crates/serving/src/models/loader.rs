@@ -14,15 +14,15 @@ use crate::model::{ModelDetails, RunningModel};
 pub struct MachineBytes(pub BTreeMap<String, u64>);
 
 impl MachineBytes {
-    /// Adds the bytes of another one, machine by machine.
+    /// Adds the bytes of `other`, machine by machine.
     pub(super) fn add(&mut self, other: &MachineBytes) {
         for (machine, bytes) in &other.0 {
             *self.0.entry(machine.clone()).or_default() += bytes;
         }
     }
 
-    /// Returns the first machine where this exceeds `budget`, with both numbers. Machines that the
-    /// budget does not name are unbounded.
+    /// Returns the first machine where these bytes exceed `budget`, with both numbers. Machines
+    /// that the budget does not name are unbounded.
     pub(super) fn beyond(&self, budget: &MachineBytes) -> Option<Shortage> {
         self.0.iter().find_map(|(machine, &needed_bytes)| {
             let budget_bytes = *budget.0.get(machine)?;
@@ -47,7 +47,8 @@ pub struct Shortage {
     pub budget_bytes: u64,
 }
 
-/// The memory that a model takes, beside what models may take.
+/// Compares the memory that a model takes on each machine with the memory that models may take
+/// there.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ModelFit {
     /// Id of the model.

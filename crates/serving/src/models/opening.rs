@@ -20,7 +20,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Maximum time to retry after that is returned to clients.
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Keeps a model loaded.
+/// Keeps a model loaded until it is dropped.
 #[derive(Debug)]
 pub struct Lease {
     shared: Arc<Shared>,
@@ -80,7 +80,8 @@ impl Models {
         self.open_at(idx, None, limits).await
     }
 
-    /// Like [`Models::open`]; `awaited` is the number of the load to wait for, if one was begun.
+    /// Like [`Models::open`], for the model with index `idx`. `awaited` is the number of the load
+    /// to wait for, if one was begun.
     async fn open_at(
         &self,
         idx: usize,
