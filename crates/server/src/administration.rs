@@ -148,7 +148,8 @@ async fn pull_events(State(state): State<ServerState>) -> Response {
         stream::unfold((state, changes, true), |(state, mut changes, is_first)| async move {
             if !is_first {
                 tokio::time::sleep(EVENT_INTERVAL).await;
-                // Without a change, the list is sent anyway: it shows whether the client is there.
+                // Without a change, the list is sent after `QUIET_MAX`: writing it shows whether
+                // the client is still connected.
                 let _ = tokio::time::timeout(QUIET_MAX, changes.changed()).await;
             }
             let mut frame = Vec::new();

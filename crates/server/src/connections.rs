@@ -61,7 +61,7 @@ struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Its slot among the waiting connections.
+    /// The connection's slot among the waiting connections; none while the connection is busy.
     place: Option<AdmissionId>,
     /// Number of complete requests whose responses have not ended; several are possible with
     /// HTTP/2.

@@ -59,7 +59,7 @@ pub(crate) struct Probe {
     message: &'static [u8],
     num_sent: usize,
     pause: Option<Pin<Box<Sleep>>>,
-    /// The rest of a message that is being written.
+    /// The bytes of a message that have not been written yet.
     rest: &'static [u8],
 }
 
@@ -111,7 +111,7 @@ impl Probe {
 /// Result of the last attempt to read the request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum LastRead {
-    /// There was none since the last flush.
+    /// Nothing was read since the last flush.
     Done,
     Bytes,
     /// The request is still being read, so its end is noticed there.
@@ -212,7 +212,7 @@ impl<S: AsyncWrite + Unpin, E: EndOfData<S>> AsyncWrite for HalfClosable<S, E> {
     }
 }
 
-/// The end of the data of an HTTP/1 client, which can have one request open.
+/// Handles the end of the data of an HTTP/1 client, which can have one request open.
 pub(crate) struct AwaitedRequest {
     awaited: Awaited,
     last_read: LastRead,
@@ -332,9 +332,9 @@ enum Sending {
     Over,
 }
 
-/// The end of the data of an HTTP/2 client. It is held back while calls are open, because HTTP/2
-/// ends all calls at that end. The pings of such a client's connection remain unanswered, so its
-/// calls have to end before the server takes it for gone.
+/// Handles the end of the data of an HTTP/2 client. The end is not reported while calls are open,
+/// because HTTP/2 would end all of them. The client no longer answers pings, so its calls have to
+/// end before the server considers it gone.
 pub(crate) struct CallsInProgress {
     calls: OpenCalls,
     sending: Sending,

@@ -84,8 +84,8 @@ async fn ready(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
     (code, Json(json!({"ready": is_ready, "status": name, "reason": reason})))
 }
 
-/// The reason why no step completes at present, if so: the engine's thread hangs, or a step is
-/// overdue.
+/// Returns why no step completes at present: the engine's thread hangs, or a step is overdue. None
+/// if neither is the case.
 async fn stall_of(engine: &EngineHandle) -> Option<&'static str> {
     if !answered(engine.responds()).await.unwrap_or(false) {
         return Some("the engine does not answer");

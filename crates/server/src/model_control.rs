@@ -211,7 +211,7 @@ fn freed_json(before: MemoryUse, after: MemoryUse) -> Value {
     })
 }
 
-/// The loaded model, in the form of older servers.
+/// The loaded model, in the form of older servers' answers.
 fn slot_json(status: &ModelStatus) -> Value {
     if !status.is_up() {
         return json!({"loaded": false});

@@ -44,9 +44,10 @@ struct Admission {
     render_error: Option<RenderError>,
 }
 
-/// Adds to routes what every request passes: its id and span, the host, the origin, the key and the
-/// counts. `render_error` is set for protocols other than those over HTTP/1.1, whose form of errors
-/// depends on the request.
+/// Wraps `routes` in the middleware that every request passes: it assigns an id and a span, checks
+/// the host, the origin and the key, counts the answer, and refuses unknown paths. `render_error`
+/// is set for protocols other than those over HTTP/1.1, whose form of errors depends on the
+/// request.
 pub fn admitted(routes: Router, state: ServerState, render_error: Option<RenderError>) -> Router {
     let admission = Admission { state, render_error };
     routes.fallback(unknown_path).layer(from_fn_with_state(admission, admit))

@@ -119,7 +119,7 @@ async fn wrong_method(request: Request, allowed: String) -> ApiError {
 /// An entry of the OpenAPI document.
 pub(crate) struct Entry {
     pub(crate) operation: Operation,
-    /// The schemas that it refers to, by name.
+    /// The schemas that the entry refers to, with their names.
     pub(crate) schemas: Vec<(String, RefOr<Schema>)>,
 }
 

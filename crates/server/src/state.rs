@@ -52,8 +52,8 @@ pub struct Reporting {
     pub spans: Option<SpanExporter>,
 }
 
-/// A server's models and configuration. Cheap to clone. What is needed to answer requests is in
-/// [`ServingState`], to which it dereferences.
+/// A server's models and configuration. Cheap to clone. The parts that are needed to answer
+/// requests are in [`ServingState`], to which it dereferences.
 #[derive(Clone, Debug)]
 pub struct ServerState {
     shared: Arc<Shared>,
@@ -67,7 +67,7 @@ struct Shared {
     samples: Samples,
     activity: Activity,
     pulls: Pulls,
-    /// The port that the server listens on, once it does.
+    /// The port of the first listener; unset until the server listens.
     port: OnceLock<u16>,
 }
 
@@ -124,7 +124,7 @@ impl ServerState {
         &self.shared.config
     }
 
-    /// The port that the server listens on, once it does.
+    /// Returns the port of the server's first listener; none until the server listens.
     pub(crate) fn port(&self) -> Option<u16> {
         self.shared.port.get().copied()
     }
@@ -134,7 +134,7 @@ impl ServerState {
         self.shared.port.set(port).ok();
     }
 
-    /// What was computed and recovered from in the last minutes.
+    /// Recent samples of tokens per second and of queue lengths, and the latest losses of ranks.
     pub(crate) fn activity(&self) -> &Activity {
         &self.shared.activity
     }

@@ -37,7 +37,7 @@ pub enum TlsError {
     /// A file is missing or invalid.
     #[error("{what} {}: {reason}\nhint: it has to be a file in PEM form", path.display())]
     File {
-        /// Which of the two files.
+        /// Whether it is the certificate's file or the key's, for the message.
         what: &'static str,
         /// Path of the file.
         path: PathBuf,

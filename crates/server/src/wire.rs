@@ -18,7 +18,7 @@ pub(crate) enum TextOr<T> {
     List(Vec<T>),
 }
 
-/// An element of such a list.
+/// An element of the list in a [`TextOr`].
 pub(crate) trait Listed {
     /// Both forms of the field in words, for error messages.
     const EXPECTED: &'static str;

@@ -10,7 +10,8 @@ pub(crate) const ANTHROPIC_VERSION: &str = "anthropic-version";
 /// Anthropic's HTTP status for an overloaded server.
 const OVERLOADED: u16 = 529;
 
-/// The body of a response, with the request's id if there is one.
+/// Returns the body of the response to a request that failed with `err`, with the request's id if
+/// there is one.
 pub(crate) fn to_json(err: &ApiError, request_id: Option<&str>) -> Value {
     let (_, kind) = status_and_kind(err);
     let mut body = json!({
@@ -23,7 +24,8 @@ pub(crate) fn to_json(err: &ApiError, request_id: Option<&str>) -> Value {
     body
 }
 
-/// The HTTP status of a response.
+/// Returns the HTTP status of the response to a request that failed with `err`: 529 if the server
+/// is overloaded or unavailable.
 pub(crate) fn status(err: &ApiError) -> StatusCode {
     status_and_kind(err).0
 }

@@ -66,7 +66,8 @@ impl MessageFormat {
         }
     }
 
-    /// Sets whether the reasoning's text is sent; if not, only its existence is visible.
+    /// Sets whether the text of the reasoning is sent; if not, thinking blocks are empty and only
+    /// show that the model has reasoned.
     pub(super) fn showing_thinking(self, shows_thinking: bool) -> MessageFormat {
         MessageFormat { shows_thinking, ..self }
     }

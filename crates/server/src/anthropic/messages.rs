@@ -22,7 +22,7 @@ use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 use crate::wire::function_tool;
 
-/// Internal names of fields, and the API's own.
+/// Internal names of fields, each with the name that Anthropic's API has for the field.
 const NAMES: [(&str, &str); 2] =
     [("stop", "stop_sequences"), ("thinking_token_budget", "thinking.budget_tokens")];
 

@@ -143,7 +143,8 @@ fn strategy(status: &Status) -> &'static str {
     }
 }
 
-/// Free memory of the machine that has the least, once the engine has a reading.
+/// Returns the free memory of the machine that has the least, and whether requests are refused for
+/// it; only `available: false` until the engine has a reading.
 fn system(status: &Status) -> Value {
     let MemoryReading { tier, host, free_bytes } = &status.pressure.reading;
     if *free_bytes == 0 {

@@ -58,8 +58,8 @@ impl LineFormat {
         }
     }
 
-    /// Replaces the calls of a delta by those that are complete; at the end, also by one that was
-    /// cut off.
+    /// Replaces the tool calls of a delta by those that are complete now. In the last delta of an
+    /// answer, also adds a call that was cut off.
     fn take_calls(&mut self, delta: &mut Delta) {
         let mut whole = Vec::new();
         for next in std::mem::take(&mut delta.calls) {
@@ -78,7 +78,8 @@ impl LineFormat {
         delta.calls = whole;
     }
 
-    /// One line, or the whole answer; the last line has the token counts and times.
+    /// Returns a line of a stream, or the whole answer. `end` is set for the last line and the
+    /// whole answer, which have the reason for the end, the token counts and the times.
     fn line<'a>(
         &'a self,
         delta: &'a Delta,

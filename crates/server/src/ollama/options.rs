@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::request::{Options, Shared, Think};
 use crate::wire::{Seed, Strings};
 
-/// Internal names of fields, and the API's own.
+/// Internal names of fields, each with the name that Ollama's API has for the field.
 pub(super) const NAMES: [(&str, &str); 11] = [
     ("max_tokens", "options.num_predict"),
     ("temperature", "options.temperature"),

@@ -101,7 +101,7 @@ pub(crate) fn conversation(
     }
     Ok(Conversation {
         param: "messages",
-        // The template gets them in full: it may read fields that the API does not define.
+        // The template gets the whole messages: it may read fields that the API does not define.
         messages: body.take_list("messages"),
         tools: allowed_tools(body.take_list("tools"), chat.tool_choice.as_ref())?,
         tool_choice,

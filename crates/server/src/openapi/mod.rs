@@ -40,7 +40,8 @@ const REFUSALS: [(&str, &str); 15] = [
 const REFUSED: &str = "refused";
 const IGNORED: &str = "ignored";
 
-/// Schemas whose fields are either refused, unless their value asks for nothing, or without effect.
+/// Schemas of unsupported fields, each with whether its fields are ignored, or refused unless their
+/// value asks for nothing.
 pub(crate) const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
     ("Unsupported", REFUSED),
     ("Ignored", IGNORED),
@@ -50,7 +51,7 @@ pub(crate) const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
     ("AnthropicIgnored", IGNORED),
 ];
 
-/// Single fields that are refused, unless their value asks for nothing, or without effect.
+/// Fields of other schemas that are ignored, or refused unless their value asks for nothing.
 pub(crate) const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
     ("ChatRequest", &["verbosity"], IGNORED),
     ("ResponseRequest", &["background", "conversation", "prompt"], REFUSED),

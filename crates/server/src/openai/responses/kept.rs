@@ -15,7 +15,7 @@ pub(super) struct KeptResponse {
     pub(super) body: Bytes,
     /// The items of the conversation, including those of the response.
     pub(super) conversation: Vec<Arc<Item>>,
-    /// Number of those items that precede the response.
+    /// Number of items of `conversation` that precede the response's own.
     pub(super) num_input: usize,
     /// The key that made the request; only this key may read the response. None where no keys are
     /// required.
