@@ -40,7 +40,8 @@ pub struct AgentServiceConfig {
     pub port: u16,
     /// How long the agent runs without a client before it ends. Absent: it does not end by itself.
     pub linger: Option<Duration>,
-    /// Whether it answers queries on the local networks.
+    /// Whether the agent answers queries on the local networks, by which other machines discover
+    /// it.
     pub announces: bool,
 }
 
@@ -104,7 +105,8 @@ pub async fn serve(
     result
 }
 
-/// Returns the file for further addresses of an agent that already runs.
+/// Returns the path of the file from which the agent on `port` reads further addresses to listen on
+/// while it runs.
 ///
 /// # Errors
 /// If jackalope's directory cannot be used.
@@ -130,20 +132,20 @@ pub fn reachable(listen: &[IpAddr], came_to: Option<IpAddr>) -> Vec<IpAddr> {
 pub struct Silence {
     /// The reason, for people.
     pub reason: String,
-    /// Whether a listener accepts connections there but does not answer.
+    /// Whether the agent's port accepts connections but nothing answers on them.
     pub is_hung: bool,
 }
 
 /// The agent of this machine that is expected to run.
 #[derive(Clone, Copy, Debug)]
 pub struct AgentHere<'a> {
-    /// Addresses on which it listens.
+    /// Addresses on which the agent listens.
     pub listen: &'a [IpAddr],
-    /// Port on which it listens.
+    /// Port on which the agent listens.
     pub port: u16,
     /// Jackalope's directory.
     pub home: &'a Home,
-    /// Secret of its cluster.
+    /// Secret of the agent's cluster.
     pub secret: Secret,
 }
 
@@ -151,7 +153,7 @@ impl AgentHere<'_> {
     /// Checks whether an agent with this secret answers within `timeout`.
     ///
     /// # Errors
-    /// Why none does.
+    /// The reason why no agent answers.
     pub fn answers(&self, timeout: Duration) -> Result<(), Silence> {
         let loopback = self.listen.iter().copied().filter(IpAddr::is_loopback);
         let mut ips: Vec<IpAddr> = loopback.collect();

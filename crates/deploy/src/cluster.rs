@@ -161,7 +161,7 @@ impl Cluster {
         Ok(Cluster { engine, text: Arc::new(text), end: Some(end) })
     }
 
-    /// Waits until the ranks can compute. Calls `on_status` again and again meanwhile.
+    /// Waits until the ranks can compute. Calls `on_status` repeatedly while it waits.
     ///
     /// # Errors
     /// Returns an error that names the rank and the reason if the ranks cannot be started.
@@ -397,7 +397,8 @@ fn place_by_hand(
         content: Some(ExpectedContent { states: Vec::new(), ..content }),
         ..setup_of(wanted, backend, split)?
     };
-    // A hostfile with a matrix of devices has no addresses; its transport finds its own routes.
+    // A hostfile with a matrix of devices has no addresses: its transport connects the ranks over
+    // these devices.
     let has_addresses = hosts.iter().any(|host| !host.ips.is_empty());
     let routes = if backend.is_stock() && !has_addresses {
         vec![Vec::new(); hosts.len()]
@@ -538,8 +539,8 @@ fn warn_of_clear(seats: &[RankAssignment], backend: Backend, encryption: Encrypt
 }
 
 /// Returns the port to which the ranks of one of several models connect: port number `slot` from
-/// `--control-port` on, without the agents' port. A later server finds the ranks of an earlier one
-/// by it.
+/// `--control-port` on, without the agents' port. By this port, a later server finds the ranks of
+/// an earlier one.
 fn control_port(ranks: &RankConfig, slot: u16) -> Result<u16, DeployError> {
     let (first, agents) = (ranks.hosts.control_port, ranks.hosts.reach.agent_port);
     if first == 0 {
@@ -552,8 +553,8 @@ fn control_port(ranks: &RankConfig, slot: u16) -> Result<u16, DeployError> {
 /// Returns an epoch that is greater than any of a coordinator that was started earlier, because
 /// ranks may outlive one.
 fn first_epoch() -> u64 {
-    // Microseconds suffice: no group is formed within one, while a coordinator may be replaced
-    // within a second.
+    // Microseconds suffice: forming a group takes longer than one, and a coordinator may be
+    // replaced within a second.
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }

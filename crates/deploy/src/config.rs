@@ -30,7 +30,7 @@ pub struct RankConfig {
     pub num_threads: Option<u32>,
     /// Maximum number of tokens of a sequence. Default: the model's.
     pub context_tokens: Option<u32>,
-    /// Memory for keys and values on each rank in MiB. Default: a good part of what is free.
+    /// Memory for keys and values on each rank in MiB. Default: a large part of the free memory.
     pub kv_mib: Option<u64>,
     /// When memory counts as short.
     pub memory: PressureLimits,
@@ -38,7 +38,7 @@ pub struct RankConfig {
     pub step_tokens: u32,
     /// Maximum number of sequences computed side by side.
     pub running_max: u32,
-    /// Maximum number of requests that wait beyond those.
+    /// Maximum number of requests that wait while `running_max` sequences are computed.
     pub queue_max: u32,
     /// Whether finished sequences are kept for prompts that begin alike.
     pub keep_prefixes: bool,
@@ -94,11 +94,11 @@ pub struct HostsConfig {
     pub data_ports: PortRange,
     /// Time for which ranks keep their weights when the coordinator is gone.
     pub lease: Duration,
-    /// Start no rank; people start them.
+    /// Whether people start the ranks, instead of this program or the machines' agents.
     pub by_hand: bool,
     /// Whether this program starts the first rank itself, if the others are started by hand.
     pub first_here: bool,
-    /// Environment variables of that one.
+    /// Environment variables of the first rank, if this program starts it.
     pub rank_env: Vec<(String, String)>,
     /// Machine from which machines that lack the model read it.
     pub models_from: Option<String>,
@@ -163,7 +163,7 @@ impl fmt::Debug for ReachConfig {
 pub struct MemoryBudget {
     /// Name of the machine; absent for all that are not named.
     pub host: Option<String>,
-    /// Size in bytes.
+    /// Memory in bytes that all models together may take.
     pub bytes: u64,
 }
 

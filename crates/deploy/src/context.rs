@@ -1,4 +1,5 @@
-//! What a deployment needs to know of the machine that it is started on.
+//! The machine that a deployment is started on: its directories, the hub to fetch models from, and
+//! how progress is shown.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,14 +25,15 @@ impl Observer for Silent {
     }
 }
 
-/// The folders of this machine, its hub, and who shows people what happens.
+/// The directories of this machine, the hub that it fetches models from, and the observer that
+/// shows people what happens.
 #[derive(Clone, Debug)]
 pub struct LocalContext {
     /// Jackalope's own directory.
     pub home: Option<PathBuf>,
     /// Directories of models, in the order in which they are searched.
     pub places: Vec<Place>,
-    /// Directory of files that can be made again.
+    /// Directory for files that can be computed or fetched again.
     pub cache_dir: Option<PathBuf>,
     /// The hub to fetch models from.
     pub hub: HubAccess,
@@ -40,8 +42,8 @@ pub struct LocalContext {
 }
 
 impl LocalContext {
-    /// Creates a context with this directory of jackalope's own. It knows no directories of models
-    /// and no hub, and shows nothing.
+    /// Creates a context with `home` as jackalope's own directory. The context has no directories
+    /// of models and no hub, and shows nothing.
     pub fn new(home: impl Into<PathBuf>) -> LocalContext {
         LocalContext {
             home: Some(home.into()),
@@ -55,7 +57,7 @@ impl LocalContext {
     /// Returns jackalope's own directory on this machine.
     ///
     /// # Errors
-    /// If it is unknown.
+    /// If the directory is unknown.
     pub fn home(&self) -> Result<Home, DeployError> {
         self.home.clone().map(Home::new).ok_or(DeployError::NoHome)
     }

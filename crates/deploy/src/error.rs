@@ -63,10 +63,10 @@ pub enum DeployError {
     /// A model cannot be located.
     #[error(transparent)]
     Locate(#[from] LocateError),
-    /// The models of a server are wrong.
+    /// The models that a server is to offer cannot be determined.
     #[error(transparent)]
     ServedModels(#[from] ServedModelsError),
-    /// A machine has no model to read.
+    /// The ranks of a machine have no copy of the model to read.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The server cannot load the model.
@@ -80,7 +80,7 @@ pub enum DeployError {
         /// The cause.
         source: io::Error,
     },
-    /// A directory is not one of a checkpoint.
+    /// A directory does not hold a checkpoint.
     #[error(
         "{} holds no config.json\nhint: `--model` takes the directory of an MLX checkpoint: \
          config.json, model.safetensors, tokenizer.json",
@@ -90,7 +90,7 @@ pub enum DeployError {
         /// The directory.
         dir: PathBuf,
     },
-    /// A path cannot be sent to ranks.
+    /// The path of the model cannot be sent to ranks.
     #[error("the model's path is not UTF-8")]
     ModelPath,
     /// The tokenizer or the template cannot be read.
@@ -119,13 +119,13 @@ pub enum DeployError {
     /// The model does not fit.
     #[error(transparent)]
     Placement(#[from] PlacementRefusal),
-    /// The ranks have no place.
+    /// The ranks cannot be placed on the machines.
     #[error("placing ranks: {reason}")]
     Places {
         /// The cause.
         reason: String,
     },
-    /// The machines are wrong.
+    /// The machines that a command names cannot be determined.
     #[error(transparent)]
     Hosts(#[from] HostsError),
     /// Machines cannot be used.
@@ -178,18 +178,18 @@ pub enum DeployError {
     /// The path of this program is unknown.
     #[error("finding this program: {0}")]
     OwnProgram(io::Error),
-    /// The coordinator of a rank has no address.
+    /// The name of the coordinator's machine cannot be resolved.
     #[error("looking up {host}: {source}")]
     Lookup {
-        /// Its name.
+        /// Name of the coordinator's machine.
         host: String,
         /// The cause.
         source: io::Error,
     },
-    /// The coordinator of a rank has no address.
+    /// The name of the coordinator's machine resolves to no address.
     #[error("{host} has no address")]
     NoAddress {
-        /// Its name.
+        /// Name of the coordinator's machine.
         host: String,
     },
     /// The coordinator cannot listen for ranks.

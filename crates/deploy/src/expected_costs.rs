@@ -1,4 +1,4 @@
-//! What the coordinator expects of ranks before they have loaded.
+//! The memory that caches will take on ranks, computed before the ranks have loaded.
 
 use std::path::Path;
 
@@ -26,7 +26,8 @@ impl ExpectedCosts {
         ExpectedCosts { model }
     }
 
-    /// Returns what caches take on each rank of a split, by rank; empty if that is unknown.
+    /// Returns the memory that caches take on each rank of a split, by rank; empty if that is
+    /// unknown.
     pub(crate) fn of(&self, split: &Split) -> Vec<CacheCost> {
         let shards = self.model.as_ref().and_then(|model| model.layout.shards(split));
         shards.unwrap_or_default().into_iter().map(|shard| shard.cache).collect()

@@ -50,12 +50,12 @@ pub fn read_between(path: &Path, from: u64, until: u64) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(from))?;
     let mut bytes = Vec::new();
-    // Its writer keeps it below the limit, apart from what is written within a minute.
+    // The writer of the log keeps it below the limit, apart from what is written within a minute.
     file.take(until.saturating_sub(from).min(LOG_BYTES_MAX * 8)).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Returns the last lines after `from`.
+/// Returns at most `num_lines` lines of the log: the last ones after byte `from`.
 ///
 /// # Errors
 /// If the log cannot be read.

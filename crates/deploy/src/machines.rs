@@ -101,7 +101,8 @@ fn read_hostfile(text: &str) -> Result<Hostfile, HostsError> {
     Ok(Hostfile { hosts, ..Hostfile::default() })
 }
 
-/// Returns the name of a machine on a command line as it is used.
+/// Returns the name of a machine as other functions use it: without the dot with which mDNS tools
+/// end a name.
 ///
 /// # Errors
 /// If no machine can have this name or address.
@@ -165,7 +166,7 @@ pub async fn bring_up(
     let observer = Arc::clone(observer);
     let work = move || {
         nodes::bring_up(&hosts, &config, &on_line, &|text| {
-            // Shown if somebody reads it, and only once.
+            // The observer either shows the message or logs it; it is not logged here as well.
             observer.note(text);
         })
     };

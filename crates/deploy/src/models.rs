@@ -16,9 +16,9 @@ use crate::error::LocateError;
 /// A model's directory and name.
 #[derive(Clone, Debug)]
 pub struct Located {
-    /// Its directory.
+    /// Directory of the model.
     pub dir: PathBuf,
-    /// Its name.
+    /// Name of the model.
     pub name: String,
     /// Whether the model was requested by name rather than by directory.
     pub by_name: bool,

@@ -27,7 +27,7 @@ pub struct ServedModelsConfig {
     pub model_id: Option<String>,
     /// Directory whose models are all offered.
     pub models_dir: Option<PathBuf>,
-    /// JSON file of models, with settings of their own.
+    /// JSON file that lists models, each with settings.
     pub models_config: Option<PathBuf>,
     /// Further names of models.
     pub aliases: Vec<ModelAlias>,
@@ -48,7 +48,7 @@ pub struct ModelAlias {
     pub model: String,
 }
 
-/// Settings of models for which their own settings say nothing.
+/// Settings for the models that do not set them themselves.
 #[derive(Clone, Debug)]
 pub struct ModelDefaults {
     /// Whether models that can think aloud do. Absent: as their templates say.
@@ -80,13 +80,13 @@ pub struct ServedModels {
 /// A model of a server.
 #[derive(Clone, Debug)]
 pub struct ServedModel {
-    /// Its name in the API.
+    /// Name of the model in the API.
     pub id: String,
-    /// Where it is.
+    /// Directory and name of the model's checkpoint.
     pub located: Located,
-    /// Its own settings.
+    /// Settings of this model alone.
     pub settings: ModelSettings,
-    /// How its ranks compute; `None` to use the configuration of the server.
+    /// How the model's ranks compute; `None` to use the configuration of the server.
     pub ranks: Option<RankConfig>,
 }
 

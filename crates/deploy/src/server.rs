@@ -92,18 +92,18 @@ impl Deployment {
 }
 
 impl RunningServer {
-    /// Returns the address that it listens on.
+    /// Returns the address that the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.http.addr
     }
 
-    /// Returns what other protocols need to serve the same models.
+    /// Returns the state with which servers of other protocols serve the same models.
     pub fn state(&self) -> ServerState {
         self.state.clone()
     }
 
-    /// Waits until the ranks of the default model can compute. Calls `on_status` again and again
-    /// meanwhile.
+    /// Waits until the ranks of the default model can compute. Calls `on_status` repeatedly while
+    /// it waits.
     ///
     /// # Errors
     /// The reason why the model cannot be loaded.

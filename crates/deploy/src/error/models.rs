@@ -50,7 +50,7 @@ pub enum LocateError {
         first: Box<Problem>,
         /// Number of further problems.
         num_more: usize,
-        /// What the user named.
+        /// The path or name that the user gave.
         path: PathBuf,
     },
     /// This version cannot load the model.
@@ -115,7 +115,7 @@ pub enum ServedModelsError {
     /// There are too many models.
     #[error("{num_models} models are more than a server takes, {MODELS_MAX}\nhint: name fewer")]
     TooMany {
-        /// Their number.
+        /// Number of models.
         num_models: usize,
     },
     /// Two models have the same name.
@@ -127,7 +127,7 @@ pub enum ServedModelsError {
         /// The name.
         name: String,
     },
-    /// An option names another model.
+    /// An option names a model that the server does not offer.
     #[error("`{flag}` names {name}, which is no model of this server\nhint: there are {}", .known.join(", "))]
     Unknown {
         /// The option.
@@ -179,7 +179,7 @@ pub enum ServedModelsError {
     },
 }
 
-/// Returns words for further items of a list; empty if there are none.
+/// Returns `, and N more` for `num_more` further items of a list; empty if there are none.
 pub fn and_more(num_more: usize) -> String {
     if num_more == 0 { String::new() } else { format!(", and {num_more} more") }
 }

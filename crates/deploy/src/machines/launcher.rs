@@ -101,11 +101,12 @@ pub(crate) struct AgentLauncher {
     cut: Cut,
     /// Time after which an absent machine is left out; `None` for never.
     absent_after: Option<Duration>,
-    /// For each node: the time since which it is reachable again.
+    /// For each node: when it became reachable, or reachable again; `None` while it is not.
     back_since: Vec<Option<Instant>>,
     /// For each node: how often it was left out.
     num_absences: Vec<u32>,
-    /// For each node: when one of its ranks was last heard over its own connection.
+    /// For each node: when the coordinator last received something from one of its ranks, over the
+    /// rank's own connection.
     heard_at: Vec<Option<Instant>>,
     links: Links,
     /// Cached result of the last choice among the machines that are present.

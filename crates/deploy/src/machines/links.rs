@@ -32,13 +32,13 @@ const PROBES_MAX: usize = 8;
 /// agents report.
 const JOINS_FAIL_WITHIN: Duration = Duration::from_secs(120);
 
-/// Time for which such a link stays broken.
+/// Time for which a link that failed twice in this way stays broken.
 const JOINS_FAIL_HOLD: Duration = Duration::from_secs(300);
 
 /// Minimum time for which a machine that has come back must stay before it is used again. The time
 /// doubles with each absence, because taking the machine back means loading anew.
 const RETURN_AFTER: Duration = Duration::from_secs(2);
-/// Upper limit of that time.
+/// Upper limit of the time for which a machine that has come back must stay.
 const RETURN_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// Returns the time for which a machine must stay after `num_absences` absences.

@@ -48,7 +48,7 @@ pub(crate) struct Placer {
     links: Links,
 }
 
-/// Function that returns the memory of a machine that counts, in bytes.
+/// Function that returns how many bytes of a machine's memory a split may use.
 pub(crate) type Memory = fn(&NodeFacts) -> u64;
 
 /// Memory of an idle machine: the part that macOS allows a GPU to use.
@@ -57,7 +57,8 @@ pub(crate) const IDLE: Memory = |facts| facts.total_bytes / 4 * 3;
 /// Memory that is free now.
 const FREE: Memory = |facts| facts.free_bytes;
 
-/// Returns the split that the user gave.
+/// Returns a function that cuts the model as the user's `split` says, reduced to the given
+/// machines.
 pub(crate) fn given(split: Split) -> Cut {
     Box::new(move |positions| {
         let split = split_constraints::for_some(&split, positions);
@@ -83,9 +84,10 @@ impl Placer {
         Ok(Placer { model, hosts, nodes, wishes, links })
     }
 
-    /// Returns a split that follows the installed memory, so that a coordinator that comes back
-    /// finds the split that its ranks have loaded. If no rank of this server runs yet, and the
-    /// memory that is free now does not hold that split, the split follows the free memory.
+    /// Returns a function that computes splits. They follow the installed memory, so that a
+    /// coordinator that comes back finds the split that its ranks have loaded. Only the first split
+    /// follows the free memory, if no rank of this server runs yet and the memory that is free now
+    /// does not hold the usual split.
     ///
     /// `name` distinguishes this model's ranks from those of others.
     pub(crate) fn cut(self, name: Option<&str>) -> Cut {

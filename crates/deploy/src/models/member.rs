@@ -31,13 +31,13 @@ pub struct Member {
     /// The machine.
     pub host: Host,
     facts: NodeFacts,
-    /// Addresses by which this machine reaches its library.
+    /// Addresses by which the machine of this process reaches the member's library.
     pub addrs: Vec<SocketAddr>,
-    /// Public key of its agent.
+    /// Public key of the member's agent.
     pub key: PublicKey,
-    /// Address of our machine as seen from this one.
+    /// Address of the machine of this process, as the member sees it.
     our_ip: Option<IpAddr>,
-    /// Whether this process serves its library.
+    /// Whether this process serves the member's library.
     pub is_here: bool,
 }
 
@@ -96,16 +96,16 @@ impl Member {
         Ok(member)
     }
 
-    /// Returns addresses by which another member may reach this one.
+    /// Returns addresses by which `other` may reach this member.
     fn ips_from(&self, other: &Member) -> Vec<IpAddr> {
         let by_route = routes(&[other.node(), self.node()]).ok().map(|it| it[0][1]);
         let as_seen = other.our_ip.filter(|_| self.is_here);
         by_route.into_iter().chain(as_seen).collect()
     }
 
-    /// Returns the addresses by which another member reaches this one: over the cable between them
-    /// if there is one, else as this machine does. A loopback address comes last, because it is
-    /// valid only if both are the same machine.
+    /// Returns the addresses by which `other` reaches this member: over the cable between the two
+    /// if there is one, then those that the machine of this process uses. A loopback address comes
+    /// last, because it is valid only if both members are the same machine.
     pub fn addrs_from(&self, other: &Member) -> Vec<SocketAddr> {
         let port = self.addrs.first().map_or(0, SocketAddr::port);
         let ips = self.ips_from(other).into_iter();

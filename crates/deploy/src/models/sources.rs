@@ -29,10 +29,9 @@ pub(crate) struct ModelPlace {
     pub(crate) dir: String,
     /// The other machine from which the model is read, if any.
     pub(crate) source: Option<ModelSource>,
-    /// Creates the grants that permit ranks to read there.
+    /// Creates the grants with which ranks may read from `source`; `None` without a source.
     pub(crate) granter: Option<Granter>,
-    /// States of the files in that directory; their content equals that of the model on this
-    /// machine.
+    /// States of the files in `dir`, whose content equals that of the model on this machine.
     pub(crate) states: Vec<FileState>,
 }
 
@@ -180,12 +179,12 @@ fn text(path: &Path) -> Result<String, DeployError> {
     Ok(path.to_str().ok_or(DeployError::ModelPath)?.to_owned())
 }
 
-/// Whether a word means the machine that this runs on.
+/// Whether `word` means the machine that this process runs on.
 fn is_this_machine(word: &str) -> bool {
     Host { ssh: word.to_owned(), ..Host::default() }.is_local()
 }
 
-/// Whether a word means this machine of the hostfile.
+/// Whether `word` means `machine`, an entry of the hostfile.
 fn is_called(machine: &Host, word: &str) -> bool {
     machine.name() == word || machine.is_local() && is_this_machine(word)
 }
@@ -207,8 +206,8 @@ fn read_by_ranks(files: Sizes) -> Sizes {
     files.into_iter().filter(|(path, _)| is_read(path.as_str())).collect()
 }
 
-/// Returns the directory on a machine, or the problem. The first name that the machine knows
-/// decides.
+/// Returns the directory of the model on a machine. The model is looked up under each of `names` in
+/// turn; the first one that exists there decides, and fails if its files are not those of `wanted`.
 fn dir_on(
     machine: &Host,
     names: &[String],
