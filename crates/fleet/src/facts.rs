@@ -24,7 +24,7 @@ pub const FACTS: &str = include_str!("facts/facts.sh");
 /// Time for collecting this machine's facts.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns this machine's hardware and system; what the script cannot find out is left empty.
+/// Returns this machine's hardware and system; fields that the script cannot find out are empty.
 pub fn facts_here() -> NodeFacts {
     let script = format!("{PRELUDE}\n{FACTS}");
     let text = crate::process::output_of("/bin/sh", &["-c", &script], FACTS_TIMEOUT);

@@ -102,12 +102,13 @@ impl Home {
         &self.0
     }
 
-    /// Returns the path of a file or folder in it.
+    /// Returns the path of the file or folder `name` in jackalope's folder.
     pub fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Creates a folder in it, if it does not exist yet, and returns its path.
+    /// Creates the folder `name` in jackalope's folder, if it does not exist yet, and returns its
+    /// path. An empty name means jackalope's folder.
     ///
     /// # Errors
     /// [`HomeError::Io`].

@@ -59,7 +59,7 @@ impl HostfileShape {
     pub const ALL: [HostfileShape; 4] =
         [HostfileShape::Array, HostfileShape::Object, HostfileShape::Ring, HostfileShape::Matrix];
 
-    /// Returns the word that people type for it.
+    /// Returns the shape's name, as users type it on a command line.
     pub fn name(self) -> &'static str {
         match self {
             HostfileShape::Array => "array",

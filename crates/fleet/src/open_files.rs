@@ -17,13 +17,14 @@ pub fn raise_limits(wanted: Option<(u64, u64)>) {
     }
 }
 
-/// Returns both limits, never lower than they are; `None` is unlimited.
+/// Returns the soft and the hard limit, both raised to these values or as high as now. `None` means
+/// unlimited.
 fn raised(now: Rlimit, soft: u64, hard: u64) -> Rlimit {
     let least = |now: Option<u64>, wanted: u64| now.map(|now| now.max(wanted));
     Rlimit { current: least(now.current, soft), maximum: least(now.maximum, hard) }
 }
 
-/// Returns the soft limit, as far as the hard one permits.
+/// Returns the limits with only the soft one raised, at most to the hard one.
 fn within(now: Rlimit, soft: u64, hard: u64) -> Rlimit {
     let current = raised(now, soft, hard).current;
     let bounded = current.map(|it| now.maximum.map_or(it, |most| it.min(most)));

@@ -40,7 +40,7 @@ pub struct Recorded {
     pub began: String,
     /// Version of its program.
     pub version: String,
-    /// Further data about it.
+    /// Further data about the process, whose fields depend on the program.
     #[serde(default)]
     pub about: Value,
 }

@@ -149,7 +149,8 @@ pub fn is_cable(facts: &NodeFacts, ip: IpAddr) -> bool {
     reaching.map(|addr| host_bits(*addr)).min().is_some_and(|bits| bits <= CABLE_HOST_BITS)
 }
 
-/// Returns the node with facts: its own, or those of another entry for the same machine.
+/// Returns the node with facts: those of the node, or else those of another entry for the same
+/// machine.
 fn with_facts<'a>(node: &RouteNode<'a>, nodes: &[RouteNode<'a>]) -> RouteNode<'a> {
     let others = || nodes.iter().filter(|other| other.host.is_same_machine(node.host));
     RouteNode {

@@ -18,7 +18,7 @@ pub use unit::{Manager, STOP_SECONDS, Scope, Service, ServiceJob, ServiceKind};
 /// Timeout for commands of the service manager, which waits for a program that ends.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(STOP_SECONDS + 15);
 
-/// Timeout for its report on a service.
+/// Timeout for the service manager's report on a service.
 const SHOW_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reason why a service cannot be installed, removed or found.
@@ -36,7 +36,7 @@ pub enum ServiceError {
     /// There is no such account.
     #[error("there is no account {account}\nhint: `--user` names one that exists")]
     NoAccount {
-        /// Its name.
+        /// Name of the account.
         account: String,
     },
     /// A file or folder cannot be read or changed.
@@ -81,7 +81,7 @@ impl ServiceError {
 /// Returns this user's home directory.
 ///
 /// # Errors
-/// If it is unknown.
+/// If the directory is unknown.
 pub fn own_home() -> Result<PathBuf, ServiceError> {
     std::env::home_dir().ok_or(ServiceError::NoHome)
 }
@@ -113,10 +113,11 @@ impl Service {
         Service { manager: Manager::here(), kind, scope, uid }
     }
 
-    /// Writes its file and starts it; a service that is installed already is replaced.
+    /// Writes the service's file to `path` and starts the service; one that is installed already is
+    /// replaced.
     ///
     /// # Errors
-    /// If the file cannot be written, or the service manager does not start it.
+    /// If the file cannot be written, or the service manager does not start the service.
     pub fn install(self, path: &Path, job: &ServiceJob) -> Result<(), ServiceError> {
         prepare(job)?;
         if let Some(folder) = path.parent() {
@@ -134,23 +135,24 @@ impl Service {
         })
     }
 
-    /// Ensures that it starts with the machine. Without lingering, systemd starts a user's services
-    /// when the user logs in. Returns false if lingering could not be enabled.
+    /// Ensures that the service starts with the machine. Without lingering, systemd starts a user's
+    /// services when the user logs in. Returns false if lingering could not be enabled.
     pub fn starts_at_boot(self) -> bool {
         self.manager != Manager::Systemd
             || self.scope != Scope::User
             || output_of("loginctl", &["enable-linger"], SHOW_TIMEOUT).is_ok()
     }
 
-    /// Returns whether it is installed.
+    /// Returns whether the service is installed.
     fn is_installed(self) -> Result<bool, ServiceError> {
         Ok(self.path(&own_home()?).is_file())
     }
 
-    /// Ends it and removes its file, whose path is returned; `None` if it was not installed.
+    /// Ends the service and removes its file, whose path is returned; `None` if the service was not
+    /// installed.
     ///
     /// # Errors
-    /// If the file cannot be removed, or the service manager does not end it.
+    /// If the file cannot be removed, or the service manager does not end the service.
     pub fn remove(self) -> Result<Option<PathBuf>, ServiceError> {
         let path = self.path(&own_home()?);
         if !path.is_file() {
@@ -162,7 +164,7 @@ impl Service {
         Ok(Some(path))
     }
 
-    /// Returns its state, as the service manager reports it.
+    /// Returns the service's state, as the service manager reports it.
     pub fn state(self) -> State {
         let command = self.show();
         let args: Vec<&str> = command[1..].iter().map(String::as_str).collect();
@@ -201,7 +203,8 @@ fn run_all(commands: &[Vec<String>]) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Returns whether this is installed as a service on this machine, of the user or of the system.
+/// Returns whether a program of this kind is installed as a service on this machine, of the user or
+/// of the system.
 ///
 /// # Errors
 /// If the user has no home folder.
@@ -210,7 +213,8 @@ pub fn is_installed(kind: ServiceKind) -> Result<bool, ServiceError> {
         || Service::here(kind, Scope::System).is_installed()?)
 }
 
-/// Returns the command that restarts the service with this process, if it is one.
+/// Returns the command that restarts the service whose process has this `pid`; `None` if it is not
+/// the process of a service.
 pub fn restart_command(kind: ServiceKind, pid: u32) -> Option<String> {
     let services = Scope::ALL.into_iter().map(|scope| Service::here(kind, scope));
     let mut installed = services.filter(|it| it.is_installed().unwrap_or(false));
@@ -220,11 +224,11 @@ pub fn restart_command(kind: ServiceKind, pid: u32) -> Option<String> {
 /// State of a service.
 #[derive(Debug)]
 pub struct State {
-    /// Whether it runs.
+    /// Whether the service runs.
     pub is_active: bool,
-    /// State as the manager names it.
+    /// State of the service, as its manager names it.
     pub word: String,
-    /// Its process id, if it runs.
+    /// Process id of the service, if it runs.
     pub pid: Option<u32>,
 }
 

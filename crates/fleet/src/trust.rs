@@ -57,9 +57,10 @@ pub struct TrustList {
 /// A trusted machine.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Trusted {
-    /// Its name: a coordinator's own name, or the name used here for a machine.
+    /// Name of the machine: a coordinator's own name, or the name that this machine uses for
+    /// another one.
     pub name: String,
-    /// Its key.
+    /// Key of the machine.
     pub key: PublicKey,
     /// When it was trusted, in seconds since 1970.
     pub since: u64,
@@ -70,9 +71,9 @@ pub struct Trusted {
 pub struct Pending {
     /// The role in which it was refused.
     pub role: Role,
-    /// Its name, as in [`Trusted`].
+    /// Name of the machine, as in [`Trusted`].
     pub name: String,
-    /// Its key.
+    /// Key of the machine.
     pub key: PublicKey,
     /// Address or name at which it was seen.
     pub addr: String,

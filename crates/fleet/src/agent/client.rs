@@ -77,11 +77,11 @@ pub struct Program {
 /// How a program ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Ended {
-    /// How it ended, in words.
+    /// Description of how the program ended, for people.
     pub exit: String,
     /// Exit code as shells report it.
     pub code: i32,
-    /// The last lines of its standard error.
+    /// The last lines that the program wrote to its standard error.
     pub last_words: String,
 }
 
@@ -105,7 +105,7 @@ struct Inner {
     key: Option<PublicKey>,
     our_ip: Option<IpAddr>,
     programs: HashMap<String, Known>,
-    /// Present while connected.
+    /// Queue of messages to the agent; present while connected.
     outbox: Option<SyncSender<ToAgent>>,
     facts: Option<NodeFacts>,
     status: Option<Vec<ProgramStatus>>,
@@ -496,12 +496,12 @@ impl Probe {
 }
 
 impl Program {
-    /// Returns its process id, once it runs.
+    /// Returns the program's process id, once the program runs.
     pub fn pid(&self) -> Option<u32> {
         self.known(|known| known.pid)
     }
 
-    /// Returns how it ended, once that is known.
+    /// Returns how the program ended, once that is known.
     pub fn ended(&self) -> Option<Ended> {
         self.known(|known| known.ended.clone())
     }
@@ -517,7 +517,7 @@ impl Program {
         })
     }
 
-    /// Returns why its machine is not connected now, if so.
+    /// Returns why the program's machine is not connected now; `None` if it is.
     pub fn trouble(&self) -> Option<String> {
         match &self.shared.lock().state {
             AgentState::Up => None,
@@ -527,7 +527,7 @@ impl Program {
         }
     }
 
-    /// Returns why its machine is no longer trusted, if so.
+    /// Returns why the program's machine is no longer trusted; `None` if it is.
     pub fn distrust(&self) -> Option<String> {
         let inner = self.shared.lock();
         match &inner.state {
@@ -540,7 +540,7 @@ impl Program {
         }
     }
 
-    /// Kills the program; if its machine cannot be reached, as soon as it can.
+    /// Kills the program; if its machine cannot be reached, as soon as it can be.
     pub fn kill(&self) {
         let mut inner = self.shared.lock();
         if let Some(known) = inner.programs.get_mut(&self.name) {

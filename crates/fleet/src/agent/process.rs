@@ -96,7 +96,8 @@ impl Process {
         }
     }
 
-    /// Exit of a process that has ended: a description, and the exit code as shells count it.
+    /// Returns a description of how an ended process has exited, and the exit code as shells count
+    /// it. The code of an adopted process is unknown; 1 is returned for it.
     pub(super) fn exit(&mut self) -> (String, i32) {
         match self {
             Process::Child(child) => {
@@ -124,7 +125,8 @@ impl Process {
         }
     }
 
-    /// Writes to its standard input, or closes it if `bytes` is empty.
+    /// Writes `bytes` to the standard input of a child, or closes that if `bytes` is empty. Does
+    /// nothing for an adopted process.
     pub(super) fn input(&mut self, bytes: &[u8]) {
         let Process::Child(child) = self else { return };
         match bytes {

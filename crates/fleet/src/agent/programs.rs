@@ -60,7 +60,7 @@ pub(super) struct Programs {
 #[derive(Debug)]
 struct Running {
     tag: u64,
-    /// Key of the machine that ordered it.
+    /// Key of the machine that ordered the program.
     ordered_by: PublicKey,
     order: Order,
     process: Process,
@@ -71,7 +71,7 @@ struct Running {
     /// When the program is killed unless an owner claims it; `None` while it has an owner.
     lease_until: Option<Instant>,
     last_lines: Arc<Mutex<VecDeque<String>>>,
-    /// Threads that end when the output ends.
+    /// Threads that read the program's output; they end when the output ends.
     readers: Vec<thread::JoinHandle<()>>,
     files: Vec<PathBuf>,
 }

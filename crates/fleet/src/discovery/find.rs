@@ -101,9 +101,9 @@ pub enum MachineState {
 /// An agent that does not hold our secret.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Stranger {
-    /// Address that it answered from.
+    /// Address from which the agent answered.
     pub ip: IpAddr,
-    /// Version that it claims.
+    /// Version that the agent claims to have.
     pub build: Build,
 }
 
@@ -248,7 +248,8 @@ impl Heard {
         }
     }
 
-    /// Ignores an answer from an address that it does not name: it may have been relayed.
+    /// Takes an answer of one of our agents, but ignores it if it came from an address that the
+    /// answer does not name, because it may have been relayed.
     fn take_ours(&mut self, agent: OurAgent, from: SocketAddr) {
         let ip = from.ip().to_canonical();
         if !agent.addrs.contains(&ip) {

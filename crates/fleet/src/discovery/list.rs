@@ -33,7 +33,7 @@ pub struct ListedHost {
     pub key: Option<PublicKey>,
 }
 
-/// One of our machines that cannot be used as it is.
+/// One of our machines that cannot be used unless something is changed there.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LeftOut {
     /// An address of the machine.

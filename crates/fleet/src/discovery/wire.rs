@@ -63,11 +63,11 @@ pub(super) enum Answer {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct OurAgent {
     pub(super) build: Build,
-    /// Port on which it listens.
+    /// Port on which the agent listens.
     pub(super) port: u16,
     /// Random number chosen when the agent started.
     pub(super) id: u64,
-    /// All addresses of its machine.
+    /// All addresses of the agent's machine.
     pub(super) addrs: Vec<IpAddr>,
 }
 

@@ -248,7 +248,7 @@ impl fmt::Display for DevicesNeededBy {
 }
 
 impl Fault {
-    /// Returns what to do about it.
+    /// Returns a hint for correcting the fault.
     pub fn hint(&self) -> String {
         match self {
             Fault::UnknownKey { nearest: Some(nearest), .. } => format!("write {nearest:?}"),
@@ -265,7 +265,7 @@ impl Fault {
         }
     }
 
-    /// Returns a hint that does not depend on the file.
+    /// Returns the hint for a fault for which there is only one hint, whatever the file contains.
     fn fixed_hint(&self) -> &'static str {
         match self {
             Fault::TooLarge { .. } | Fault::TooManyHosts { .. } => "is this the right file?",

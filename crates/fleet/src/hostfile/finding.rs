@@ -151,7 +151,7 @@ impl fmt::Display for HostfileWarning {
 }
 
 impl HostfileWarning {
-    /// Returns what to do about it.
+    /// Returns a hint for correcting the setting.
     pub fn hint(&self) -> &'static str {
         match self {
             HostfileWarning::MissingLink { .. } => {

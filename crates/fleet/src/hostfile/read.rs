@@ -33,7 +33,8 @@ pub(super) struct Placed<T> {
     pub(super) it: T,
 }
 
-/// The content of a file whose parts are legal each by themselves.
+/// The content of a hostfile. Each of its parts is legal by itself; the requirements between them
+/// have not been checked.
 #[derive(Debug, Default)]
 pub(super) struct RawFile {
     pub(super) shape: HostfileShape,
@@ -113,7 +114,7 @@ impl Reader<'_> {
         file
     }
 
-    /// Reads the shapes that are lists.
+    /// Reads a hostfile whose outermost value is a list: an array of hosts, a ring or a matrix.
     fn list(&mut self, at: usize, nodes: Vec<Node>) -> RawFile {
         let shape = shape_of(&nodes);
         let hosts = match shape {

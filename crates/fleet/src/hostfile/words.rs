@@ -17,8 +17,8 @@ const ALIASES: &[(&str, &str)] = &[
     ("machines", "hosts"),
 ];
 
-/// Returns a host as it is used: without the dot with which mDNS tools end a name (`mac2.local.`),
-/// since other places write it without.
+/// Returns a host name or address as other parts of the program write it: without the dot with
+/// which mDNS tools end a name (`mac2.local.`).
 pub(super) fn host(text: &str) -> Result<&str, Fault> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let is_number = name.contains('.') && name.bytes().all(|it| it == b'.' || it.is_ascii_digit());
@@ -30,7 +30,7 @@ pub(super) fn host(text: &str) -> Result<&str, Fault> {
     if bad { Err(Fault::BadHost { found: text.to_owned() }) } else { Ok(name) }
 }
 
-/// Returns what `ssh` takes, `user@host` or `host`, with the host as it is used.
+/// Returns an argument for `ssh`, `user@host` or `host`, without a dot at the end of the host.
 ///
 /// # Errors
 /// If the host is neither a name nor an address.

@@ -116,7 +116,7 @@ pub enum ConvertError {
 }
 
 impl ConvertError {
-    /// Returns what to do about it.
+    /// Returns a hint for avoiding the error.
     pub fn hint(&self) -> String {
         match self {
             ConvertError::NoName { .. } => {

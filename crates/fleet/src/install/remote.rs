@@ -35,7 +35,8 @@ pub(super) struct Survey {
     pub(super) home: String,
     pub(super) free_bytes: Option<u64>,
     pub(super) hash_tool: HashTool,
-    /// Files of the complete version, of its unfinished copy, and of the version in use.
+    /// Files of the complete version (`whole`), of its unfinished copy (`part`), and of the version
+    /// in use (`current`).
     pub(super) whole: Files,
     pub(super) part: Files,
     pub(super) current: Files,

@@ -35,7 +35,7 @@ impl ServiceKind {
         format!("jackalope.{}", self.name())
     }
 
-    /// Returns the subcommand of `jackalope` that runs it.
+    /// Returns the subcommand of `jackalope` that runs this kind of service.
     pub fn subcommand(self) -> &'static str {
         match self {
             ServiceKind::Server => "serve",
@@ -50,8 +50,8 @@ impl ServiceKind {
         }
     }
 
-    /// Returns the seconds between its end and its next start. A server that cannot start, for lack
-    /// of memory or of a machine, needs time more than haste.
+    /// Returns the seconds between the end of the service and its next start. A server waits
+    /// longer: if memory or a machine is lacking, an immediate start would fail again.
     fn restart_seconds(self) -> u64 {
         match self {
             ServiceKind::Server => 5,
@@ -59,13 +59,14 @@ impl ServiceKind {
         }
     }
 
-    /// Whether a clean exit is final. An agent also exits so that a new version can replace it.
+    /// Whether the service is not started again after a clean exit. An agent also exits cleanly to
+    /// be replaced by a new version.
     fn ends_for_good(self) -> bool {
         self == ServiceKind::Server
     }
 }
 
-/// Service manager that runs it: the user's or the system's.
+/// Whose service manager runs a service: the user's or the system's.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Scope {
     /// The user's.
@@ -106,11 +107,11 @@ impl Manager {
 /// A service of any manager and scope.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Service {
-    /// Its service manager.
+    /// The service manager that runs the service.
     pub manager: Manager,
-    /// Its program.
+    /// The program that the service runs.
     pub kind: ServiceKind,
-    /// Whose service it is.
+    /// Whether it is a service of the user or of the system.
     pub scope: Scope,
     /// User id of the user who installs it.
     pub uid: u32,
@@ -136,7 +137,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 impl Service {
-    /// Returns the path of its file, for a user with this home directory.
+    /// Returns the path of the service's file, for a user with this home directory.
     pub fn path(self, user_home: &Path) -> PathBuf {
         let label = self.kind.label();
         match (self.manager, self.scope) {
@@ -155,7 +156,7 @@ impl Service {
         }
     }
 
-    /// Returns the content of its file.
+    /// Returns the content of the service's file.
     pub fn text(self, job: &ServiceJob) -> String {
         match self.manager {
             Manager::Systemd => self.systemd(job),
@@ -178,7 +179,7 @@ impl Service {
         }
     }
 
-    /// Returns the commands that start it now and with the machine.
+    /// Returns the commands that start the service now and whenever the machine starts.
     pub fn enable(self, path: &Path) -> Vec<Vec<String>> {
         let (systemctl, label) = (self.systemctl(), self.kind.label());
         match self.manager {
@@ -194,7 +195,7 @@ impl Service {
         }
     }
 
-    /// Returns the commands that stop it permanently.
+    /// Returns the commands that stop the service permanently.
     pub fn disable(self) -> Vec<Vec<String>> {
         let label = self.kind.label();
         vec![match self.manager {
@@ -205,7 +206,7 @@ impl Service {
         }]
     }
 
-    /// Returns the command that prints its state and process.
+    /// Returns the command that prints the service's state and process.
     pub fn show(self) -> Vec<String> {
         let label = self.kind.label();
         words(&match self.manager {
@@ -216,7 +217,7 @@ impl Service {
         })
     }
 
-    /// Returns the command for people that restarts it.
+    /// Returns the command for people that restarts the service.
     pub fn restart(self) -> String {
         let label = self.kind.label();
         match self.manager {
@@ -225,7 +226,7 @@ impl Service {
         }
     }
 
-    /// Returns the command for people that shows its log, if that is not in a file.
+    /// Returns the command for people that shows the service's log, if that is not in a file.
     pub fn journal(self) -> Option<String> {
         let user = if self.scope == Scope::User { "--user " } else { "" };
         let is_systemd = self.manager == Manager::Systemd;
