@@ -137,8 +137,8 @@ pub fn measure(
     Ok(rows)
 }
 
-/// Something to measure: a function that makes the given number of calls and appends the time of
-/// each.
+/// An operation to measure, as a function: it makes the given number of calls and appends the time
+/// of each.
 pub type Contestant<'a, E> =
     Box<dyn FnMut(&mut Group, u32, &mut Vec<Duration>) -> Result<(), E> + 'a>;
 

@@ -69,7 +69,7 @@ pub enum TransportError {
     UnevenBytes {
         /// Size of the buffer in bytes.
         bytes: usize,
-        /// Its element type.
+        /// Element type of the buffer.
         dtype: Dtype,
     },
     /// The result buffer of an all_gather does not have the size of all parts together.
@@ -102,7 +102,7 @@ pub enum TransportError {
     PeerLost {
         /// The rank that is gone.
         rank: usize,
-        /// Its listening address.
+        /// Listening address of the rank.
         addr: SocketAddr,
         /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
@@ -114,7 +114,7 @@ pub enum TransportError {
     PeerFailed {
         /// The rank that gave up.
         rank: usize,
-        /// Its listening address.
+        /// Listening address of the rank.
         addr: SocketAddr,
         /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
@@ -134,7 +134,7 @@ pub enum TransportError {
     Desync {
         /// The rank that sent something else.
         rank: usize,
-        /// Its listening address.
+        /// Listening address of the rank.
         addr: SocketAddr,
         /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
@@ -148,19 +148,19 @@ pub enum TransportError {
     Garbled {
         /// The rank.
         rank: usize,
-        /// Its listening address.
+        /// Listening address of the rank.
         addr: SocketAddr,
         /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
-        /// The first bytes of what it sent.
+        /// The first bytes that the rank sent.
         found: [u8; 8],
     },
     /// The hash of a payload does not match the one that its sender computed.
     #[error("{moment}: the payload from rank {rank} ({addr}) was changed on its way")]
     Checksum {
-        /// The rank that sent it.
+        /// The rank that sent the payload.
         rank: usize,
-        /// Its listening address.
+        /// Listening address of the rank.
         addr: SocketAddr,
         /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
@@ -171,7 +171,7 @@ pub enum TransportError {
     Forged {
         /// The rank at the other end of the connection.
         rank: usize,
-        /// Its listening address.
+        /// Listening address of the rank.
         addr: SocketAddr,
         /// Operation of this rank that failed, and when.
         moment: Box<Moment>,
@@ -338,14 +338,14 @@ impl fmt::Display for OperationPhase {
     }
 }
 
-/// The operation, its phase and the time since its call.
+/// When an operation failed or was interrupted: its phase, and the time since its call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
     /// The rank that reports.
     pub rank: usize,
     /// The operation.
     pub operation: Operation,
-    /// Number of the operation, see [`Message::sequence`].
+    /// Number of the operation, see [`Message::sequence`]; the epoch while the group is formed.
     pub sequence: u64,
     /// The element type.
     pub dtype: Dtype,
@@ -398,7 +398,7 @@ impl fmt::Display for Absences {
 pub struct Absence {
     /// The rank.
     pub rank: usize,
-    /// Its listening address.
+    /// Listening address of the rank.
     pub addr: SocketAddr,
     /// Reason, as far as it is known.
     pub reason: AbsenceReason,
@@ -407,7 +407,7 @@ pub struct Absence {
 /// Why a connection did not become part of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbsenceReason {
-    /// It should have connected to this rank and did not.
+    /// The rank should have connected to this rank and did not.
     NeverConnected,
     /// The network has not answered yet.
     NoConnection,
@@ -417,19 +417,20 @@ pub enum AbsenceReason {
     Silent,
     /// The connection was closed before the handshake was complete.
     Closed,
-    /// It speaks another protocol.
+    /// The other end speaks another protocol.
     Foreign,
-    /// It speaks another version of this protocol.
+    /// The other end speaks this protocol in another version, which is given.
     Version(u32),
-    /// It is in another epoch.
+    /// The other end is in another epoch, which is given.
     Epoch(u64),
-    /// Its group has another size or other settings, or it takes this rank for another one.
+    /// The other end's group has another size or other settings, or it takes this rank for another
+    /// one.
     Settings,
-    /// Another process already has that place in the group.
+    /// Another process already has the rank's place in the group.
     Taken,
-    /// It does not know the key of the group, or its messages were modified in transit.
+    /// The other end does not know the key of the group, or its messages were modified in transit.
     Secret,
-    /// It is connected to this rank but not yet to all the others.
+    /// The rank is connected to this rank but not yet to all the others.
     Unready,
 }
 

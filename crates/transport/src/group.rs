@@ -46,11 +46,11 @@ const STRIPED_BYTES_MIN: usize = 1 << 20;
 pub struct Group {
     config: GroupConfig,
     interrupter: Interrupter,
-    /// Ordered by (socket, peer).
+    /// Lanes to all peers, ordered by (socket, peer).
     lanes: Vec<Lane>,
     /// Number of collectives begun.
     collectives: u64,
-    /// Number of messages begun, by rank.
+    /// Number of messages to each rank that this rank has begun to send, by rank.
     sends: Vec<u64>,
     recvs: Vec<u64>,
     /// A small frame that is being sent to every peer.

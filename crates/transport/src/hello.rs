@@ -50,7 +50,7 @@ pub(crate) struct Hello {
     pub(crate) epoch: u64,
     /// The rank that dials.
     pub(crate) rank: u32,
-    /// The rank that it means to reach.
+    /// The rank that the dialling rank means to reach.
     pub(crate) peer: u32,
     pub(crate) size: u32,
     /// Index of this socket among those between the two ranks.

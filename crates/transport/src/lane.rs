@@ -158,7 +158,7 @@ impl Lane {
         self.inc.got.saturating_sub(HEADER_BYTES).min(self.inc.payload_bytes)
     }
 
-    /// Clears what the last operation waited for.
+    /// Makes the lane wait for nothing: neither to read nor to write.
     pub(crate) fn rest(&mut self) {
         self.wants_read = false;
         self.wants_write = false;
@@ -452,7 +452,8 @@ impl Lane {
         total_bytes
     }
 
-    /// Compares the header that arrived with the expected one; `rest` is what arrived after it.
+    /// Compares the header that arrived with the expected one. `rest` has the bytes that arrived
+    /// after the header.
     fn check_header(&mut self, header: &HeaderBytes, rest: &[u8]) -> Result<(), Fault> {
         if *header == self.inc.expected_header {
             return Ok(());
@@ -477,8 +478,8 @@ impl Lane {
         String::from_utf8_lossy(&reason).into_owned()
     }
 
-    /// Returns why writing failed. The last message of the peer, if there is one, explains that
-    /// better than the error of the operating system.
+    /// Returns the reason why writing failed: the error found in reading the peer's last message,
+    /// such as the reason of an abort, if there is one, else the error of the operating system.
     fn lost(&mut self, cause: io::Error) -> Stop {
         let said = if self.is_received() {
             self.pull_early().err()

@@ -163,7 +163,7 @@ struct Link {
     /// Whether this rank dials; otherwise the peer does.
     dials: bool,
     place: LinkState,
-    /// Reason why it is not linked, as far as it is known.
+    /// Reason why the socket is not linked, as far as it is known.
     reason: AbsenceReason,
     backoff: Duration,
 }
@@ -352,7 +352,7 @@ struct Mesh<'a> {
     listener: &'a Listener,
     config: &'a GroupConfig,
     links: Vec<Link>,
-    /// Each guest is taken out while it is processed.
+    /// Accepted connections whose handshake is not complete; `None` while a guest is processed.
     guests: Admission<Option<Guest>>,
     strangers: u64,
     last_stranger: Option<(SocketAddr, AbsenceReason)>,

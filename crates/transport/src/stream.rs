@@ -40,9 +40,9 @@ const _: () = assert!(RING_BYTES.is_multiple_of(CHUNK_BYTES));
 /// Memory that streams read and write.
 #[derive(Debug)]
 pub(crate) struct Memory<'a> {
-    /// Data to send, if it is not `data`.
+    /// Data to send; `None` if `data` is sent.
     pub(crate) local: Option<&'a [u8]>,
-    /// Buffer for received data; also the data to send if `local` is `None`.
+    /// Buffer for received data. Also the data to send if `local` is `None`.
     pub(crate) data: &'a mut [u8],
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct Memory<'a> {
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) message: Message,
-    /// Range of its payload in memory.
+    /// Range of the payload in the data to send.
     pub(crate) range: Range<usize>,
-    /// Whether only the bytes may be sent that are already summed in its stripe.
+    /// Whether only those bytes may be sent that are already summed in the flow's stripe.
     pub(crate) is_gated: bool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Outbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) message: Message,
-    /// Range into which its payload is received, or `None` for the ring.
+    /// Range of [`Memory::data`] into which the payload is received; `None` for the ring.
     pub(crate) range: Option<Range<usize>>,
 }
 
@@ -77,16 +77,16 @@ pub(crate) struct Flow {
 #[derive(Debug)]
 pub(crate) struct Stripe {
     pub(crate) range: Range<usize>,
-    /// Number of its bytes that are summed.
+    /// Number of bytes, from the stripe's start, that are summed.
     pub(crate) summed: usize,
 }
 
 /// All frames and sums of a large operation.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// Ordered by stripe, then by peer.
+    /// Frames of each lane, ordered by stripe, then by peer.
     pub(crate) flows: Vec<Flow>,
-    /// Stripes to sum meanwhile; empty if the operation does not sum.
+    /// Stripes that are summed while frames arrive; empty if the operation does not sum.
     pub(crate) stripes: Vec<Stripe>,
 }
 
@@ -98,7 +98,8 @@ pub(crate) struct Streams<'a> {
     pub(crate) lanes: &'a mut [Lane],
     pub(crate) memory: Memory<'a>,
     pub(crate) plan: Plan,
-    /// `RING_BYTES` for each flow that sums.
+    /// Memory for the peers' parts that wait to be summed: `RING_BYTES` for each flow whose stripe
+    /// is summed.
     pub(crate) ring: &'a mut [u8],
     /// Whether messages that have not been requested yet are received while the sockets are full.
     pub(crate) takes_early: bool,
@@ -195,7 +196,7 @@ impl Streams<'_> {
         Ok(moved)
     }
 
-    /// Sums the chunks that have arrived from every rank. Returns whether there was any.
+    /// Sums the chunks that have arrived from every rank. Returns whether any chunk was summed.
     fn sum(&mut self) -> bool {
         let mut moved = false;
         for stripe_idx in 0..self.plan.stripes.len() {

@@ -74,8 +74,8 @@ impl<'a> Wait<'a> {
         if Instant::now() >= self.deadline { Err(Stop::Deadline) } else { Ok(()) }
     }
 
-    /// Must be called after a round that moved nothing. Returns at once while spinning, and later
-    /// when one of the `lanes` can read or write as it wants.
+    /// Must be called after a round that moved nothing. Returns at once while spinning; later
+    /// sleeps until one of the `lanes` can read or write, whichever it waits for.
     pub(crate) fn stalled(&mut self, lanes: &[Lane]) -> Result<(), Stop> {
         if self.interrupter.is_interrupted() {
             return Err(Stop::Interrupted);

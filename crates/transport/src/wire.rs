@@ -1,8 +1,7 @@
 //! The byte stream of one connection, in clear or sealed in records.
 //!
-//! Neither kind ever blocks; both report how many bytes they moved, and the frames above do not
-//! know which kind they use. A sealed wire returns no byte before the tag of its record has been
-//! verified.
+//! Neither kind ever blocks; both report how many bytes they moved, so the code above is the same
+//! for both. A sealed wire returns no byte before the tag of its record has been verified.
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -20,7 +20,7 @@ const LINE_BYTES: usize = 64;
 /// Keys or values of a block of positions.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a, E> {
-    /// Keys: `[BLOCK_KEYS / KEY_TILE, head_dim, KEY_TILE]`. Values: `[BLOCK_KEYS, head_dim]`.
+    /// Keys: `[BLOCK_KEYS / KEY_TILE, head_dim, KEY_TILE]`. Values: `[BLOCK_KEYS, value_dim]`.
     pub(super) values: &'a [E],
     /// Blocks to prefetch: of the same length, or empty.
     pub(super) ahead: [&'a [E]; 2],
