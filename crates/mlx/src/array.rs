@@ -234,9 +234,9 @@ pub fn eval(arrays: &[&Array]) -> Result<(), Error> {
     })
 }
 
-/// Counts the nodes of the graph that `build` returns and that is not yet computed, as a GPU would
-/// compute it: each fused operation ([`crate::fast`]) is one node, also where MLX builds several in
-/// its place.
+/// Returns the number of nodes to compute in the graph of the arrays that `build` returns, as it
+/// would be on a GPU: each fused operation ([`crate::fast`]) is one node, even where MLX builds
+/// several in its place.
 pub fn count_nodes(build: impl FnOnce() -> Vec<Array>) -> usize {
     bridge::begin_counting();
     let arrays = build();
@@ -255,7 +255,7 @@ pub fn async_eval(arrays: &[&Array]) -> Result<(), Error> {
     })
 }
 
-/// Waits for everything that was submitted, and drops its errors.
+/// Waits for all submitted work, and drops the errors that it reports.
 pub fn drain() {
     for _ in 0..DRAIN_ATTEMPTS {
         if bridge::synchronize().is_ok() {

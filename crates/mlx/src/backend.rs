@@ -14,7 +14,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Returns MLX's name.
+    /// Returns the name that MLX gives the transport.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Ring => "ring",

@@ -1,4 +1,4 @@
-//! What the host does for the device, counted on each thread.
+//! Counters of what the host does for the device, separate for each thread.
 
 use std::cell::Cell;
 use std::ops::{Add, Sub};
@@ -35,7 +35,7 @@ impl Add for HostCounters {
 impl Sub for HostCounters {
     type Output = HostCounters;
 
-    /// Returns what was counted between two readings.
+    /// Returns what was counted since the reading `earlier`.
     fn sub(self, earlier: HostCounters) -> HostCounters {
         HostCounters {
             nodes: self.nodes - earlier.nodes,

@@ -27,7 +27,7 @@ pub struct Rope<'a> {
     pub traditional: bool,
     /// Base of the frequencies; `None` if and only if `freqs` is given.
     pub base: Option<f32>,
-    /// Scale of the positions.
+    /// Factor of the positions.
     pub scale: f32,
     /// Position of the first row of each sequence.
     pub offset: RopeOffset<'a>,
@@ -40,7 +40,7 @@ pub struct Rope<'a> {
 pub enum RopeOffset<'a> {
     /// One offset for all sequences.
     First(i32),
-    /// One for each, i32 `[batch]`.
+    /// One offset for each sequence, i32 `[batch]`.
     Each(&'a Array),
 }
 
@@ -68,7 +68,7 @@ pub fn rope(x: &Array, rope: Rope<'_>) -> Array {
 pub enum Mask<'a> {
     /// All keys.
     None,
-    /// The keys at its own position and before; the last query is at the last key's position.
+    /// The keys up to the query's own position; the last query is at the last key's position.
     Causal,
     /// An array that is added to the scores, or, if boolean, is true for the keys that a query
     /// sees.
@@ -126,7 +126,7 @@ pub fn gated_delta_update(
 /// A kernel for GPUs in Metal or CUDA, compiled by MLX when it is first used.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuKernel<'a> {
-    /// Name, one for each source.
+    /// Name of the kernel; each source needs a name of its own.
     pub name: &'a str,
     /// Names of the inputs in the source.
     pub inputs: &'a [&'a str],
@@ -134,25 +134,25 @@ pub struct GpuKernel<'a> {
     pub outputs: &'a [&'a str],
     /// Body of the kernel's function.
     pub source: &'a str,
-    /// What comes before the function.
+    /// Source code before the kernel's function.
     pub header: &'a str,
-    /// Constants of the source by name.
+    /// Name and value of each constant in the source.
     pub constants: &'a [(&'a str, i32)],
 }
 
 /// The outputs of a kernel and the threads that compute them.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelOutputs<'a> {
-    /// Shape and element type of each.
+    /// Shape and element type of each output.
     pub types: &'a [ArrayType],
     /// Number of threads in each direction.
     pub grid: [i32; 3],
-    /// Number of threads of a group in each direction.
+    /// Number of threads of a thread group in each direction.
     pub group: [i32; 3],
 }
 
-/// Applies a kernel to row-contiguous copies of its inputs. Fails when it is evaluated unless MLX
-/// computes on a GPU that knows the source's language.
+/// Applies a kernel to row-contiguous copies of its inputs. The evaluation fails unless MLX
+/// computes on a GPU, of the kind for which the source is written.
 #[track_caller]
 pub fn gpu_kernel(
     kernel: &GpuKernel<'_>,
@@ -179,8 +179,9 @@ pub fn gpu_kernel(
     built_all(kernel.name, bridge::gpu_kernel(&spec, &refs(inputs), &types))
 }
 
-/// Computes attention of at most `rows_max` queries at a time, with the keys and values up to the last
-/// of them; `q` belongs to the last positions of `k` and `v`. `attend` also gets the range of queries.
+/// Computes attention by calling `attend` for at most `rows_max` queries at a time, with the keys
+/// and values up to the last of these queries, and with their range among all queries. `q` belongs
+/// to the last positions of `k` and `v`.
 #[track_caller]
 pub fn by_queries(
     qkv: [&Array; 3],
@@ -203,8 +204,8 @@ pub fn by_queries(
     Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2)
 }
 
-/// Computes attention whose scaled scores become `cap * tanh(score / cap)`, of several operations, because
-/// MLX has no fused one.
+/// Computes attention whose scaled scores become `cap * tanh(score / cap)`. Consists of several
+/// operations, because MLX has no fused one.
 #[track_caller]
 pub fn capped_attention(qkv: [&Array; 3], scale: f32, cap: f32, mask: Mask<'_>) -> Array {
     let [q, k, v] = qkv;
@@ -217,7 +218,7 @@ pub fn capped_attention(qkv: [&Array; 3], scale: f32, cap: f32, mask: Mask<'_>) 
     let mask = match mask {
         Mask::None => None,
         Mask::Causal => Some(causal_mask(seq, k.dim(3))),
-        // `[slots, 1, 1, keys]`
+        // This mask is `[slots, 1, 1, keys]`.
         Mask::Array(mask) if mask.ndim() == 4 => Some(mask.expand_dims(1)),
         Mask::Array(mask) => Some(mask.clone()),
     };
@@ -227,8 +228,8 @@ pub fn capped_attention(qkv: [&Array; 3], scale: f32, cap: f32, mask: Mask<'_>) 
     out.reshape(&[batch, heads, seq, v.dim(4)])
 }
 
-/// Returns which keys the last `num_queries` positions see if they see all up to their own,
-/// `[queries, keys]`.
+/// Returns a boolean mask `[queries, keys]`, true for the keys up to each query's own position. The
+/// queries are at the last `num_queries` positions of the keys.
 #[track_caller]
 pub fn causal_mask(num_queries: i32, num_keys: i32) -> Array {
     let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);

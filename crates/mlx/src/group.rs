@@ -131,8 +131,9 @@ impl Group {
         self.link().map(Link::interrupter)
     }
 
-    /// Returns the first error of the native group. If there is one, an evaluation failed because
-    /// of the group rather than the device, and a new group is needed.
+    /// Returns the first error of the native group; `None` if there is none, and for other groups.
+    /// If there is one, an evaluation failed because of the group rather than the device, and a new
+    /// group is needed.
     pub fn failure(&self) -> Option<transport::TransportError> {
         self.link().and_then(Link::failure)
     }

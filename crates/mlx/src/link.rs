@@ -63,7 +63,7 @@ impl Link {
         self.0.interrupter.clone()
     }
 
-    /// Returns the first error.
+    /// Returns the first error of the group's operations; `None` if none has failed.
     pub(crate) fn failure(&self) -> Option<transport::TransportError> {
         locked(&self.0.failure).clone()
     }

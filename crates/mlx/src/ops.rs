@@ -211,9 +211,9 @@ binary! {
     logical_or => logical_or;
     /// Returns the matrix product over the last two dimensions.
     matmul => matmul;
-    /// Returns the bits of an integer, moved `rhs` places towards the lowest.
+    /// Returns `self` shifted right by `rhs` bits, for integers.
     right_shift => right_shift;
-    /// Returns the bits that both integers have.
+    /// Returns the bitwise AND of both integers.
     bitwise_and => bitwise_and;
 }
 
@@ -317,7 +317,7 @@ impl Array {
         built("softmax", bridge::softmax(&self.0, axis))
     }
 
-    /// Returns the running sum, each including its own element.
+    /// Returns the running sums along the dimension; each includes the element at its position.
     #[track_caller]
     pub fn cumsum(&self, axis: i32) -> Array {
         built("cumsum", bridge::cumsum(&self.0, axis))
@@ -329,8 +329,8 @@ impl Array {
         built("argsort", bridge::argsort(&self.0, axis))
     }
 
-    /// Returns the indices that put the `kth` smallest element in its place with the smaller ones
-    /// before it, u32.
+    /// Returns the indices, u32, of the elements in an order in which element `kth` is where
+    /// sorting would put it, and no element before it is larger.
     #[track_caller]
     pub fn argpartition(&self, kth: i32, axis: i32) -> Array {
         built("argpartition", bridge::argpartition(&self.0, kth, axis))

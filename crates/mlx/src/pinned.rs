@@ -12,8 +12,9 @@ use crate::error::Error;
 use crate::ffi::bridge::{self, RawArray};
 use crate::ffi::slice;
 
-/// Values that no longer change, for kernels that use them without an edge of the graph: weights,
-/// of which a model has too many to pass them to each node.
+/// The values of a computed array, for kernels that read them without having the array as an input
+/// in the graph: weights, of which a model has too many to pass them to each node. A clone is
+/// another handle to the same memory.
 #[derive(Clone)]
 pub struct Pinned(Arc<Held>);
 
@@ -33,7 +34,8 @@ unsafe impl Send for Held {}
 unsafe impl Sync for Held {}
 
 impl Array {
-    /// Computes this array and keeps its memory alive.
+    /// Computes this array and returns a handle to its values in row order, which keeps their
+    /// memory alive.
     ///
     /// # Errors
     /// Fails if computing fails.

@@ -111,7 +111,7 @@ pub fn quantize(w: &Array, format: Format) -> Quantized {
     Quantized { words, scales, biases: parts.next(), format }
 }
 
-/// Returns the matrix in a floating-point type.
+/// Converts a quantised matrix to elements of the floating-point type `dtype`.
 #[track_caller]
 pub fn dequantize(w: &Quantized, dtype: Dtype) -> Array {
     let node = bridge::dequantize(
