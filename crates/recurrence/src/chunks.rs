@@ -25,7 +25,7 @@ const CHUNK_TOKENS: i32 = 64;
 /// tokens takes `key_dim` factors.
 const VECTOR_CHUNK_TOKENS: i32 = 16;
 
-/// The chunks of all sequences. Tokens that fill the last chunk change nothing.
+/// The chunks of all sequences. The last chunk is filled up with tokens that change nothing.
 struct Chunks {
     rule: Rule,
     /// Tokens of a chunk, a power of two.
@@ -37,7 +37,7 @@ struct Chunks {
     decayed_by: Array, // [sequences, heads, chunks, len, 1 or key_dim]: G
 }
 
-/// Computes several tokens of each sequence.
+/// Computes several tokens of each sequence from the state before them, chunk by chunk.
 pub(crate) fn scan(tokens: &Tokens<'_>, state: &Array) -> Scanned {
     let (seq, value_heads) = (tokens.values.dim(1), tokens.values.dim(2));
     let chunks = Chunks::new(tokens);
@@ -136,8 +136,8 @@ impl Chunks {
     }
 }
 
-/// Returns `[sequences, heads, chunks, len, width]` for `[sequences, seq, heads, width]`, filled with
-/// zeros.
+/// Divides `x` `[sequences, seq, heads, width]` into chunks `[sequences, heads, chunks, len,
+/// width]`; zeros fill up the last chunk.
 fn chunked(x: &Array, len: i32) -> Array {
     let (num_sequences, seq, heads, width) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
     let num_chunks = (seq + len - 1) / len;
@@ -176,8 +176,8 @@ fn inverse_with_unit_diagonal(a: &Array) -> Array {
     inverse.reshape(&shape)
 }
 
-/// Returns where the elements of the blocks left of every second diagonal block of this size are in a
-/// matrix of `len` columns, row by row.
+/// Returns the indices of some elements of a matrix of `len` columns that is stored row by row:
+/// those of the blocks to the left of every second diagonal block, of `size` rows and columns each.
 fn blocks_below(len: i32, size: i32) -> Array {
     let mut indices = Vec::new();
     for first in (0..len).step_by(2 * size as usize) {

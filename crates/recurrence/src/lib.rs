@@ -8,8 +8,8 @@
 //!         └─ on a GPU, either ───── kernel  one operation, any number of heads and tokens
 //! ```
 //!
-//! The states of sequences that decode lie side by side in slots ([`StateSlots`]). The crate knows nothing
-//! of models, weights or keys and values.
+//! The states of sequences that decode lie side by side in slots ([`StateSlots`]). The crate knows
+//! nothing of models, weights or KV caches.
 
 mod chunks;
 mod convolution;

@@ -1,9 +1,9 @@
-//! Slots of states: where the states of sequences that decode are for MLX's operations.
+//! Slots for the states of sequences that decode, side by side in arrays for MLX's operations.
 //!
-//! The states of all of them are in one array per layer, so that the operations of a step do not depend
-//! on their number. A step that all sequences of the array take part in replaces it by what it computes,
-//! in the step's order; if others are in the array too, the states of the step are taken out and written
-//! back.
+//! There is one array of slots per layer, so that the number of operations in a step does not depend on
+//! the number of sequences. A step in which all sequences with a slot take part replaces the array by
+//! the states that it computes, in the step's order. If other sequences have slots too, the states of
+//! the step's sequences are copied out of the array and written back.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -12,33 +12,37 @@ use jackalope_mlx::Array;
 
 use crate::states::StateArrays;
 
-/// Slot of a sequence; `None` while its states are its own.
+/// Number of the slot that holds a sequence's states; `None` while the sequence has no slot and its
+/// states are kept elsewhere.
 pub type StateSlot = Rc<Cell<Option<usize>>>;
 
 /// The slots of all sequences of a model.
 #[derive(Debug, Default)]
 pub struct StateSlots {
-    /// The sequence of each slot; gone if the sequence is, or has its states elsewhere.
+    /// For each slot, the [`StateSlot`] of its sequence. The slot is free if that sequence has
+    /// ended, or if its `StateSlot` no longer has this slot's number.
     occupants: Vec<Weak<Cell<Option<usize>>>>,
     /// States of each layer that keeps one, `[slots, …]`; `None` before the first step.
     layers: Vec<Option<StateArrays>>,
-    /// Whether a step has written states that may not be computed.
+    /// Whether a step has written states since the last [`StateSlots::take_written`].
     is_written: bool,
-    /// Copies that were made since the last evaluation.
+    /// Arrays of the copies made since the last [`StateSlots::take_written`].
     copies: Vec<Array>,
 }
 
 /// How the states of a step's sequences are read and written, in all layers alike.
 #[derive(Debug)]
 pub struct StateAssignment {
-    /// The slots that stay, if some are given up first.
+    /// Indices of the slots that are kept, if free slots are given up before the step; `None` if
+    /// all are kept.
     kept: Option<Array>,
-    /// Where the step's states are among the slots, which those of newcomers follow; `None` if they are
-    /// the slots, in order.
+    /// For each sequence of the step, the index of its states among the slots, after which come the
+    /// newcomers; `None` if the step's sequences are exactly these, in order.
     sources: Option<Array>,
-    /// Numbers of the step's sequences that have no slot yet, in order.
+    /// Positions in the step, in ascending order, of the sequences that had no slot before it.
     pub newcomers: Vec<usize>,
-    /// Whether other sequences are in the slots, so that the step's are written one by one.
+    /// Whether sequences outside the step have slots, so that the step's states are written one by
+    /// one.
     has_others: bool,
 }
 
@@ -52,7 +56,8 @@ impl StateSlots {
         StateSlots { layers: (0..num_layers).map(|_| None).collect(), ..StateSlots::default() }
     }
 
-    /// Gives each sequence of a step a slot.
+    /// Gives each sequence of a step a slot, and returns how [`StateSlots::read`] and
+    /// [`StateSlots::write`] find the states.
     pub fn assign(&mut self, sequences: &[StateSlot]) -> StateAssignment {
         let kept = self.forget_gone();
         let num_slots = self.occupants.len();
@@ -82,7 +87,8 @@ impl StateSlots {
         }
     }
 
-    /// Gives up the slots of sequences that are gone. Returns the slots that stay, if not all do.
+    /// Gives up the free slots and renumbers the others. Returns the former indices of the slots
+    /// that are kept; `None` if all are.
     fn forget_gone(&mut self) -> Option<Array> {
         let slots = 0..self.occupants.len();
         let kept: Vec<usize> = slots.filter(|slot| is_in(&self.occupants[*slot], *slot)).collect();
@@ -96,8 +102,8 @@ impl StateSlots {
         Some(indices(&kept))
     }
 
-    /// Returns the states of a step's sequences in one layer, `[sequences, …]`. `newcomers` are those of
-    /// the sequences without a slot.
+    /// Returns the states of a step's sequences in one layer, `[sequences, …]`. `newcomers` are the
+    /// states of [`StateAssignment::newcomers`].
     pub fn read(
         &mut self,
         layer: usize,
@@ -141,7 +147,7 @@ impl StateSlots {
         copies
     }
 
-    /// Returns the arrays that were written since the last call.
+    /// Returns the arrays that steps and copies have written since this method was last called.
     pub fn take_written(&mut self) -> Vec<Array> {
         let mut written = std::mem::take(&mut self.copies);
         if std::mem::take(&mut self.is_written) {

@@ -2,7 +2,7 @@
 
 use jackalope_mlx::Array;
 
-/// A state for MLX's operations.
+/// The states of one or several sequences in one layer, for MLX's operations.
 #[derive(Clone, Debug)]
 pub struct StateArrays {
     /// Last inputs of the convolution, f32 `[sequences, conv_width - 1, channels]`.
@@ -13,7 +13,7 @@ pub struct StateArrays {
 }
 
 impl StateArrays {
-    /// Returns the states of several sequences in one.
+    /// Concatenates the states of several sequences.
     pub fn joined(states: &[StateArrays]) -> StateArrays {
         if let [alone] = states {
             return alone.clone();

@@ -11,8 +11,8 @@ pub enum Rule {
     Add,
 }
 
-/// The tokens of sequences that have as many each, in single precision. A key head serves
-/// `value_heads / key_heads` value heads that follow one another.
+/// The tokens of sequences, the same number `seq` of each, in single precision. A key head serves
+/// `value_heads / key_heads` consecutive value heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
     /// What a token adds.
