@@ -65,7 +65,7 @@ struct VerifiedFile {
 /// A block to verify, and the part of the target that its bytes are copied to.
 struct Job<'a> {
     block: usize,
-    /// Offset of that part among all requested bytes.
+    /// Offset of `target`, that part, among all requested bytes.
     at: u64,
     target: &'a mut [u8],
 }
@@ -161,7 +161,8 @@ impl VerifiedFiles {
     /// Returns the identity that was verified, once everything has been read.
     ///
     /// # Errors
-    /// If a file in a known state has changed meanwhile. Loading again verifies it block by block.
+    /// If a file has left its known state since it was opened. Loading again verifies it block by
+    /// block.
     pub(crate) fn finish(&self) -> io::Result<Option<CheckpointId>> {
         let names: Vec<String> = self.known.iter().map(|state| state.name.clone()).collect();
         let found = self.inner.states(&names)?;

@@ -84,7 +84,8 @@ impl GroupBreaker {
         }
     }
 
-    /// Returns how long its running operation has waited for peers.
+    /// Returns for how long the group's running operation has waited for peers; zero for stock
+    /// groups.
     fn waiting(&self) -> Duration {
         self.interrupter.as_ref().map_or(Duration::ZERO, Interrupter::waiting)
     }
@@ -114,7 +115,7 @@ impl WorkerState {
 /// The worker's side of the control connection.
 #[derive(Clone)]
 pub(crate) struct Control {
-    /// `None` while the coordinator is gone.
+    /// Sending half of the connection; `None` while the coordinator is gone.
     writer: Arc<Mutex<Option<secure::Sender>>>,
     shared: Arc<Mutex<WorkerState>>,
     tether: Tether,
@@ -448,8 +449,8 @@ impl Tether {
         }
     }
 
-    /// Time for which a rank waits for a lost coordinator. It is limited if the agent is gone,
-    /// because no other process could end the rank.
+    /// Returns the time for which the rank waits for a lost coordinator: `orphan`, or at most
+    /// [`UNTETHERED_MAX`] if the agent is gone too, because no other process could end the rank.
     fn bound(&self, orphan: Duration) -> Duration {
         if lock(&self.0).is_cut { orphan.min(UNTETHERED_MAX) } else { orphan }
     }

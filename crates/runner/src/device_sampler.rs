@@ -2,9 +2,9 @@
 //! arrays that can be inputs of the next step before the host knows them. The number of operations
 //! does not depend on the number of rows.
 //!
-//! Order and meaning are those of [`crate::sampler`], with the same number of the generator
-//! for a `(seed, position)`, in single precision: a token differs only where rounding moves it across a
-//! border of two tokens' shares.
+//! Parameters have the order and meaning of [`crate::sampler`], and a `(seed, position)` gives the
+//! same random number, but in single precision: a sampled token differs from the host's only where
+//! rounding moves that number across the border between the shares of two tokens.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,14 @@ use jackalope_protocol::{RowMask, Sampling, TokenId};
 
 use crate::sampler;
 
-/// Number of weights that are summed before the sums are: rounding grows with the longer of both.
+/// Number of weights in a block. Weights are summed within blocks, and then the sums of the blocks,
+/// because the rounding error of a sum grows with its number of terms.
 const BLOCK_LEN: i32 = 256;
 
 /// Number of bits in a word of a mask.
 const WORD_BITS: usize = 32;
 
-/// Number of bits of a uniform number that f32 holds.
+/// Number of bits that a random number keeps, all of which f32 holds exactly.
 const UNIFORM_BITS: u32 = 24;
 
 /// A row to sample from.
@@ -30,10 +31,10 @@ pub(crate) struct SampledRow<'a> {
     pub(crate) history: &'a [TokenId],
 }
 
-/// Tokens on the device.
+/// Sampled tokens on the device.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceTokens {
-    /// u32 `[rows]`; 0 where the logits are not numbers.
+    /// The token of each row, u32 `[rows]`; 0 where the logits are not numbers.
     pub(crate) tokens: Array,
     /// Whether the logits are numbers, boolean `[rows]`.
     pub(crate) are_numbers: Array,
@@ -42,11 +43,11 @@ pub(crate) struct DeviceTokens {
 /// Log-probabilities on the device.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceLogprobs {
-    /// Those of the given tokens, f32 `[rows]`.
+    /// Log-probabilities of the given tokens, f32 `[rows]`.
     pub(crate) own: Array,
     /// The most likely tokens, u32 `[rows, num_top]`, most likely first.
     pub(crate) top: Array,
-    /// Their log-probabilities, f32 `[rows, num_top]`.
+    /// Log-probabilities of the tokens in `top`, f32 `[rows, num_top]`.
     pub(crate) top_values: Array,
 }
 
@@ -94,7 +95,7 @@ pub(crate) fn needs_history(sampling: &Sampling) -> bool {
         || sampling.frequency_penalty != 0.0
 }
 
-/// What bias and penalties do to one logit.
+/// The change of one logit by bias and penalties.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     bias: f32,
@@ -161,8 +162,8 @@ fn changes_of(row: &SampledRow<'_>, vocab_size: i32) -> BTreeMap<i32, Change> {
     changes
 }
 
-/// Returns which tokens may be sampled, boolean `[rows, vocab]`; `None` if all. Bits are sent to the
-/// device, for the rows with a mask.
+/// Returns a boolean array `[rows, vocab]`, true for the tokens that may be sampled; `None` if no
+/// row has a mask. Only the bits of the rows with a mask are sent to the device.
 fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
     if rows.iter().all(|row| row.sampling.mask == RowMask::All) {
         return None;
@@ -188,7 +189,8 @@ fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
     Some(bits.take(&Array::from_slice(&mask_of_row, &[len_of(rows.len())]), 0))
 }
 
-/// Returns the bit of each token that a mask allows.
+/// Returns a mask as bits: bit `token % WORD_BITS` of word `token / WORD_BITS` is set if the mask
+/// allows the token.
 fn bits(mask: &RowMask, num_words: usize) -> Vec<u32> {
     if let RowMask::Bits(bytes) = mask {
         let word = |idx: usize| {
@@ -234,8 +236,8 @@ impl<'a> Choice<'a> {
         choice
     }
 
-    /// Returns the tokens of all rows, u32 `[rows]`, of logits `[rows, vocab]` whose largest are at
-    /// `best`.
+    /// Returns the token that each row of `logits` `[rows, vocab]` samples, u32 `[rows]`. `best`
+    /// has the index of each row's largest logit, which greedy rows sample.
     fn tokens(&self, logits: &Array, best: Array) -> Array {
         let mut parts = vec![best];
         let mut sources: Vec<usize> = (0..self.rows.len()).collect();
@@ -314,12 +316,13 @@ impl<'a> Choice<'a> {
         logits.sub(best).div(&temperatures).exp()
     }
 
-    /// Returns what to add to the largest logit to get the smallest that min-p keeps, `[rows, 1]`.
+    /// Returns the numbers, `[rows, 1]`, by which the smallest logit that min-p keeps differs from
+    /// a row's largest logit; at most 0.
     fn floors(&self, rows: &[usize]) -> Array {
         self.column(rows, |sampling| sampling.min_p.ln())
     }
 
-    /// Returns the generator's numbers, `[rows, 1]`, rounded down so that they stay below 1.
+    /// Returns the random number of each row, `[rows, 1]`, rounded down so that it stays below 1.
     fn uniforms(&self, rows: &[usize]) -> Array {
         let scale = f64::from(1_u32 << UNIFORM_BITS);
         let uniforms = rows.iter().map(|&row| {

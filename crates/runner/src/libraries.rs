@@ -15,13 +15,13 @@ const BUILT_WITH: &str = env!("JACKALOPE_MLX_PREFIX");
 /// the build's own.
 const INSTALLED: [&str; 2] = ["mlx", "../lib/jackalope/mlx"];
 
-/// Directory in which an installation keeps them, relative to its root.
+/// Directory in which an installation keeps the libraries, relative to its root.
 const PLACE: &str = "lib/jackalope";
 
 /// The header with MLX's version, relative to its prefix.
 const VERSION_HEADER: &str = "include/mlx/version.h";
 
-/// Prints the files and the place of each in an installation.
+/// Prints the path of each file, and its place in an installation, as a JSON list.
 pub(crate) fn run() -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let beside = program.parent().context("a program lies in a folder")?;

@@ -8,25 +8,25 @@ use jackalope_protocol::{CacheId, Logprob, Scored, StepTimings, TokenId};
 
 use crate::device_sampler::{DeviceLogprobs, DeviceTokens};
 
-/// A step that was submitted.
+/// A step that was submitted to the device and whose results have not been read.
 pub(crate) struct PendingStep {
-    /// Number of its plan.
+    /// Number of the plan.
     pub(crate) step: u64,
     pub(crate) began: Instant,
     pub(crate) timings: StepTimings,
-    /// What the host did to build and submit it.
+    /// The host's work to build and submit the step.
     pub(crate) counters: HostCounters,
     /// Caches of the rows that sample, in plan order.
     pub(crate) caches: Vec<CacheId>,
-    /// Their tokens on all ranks that know them, u32 `[rows that sample]`.
+    /// Tokens of the rows that sample, u32 `[rows that sample]`, on the ranks that know them.
     pub(crate) tokens: Array,
     pub(crate) answers: DeviceAnswers,
-    /// Arrays that are there when the step is done.
+    /// Arrays to wait for: once all of them are computed, the step is done.
     pub(crate) done: Vec<Array>,
 }
 
 impl PendingStep {
-    /// Whether the device has not finished it.
+    /// Whether the device still computes the step.
     pub(crate) fn is_computing(&self) -> bool {
         !self.done.iter().all(Array::is_available)
     }
@@ -35,7 +35,7 @@ impl PendingStep {
 /// Results of rank 0 on the device.
 #[derive(Default)]
 pub(crate) struct DeviceAnswers {
-    /// One after the other, in plan order.
+    /// Results of the needed positions, slice by slice, in plan order.
     pub(crate) slices: Vec<SliceAnswers>,
     /// The rows that score, without their log-probabilities.
     pub(crate) scored: Vec<Scored>,
@@ -48,16 +48,17 @@ pub(crate) struct SliceAnswers {
     pub(crate) scored: Option<ScoredPositions>,
 }
 
-/// Rows that sample.
+/// Results of the rows that sample.
 pub(crate) struct SampledRows {
     pub(crate) found: DeviceTokens,
-    /// Of all rows, if one asks for them.
+    /// Log-probabilities of all these rows; `None` if none of them asks for any.
     pub(crate) logprobs: Option<DeviceLogprobs>,
-    /// Number of most likely tokens that each row asks for, if it asks for log-probabilities.
+    /// For each row, the number of most likely tokens that it asks for; `None` if it asks for no
+    /// log-probabilities.
     pub(crate) num_tops: Vec<Option<u8>>,
 }
 
-/// Positions whose next tokens are known.
+/// Results of positions whose next tokens are known.
 pub(crate) struct ScoredPositions {
     pub(crate) logprobs: DeviceLogprobs,
     pub(crate) positions: Vec<ScoredPosition>,
@@ -65,14 +66,14 @@ pub(crate) struct ScoredPositions {
 
 /// A position whose next token is known.
 pub(crate) struct ScoredPosition {
-    /// Index of its row among those that score.
+    /// Index of the position's row among those that score.
     pub(crate) scored_idx: usize,
     pub(crate) num_top: u8,
-    /// Whether the vocabulary has the token.
+    /// Whether the vocabulary has the next token.
     pub(crate) is_known: bool,
 }
 
-/// What the host has read.
+/// Results of a step that the host has read from the device.
 #[derive(Default)]
 pub(crate) struct ReadAnswers {
     pub(crate) sampled: Vec<(Option<TokenId>, Option<Logprob>)>,

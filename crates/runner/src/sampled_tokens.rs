@@ -18,7 +18,8 @@ pub(crate) enum SampledTokens {
     /// Ranks of a pipeline: the last rank embeds. It receives tokens only when it needs them, so
     /// that it can run ahead of rank 0.
     Sent {
-        /// Caches of each step whose tokens it has not received yet.
+        /// On the last rank, for each step whose tokens it has not received yet, the caches that
+        /// the tokens belong to.
         under_way: VecDeque<Vec<CacheId>>,
         /// Maximum number of steps whose tokens are in flight, one for each stage in between;
         /// tokens of older steps are received whether they are needed or not.
@@ -87,7 +88,8 @@ impl SampledTokens {
         Ok(())
     }
 
-    /// Receives tokens in flight until none of those left is for a cache that `is_needed`.
+    /// Receives tokens in flight, until none of those still in flight is for a cache that
+    /// `is_needed` and at most `most` steps are left. Returns the received tokens.
     pub(crate) fn take_in(
         &mut self,
         group: &Group,

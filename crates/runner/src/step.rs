@@ -42,7 +42,7 @@ struct Sequence {
     tokens: Vec<TokenId>,
     /// Token that the last step sampled for this sequence.
     last_sampled: Option<LastSampled>,
-    /// A token of `tokens` that is not known yet.
+    /// The token of `tokens` that is not known yet; `None` if all are known.
     unknown: Option<UnknownToken>,
     /// Pooled hidden states; on rank 0, while the sequence is embedded.
     pool: Option<Pool>,
@@ -57,7 +57,8 @@ pub(crate) struct Stepper {
     sequences: HashMap<CacheId, Sequence>,
     /// Steps that the device computes, oldest first; at most [`ahead::PENDING_STEPS_MAX`].
     pending: VecDeque<PendingStep>,
-    /// End of the last step, and the counters of the collectives then.
+    /// End of the last step; `None` before the first. `link_seen` has the counters of the
+    /// collectives at that time.
     last_end: Option<Instant>,
     link_seen: GroupStats,
 }
@@ -88,7 +89,7 @@ struct NeededPositions {
 
 /// The logits of some of the positions that need them.
 struct Logits<'a> {
-    /// Their range of [`NeededPositions::logits_at`].
+    /// Range of these positions in [`NeededPositions::logits_at`].
     range: Range<usize>,
     /// `[positions, vocab]`.
     values: &'a Array,
@@ -178,7 +179,8 @@ impl Stepper {
         Ok(Some(output))
     }
 
-    /// Adds to a step's timings what is known at its end.
+    /// Returns a step's timings, completed at its end with the total time, the counters of the
+    /// collectives and those of the host.
     fn ended(
         &mut self,
         timings: StepTimings,
@@ -423,7 +425,7 @@ impl Stepper {
         jackalope_mlx::eval(&roots).map_err(|err| self.classify(&err))
     }
 
-    /// Returns the arrays that hold what the step's rows leave in their caches.
+    /// Returns the arrays of the caches of the step's rows.
     fn cache_arrays(&self, plan: &StepPlan) -> Vec<Array> {
         plan.rows.iter().flat_map(|row| self.sequences[&row.cache].cache.arrays()).collect()
     }
@@ -546,7 +548,7 @@ impl Stepper {
     }
 }
 
-/// Refuses to cut or fork a cache at a length whose states are gone.
+/// Fails if a cache cannot be cut or forked at a length because its states there are not kept.
 fn require_cut(id: CacheId, cache: &SequenceCache, num_tokens: usize) -> Result<(), StepError> {
     if cache.can_cut(num_tokens) {
         return Ok(());

@@ -36,11 +36,11 @@ use crate::step_error::{StepError, unheard_peers};
 /// Minimum time between two reports of the loading progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time between two looks at the device while the next command is waited for.
+/// Time between two checks of whether the device is done, while the worker waits for a command.
 const DEVICE_POLL: Duration = Duration::from_micros(50);
 
-/// Maximum time for which the next plan is waited for while the device computes. It comes soon after an
-/// answer, or when there are new requests.
+/// Maximum time for which the worker waits for the next plan while the device computes. The plan
+/// comes soon after an answer, or when there are new requests.
 const NEXT_PLAN_WAIT: Duration = Duration::from_millis(5);
 
 /// Rank and data listener of this process.
@@ -162,7 +162,8 @@ fn load_model(
     Ok((model, verified.as_deref().map(finish).transpose()?.flatten()))
 }
 
-/// Whether both ask for the same. The addresses of the machine that holds the model may differ.
+/// Whether two setups need the same shard and settings. The addresses of the machine that holds the
+/// model, and the states of its files, may differ.
 fn is_same(one: &Setup, other: &Setup) -> bool {
     let host = |setup: &Setup| setup.model_source.as_ref().map(|source| source.host.clone());
     let rest = |setup: &Setup| Setup { model_source: None, content: None, ..setup.clone() };

@@ -22,8 +22,8 @@ pub(super) struct Timed {
     pub(super) row: LinkRow,
 }
 
-/// Times all operations on `bytes` per rank, in turn. `all` adds those whose time does not depend
-/// on the size.
+/// Times the operations on `bytes` per rank, in turn. With `all`, these include the operations
+/// whose time does not depend on the size.
 pub(super) fn take(
     group: &mut Group,
     others: &mut Contestants<'_>,

@@ -23,7 +23,7 @@ pub(super) const PENDING_STEPS_MAX: usize = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LastSampled {
     Known(TokenId),
-    /// The device still computes it, as the token `idx` of a step.
+    /// The device still computes the token, as token `idx` of a step.
     Pending {
         step: u64,
         idx: usize,
@@ -34,7 +34,7 @@ pub(super) enum LastSampled {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnknownToken {
     pub(super) step: u64,
-    /// Its position.
+    /// Position of the token in the sequence.
     pub(super) at: usize,
 }
 
@@ -220,7 +220,8 @@ impl Stepper {
         Ok(output)
     }
 
-    /// Notes the tokens that a submitted step has computed.
+    /// Records the tokens that the submitted step `computed` has computed, one for each of
+    /// `caches`.
     fn note_computed(&mut self, computed: u64, caches: &[CacheId], tokens: &[TokenId]) {
         for (cache, &token) in caches.iter().zip(tokens) {
             // The sequence may have been dropped while its token was computed.
@@ -242,7 +243,8 @@ impl Stepper {
         }
     }
 
-    /// Returns the tokens of all rows, u32 `[tokens]`, if the device still computes some of them.
+    /// Returns the tokens of all rows as an array, u32 `[tokens]`, if the device still computes
+    /// some of them; `None` if the host knows all.
     pub(super) fn device_tokens(&self, inputs: &Inputs) -> Option<Array> {
         let Inputs { tokens, previous, .. } = inputs;
         let computed = &self.pending.back().filter(|_| !previous.is_empty())?.tokens;
