@@ -19,7 +19,7 @@ const STRANGERS_OWN: usize = 4;
 /// Limits on the number of unauthenticated connections.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AdmissionLimits {
-    /// Maximum number in total.
+    /// Maximum number of connections in total.
     pub total: usize,
     /// Maximum number of connections from one unexpected source.
     pub per_source: usize,

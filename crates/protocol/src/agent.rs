@@ -12,7 +12,7 @@ use crate::{MemoryPressure, Secret};
 pub enum ToAgent {
     /// First message of a session: identifies the client. A client that reconnects keeps the
     /// programs that it owned over its earlier connection, whether or not the agent has noticed
-    /// that this one ended.
+    /// that the earlier connection ended.
     Hello {
         /// Random number that the client chose once.
         client: u64,
@@ -29,7 +29,7 @@ pub enum ToAgent {
     Resume {
         /// Name of the program.
         name: String,
-        /// Its process id.
+        /// Process id of the program.
         pid: u32,
         /// As in [`ToAgent::Start`].
         tag: u64,
@@ -103,7 +103,7 @@ pub enum FromAgent {
         name: String,
         /// As in [`ToAgent::Start`].
         tag: u64,
-        /// Its process id.
+        /// Process id of the program.
         pid: u32,
         /// Start time of the process, as its system reports it.
         began: Option<String>,
@@ -191,7 +191,7 @@ pub struct EnvFile {
 pub struct ProgramStatus {
     /// Name of the program.
     pub name: String,
-    /// Its process id.
+    /// Process id of the program.
     pub pid: u32,
     /// Whether a session owns it now.
     pub is_owned: bool,

@@ -14,7 +14,8 @@ pub const KV_BLOCK_TOKENS: u32 = 256;
 pub struct CacheCost {
     /// Bytes for each position of a sequence.
     pub bytes_per_token: u64,
-    /// Bytes of the states of a sequence, whatever its length. Each kept length takes as many again.
+    /// Bytes of the states of a sequence, whatever its length. Each kept length takes the same
+    /// number of bytes in addition.
     pub state_bytes: u64,
 }
 

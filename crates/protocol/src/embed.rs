@@ -14,8 +14,9 @@ pub enum Pooling {
     Last,
 }
 
-/// Request for a sequence's embedding. Every row of the sequence carries it, so that a rank knows
-/// from the first row what to keep; the row that reaches the end gets the answer.
+/// Request for a sequence's embedding. Every row of the sequence carries the request, because ranks
+/// may have to pool hidden states from the first row on; the row that reaches the end gets the
+/// answer.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Embed {
     /// Pooling of the hidden states. With [`Pooling::Mean`] the sequence's first row must start at

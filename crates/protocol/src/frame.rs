@@ -79,7 +79,7 @@ pub enum FrameError {
     UnknownKey {
         /// Name of the machine on this side.
         host: String,
-        /// The key that it presented.
+        /// The key that the peer presented.
         found: PublicKey,
     },
     /// The peer presented another key than the one pinned for it.
@@ -92,7 +92,7 @@ pub enum FrameError {
     ChangedKey {
         /// Name of the machine on this side.
         host: String,
-        /// The key that it presented.
+        /// The key that the peer presented.
         found: PublicKey,
         /// The pinned key.
         pinned: Box<PublicKey>,

@@ -61,7 +61,7 @@ impl Granter {
 pub struct Grant {
     model: [u8; MODEL_BYTES],
     until: u64,
-    /// Key of the coordinator that made it.
+    /// Key of the coordinator that made the grant.
     pub coordinator: PublicKey,
 }
 

@@ -29,7 +29,7 @@ static NUM_DROPPED: AtomicU64 = AtomicU64::new(0);
 
 enum Entry {
     Line(Vec<u8>),
-    /// Acknowledged once everything before it is written.
+    /// Request for a message on this channel once all earlier entries are written.
     Flush(SyncSender<()>),
 }
 

@@ -38,7 +38,7 @@ pub struct NodeFacts {
 pub struct Interface {
     /// Name, such as `en0`, `bridge0` or `eth0`.
     pub name: String,
-    /// Its addresses.
+    /// Addresses of the interface.
     pub addrs: Vec<InterfaceAddr>,
     /// Speed of the link in bits per second, if the system reports it.
     pub bits_per_s: Option<u64>,

@@ -13,14 +13,16 @@ pub struct MachineMemory {
     pub free_bytes: u64,
 }
 
-/// A machine is short of memory if less than this fraction of the installed memory is free …
+/// By default, a machine is short of memory if less than one `WARN_PART`-th of the installed memory
+/// is free, but not if [`WARN_BYTES_MAX`] are free.
 const WARN_PART: u64 = 16;
-/// … and critically short if less than this fraction is free.
+/// By default, a machine is critically short of memory if less than one `CRITICAL_PART`-th of the
+/// installed memory is free, but not if [`CRITICAL_BYTES_MAX`] are free.
 const CRITICAL_PART: u64 = 32;
 
-/// Whatever is installed, this much free memory is enough …
+/// Free memory in bytes that is enough on any machine, whatever is installed.
 const WARN_BYTES_MAX: u64 = 1 << 30;
-/// … and this much is not critical.
+/// Free memory in bytes that is not critical on any machine, whatever is installed.
 const CRITICAL_BYTES_MAX: u64 = 512 << 20;
 
 /// The state of a machine's memory.
@@ -36,9 +38,9 @@ pub struct MemoryPressure {
 /// Limits below which memory counts as short, if the user sets them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PressureLimits {
-    /// Memory is short if less than this is free.
+    /// Memory is short if fewer bytes are free; `None` uses the default.
     pub warn_bytes: Option<u64>,
-    /// Memory is critically short if less than this is free.
+    /// Memory is critically short if fewer bytes are free; `None` uses the default.
     pub critical_bytes: Option<u64>,
 }
 

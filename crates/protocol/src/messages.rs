@@ -15,7 +15,7 @@ use crate::split::Split;
 pub struct Hello {
     /// Rank of the sender.
     pub rank: u32,
-    /// Id of its process.
+    /// Process id of the sender.
     pub pid: u32,
     /// Version of libmlx.
     pub mlx: String,
@@ -117,14 +117,15 @@ pub struct Setup {
     pub profile: bool,
     /// Expected content of the checkpoint; nothing is verified if absent.
     pub content: Option<ExpectedContent>,
-    /// Memory that the coordinator expects caches to take, by rank; empty if it could not compute
-    /// that.
+    /// Memory that the coordinator expects caches to take, by rank; empty if the coordinator could
+    /// not compute these numbers.
     pub cache_costs: Vec<CacheCost>,
 }
 
 impl Setup {
-    /// Compares what caches take on a rank with what the coordinator expects. If they differed, the
-    /// coordinator would plan for other memory than the rank uses.
+    /// Compares the memory that caches take on a rank, `found`, with the number that the
+    /// coordinator expects. If they differed, the coordinator would plan with other numbers than
+    /// the rank uses.
     ///
     /// # Errors
     /// Fails with a message for users if they differ.
@@ -146,7 +147,7 @@ impl Setup {
 pub struct ModelSource {
     /// Name of the machine.
     pub host: String,
-    /// Addresses at which it listens, the preferred one first.
+    /// Addresses at which the machine listens, the preferred one first.
     pub addrs: Vec<SocketAddr>,
     /// Temporary permission for the rank to read this one checkpoint there.
     pub grant: HintedKey,
@@ -254,9 +255,9 @@ pub enum FromRank {
 /// A [`ToRank::Heartbeat`] that a rank has received.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HeartbeatEcho {
-    /// Copied from the heartbeat.
+    /// Time of sending, copied from the heartbeat.
     pub sent_us: u64,
-    /// Time since it was received, in microseconds.
+    /// Time since the rank received the heartbeat, in microseconds.
     pub held_us: u64,
 }
 

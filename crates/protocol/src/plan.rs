@@ -60,7 +60,7 @@ pub struct Fork {
 pub struct Forget {
     /// The cache.
     pub cache: CacheId,
-    /// A length that it keeps.
+    /// The kept length to give up, in tokens.
     pub num_tokens: u32,
 }
 
@@ -235,11 +235,13 @@ pub struct Scored {
 /// Breakdown of a step's time on one rank, in microseconds.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct StepTimings {
-    /// Time from receiving the plan to the answer.
+    /// Time from receiving the plan to the answer. A step that is submitted ahead counts from the
+    /// end of the step before it.
     pub total_us: u32,
     /// Time inside collectives, including waiting for peers.
     pub collectives_us: u32,
-    /// Time for sampling tokens on the host.
+    /// Time for sampling and scoring on the host; if the device samples, time for reading its
+    /// results.
     pub sampling_us: u32,
     /// Time for building the graph and handling the plan, without computing.
     pub planning_us: u32,
@@ -270,7 +272,7 @@ pub struct KernelTimings {
     pub calls: u64,
     /// Total time in nanoseconds.
     pub time_ns: u64,
-    /// Bytes of weights that it read.
+    /// Bytes of weights that the kernel read.
     pub bytes: u64,
 }
 

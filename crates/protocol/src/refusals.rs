@@ -16,9 +16,10 @@ const SOURCES_MAX: usize = 32;
 /// One line of the log about refused connections.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Refusals {
-    /// Source of the connections; if absent, several further addresses.
+    /// Source of the connections; absent if the line is about several sources that are not counted
+    /// separately.
     pub source: Option<IpAddr>,
-    /// Number since the previous line.
+    /// Number of connections from this source that were refused since the previous line about it.
     pub count: u64,
     /// Time since the previous line; absent for the first refusal of a source.
     pub within: Option<Duration>,
@@ -61,7 +62,7 @@ struct Source {
 }
 
 impl RefusalLog {
-    /// Counts a refusal. If a line is returned, the caller logs it now.
+    /// Counts a refusal. Returns the line that the caller must log now, if any.
     pub fn refused(&mut self, ip: IpAddr, reason: &str, now: Instant) -> Option<Refusals> {
         self.num_refused += 1;
         self.last_reason = Some(reason.to_owned());

@@ -1,4 +1,5 @@
-//! Secrets that two ends of a connection share, and the hints by which one of them finds its own.
+//! Secrets that both ends of a connection share, and the hints by which the accepting end finds the
+//! secret that the other end uses.
 
 use serde::{Deserialize, Serialize};
 

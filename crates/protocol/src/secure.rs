@@ -41,7 +41,8 @@ pub use opening::{Caller, Opening};
 
 const NOISE_OF_KEY: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const NOISE_OF_MACHINES: &str = "Noise_XXpsk0_25519_ChaChaPoly_BLAKE2s";
-/// Last byte that the accepting side sends in a handshake between machines.
+/// Last byte that the accepting side sends in a handshake between machines, if it trusts the
+/// dialling machine's key; otherwise it sends `UNTRUSTED`.
 const TRUSTED: u8 = 1;
 const UNTRUSTED: u8 = 0;
 const TAG_BYTES: usize = 16;
@@ -55,7 +56,7 @@ const HANDSHAKE_BYTES_MAX: usize = 256;
 pub struct Peer {
     /// The key that the peer has proved to hold.
     pub key: PublicKey,
-    /// The name that it gives itself; not authenticated.
+    /// The name that the machine gives itself; not authenticated.
     pub name: String,
 }
 

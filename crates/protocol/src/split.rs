@@ -57,7 +57,7 @@ impl Split {
         self.numbers().len()
     }
 
-    /// Returns the shares, or the numbers of layers, by rank.
+    /// Returns the shares of a tensor split, or the numbers of layers of a pipeline, by rank.
     pub fn numbers(&self) -> &[u32] {
         match self {
             Split::Tensor(numbers) | Split::Pipeline(numbers) => numbers,
