@@ -32,7 +32,7 @@ pub enum BlobHasher {
 }
 
 impl BlobId {
-    /// Creates a hasher for content of this size; its result is comparable with this name.
+    /// Creates a hasher for content of `num_bytes`, whose result can be compared with this name.
     pub fn hasher(&self, num_bytes: u64) -> BlobHasher {
         match self {
             BlobId::Content(_) => BlobHasher::Content(Sha256::new()),
@@ -75,7 +75,8 @@ impl BlobHasher {
     }
 }
 
-/// Feeds the rest of `file` to `hasher`.
+/// Feeds the bytes of `file` from its current position to `hasher`. `on_bytes` is called with the
+/// number of bytes read since the last call.
 ///
 /// # Errors
 /// If the file cannot be read.

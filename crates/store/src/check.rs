@@ -1,6 +1,6 @@
-//! Checks whether a model's directory is complete: every file that serving needs exists, every weight
-//! file has the length that its header states, and together they hold the tensors that the model's
-//! description lists. Also whether this version can load the model.
+//! Checks whether a model's directory is complete: every file that serving needs exists, every
+//! weight file has the length that its header states, and together they hold the tensors that the
+//! model's description lists. Also checks whether this version can load the model.
 
 mod weights;
 
@@ -71,23 +71,23 @@ pub enum Problem {
     },
     /// A file that every model has is missing.
     Missing {
-        /// Its name.
+        /// Name of the file.
         name: String,
     },
     /// There is no `model*.safetensors`.
     NoWeights,
     /// A file does not have the format that its name says.
     Malformed {
-        /// Its name.
+        /// Name of the file.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         detail: String,
     },
     /// A weight file has another length than its header states.
     Length {
-        /// Its name.
+        /// Name of the file.
         name: String,
-        /// Length according to its header.
+        /// Length according to the file's header.
         wanted: u64,
         /// Actual length.
         found: u64,
@@ -103,12 +103,12 @@ pub enum Problem {
     Tensor(TensorProblem),
     /// A file's content is not what was fetched.
     Content {
-        /// Its name.
+        /// Name of the file.
         name: String,
     },
 }
 
-/// The files of which one holds the vocabulary.
+/// Names of files with a vocabulary; a model has at least one of them.
 const TOKENIZERS: [&str; 4] =
     ["tokenizer.json", "tiktoken.model", "tekken.json", "tokenizer.model"];
 

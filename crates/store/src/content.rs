@@ -64,7 +64,7 @@ const CONTEXT: &str = "jackalope 2026 identity of a checkpoint";
 pub struct CheckpointContent {
     /// The root of the tree.
     pub id: CheckpointId,
-    /// Its hashes.
+    /// Hashes of the checkpoint's files and blocks.
     pub tree: ContentTree,
     /// States of the files when they were hashed; only of files whose state changes with any
     /// further write.
@@ -100,7 +100,7 @@ pub enum ContentError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
     /// The hashes are larger than what can be sent to a rank.
@@ -121,7 +121,7 @@ pub enum ContentError {
 pub struct Block<'a> {
     /// Byte range in the file.
     pub range: Range<u64>,
-    /// Name of the tensor that it belongs to.
+    /// Name of the tensor that the block belongs to.
     pub tensor: &'a str,
 }
 

@@ -18,7 +18,7 @@ pub enum ListError {
     /// A file or folder cannot be read; also a dangling link.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Its path.
+        /// Path of the file or folder.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -26,7 +26,7 @@ pub enum ListError {
     /// A name is not UTF-8 or not a safe path.
     #[error("{} has a name that cannot be used", .path.display())]
     Name {
-        /// Its path.
+        /// Path of the file or folder.
         path: PathBuf,
     },
     /// Folders are nested deeper than in any model.

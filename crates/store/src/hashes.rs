@@ -66,7 +66,8 @@ impl<'a> Hashing<'a> {
 }
 
 impl HashCache {
-    /// Loads what [`HashCache::save`] wrote; empty if there is nothing or it is malformed.
+    /// Loads the cache that [`HashCache::save`] wrote to `path`. Returns an empty one if there is
+    /// no such file or it is malformed.
     pub fn load(path: &Path) -> HashCache {
         let content = std::fs::read(path).unwrap_or_default();
         serde_json::from_slice(&content).unwrap_or_default()

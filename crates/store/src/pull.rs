@@ -54,11 +54,11 @@ pub struct Pulled {
     /// The commit that was fetched.
     pub commit: String,
     destination: Destination,
-    /// Number of its files.
+    /// Number of the model's files.
     pub num_files: usize,
-    /// Their size.
+    /// Total size of the model's files in bytes.
     pub bytes: u64,
-    /// Number of bytes that came over the network now.
+    /// Number of bytes that this pull has fetched over the network.
     pub fetched_bytes: u64,
 }
 
@@ -112,11 +112,11 @@ pub struct Pull {
 /// Progress of a file.
 #[derive(Debug)]
 pub struct FileBytes {
-    /// Its content.
+    /// Name of the file's content: its hash.
     pub blob: BlobId,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Number of bytes that have arrived.
+    /// Number of bytes of the file that have arrived.
     pub done: AtomicU64,
 }
 
@@ -196,7 +196,7 @@ impl Pull {
         });
         let files = self.files.get_or_init(|| known.collect());
         let mut fetched_bytes = 0;
-        // The configuration comes first, because it shows whether the rest is of any use.
+        // The configuration comes first, because it shows whether this version can load the model.
         if let Some((job, file)) =
             jobs.iter().zip(files).find(|(job, _)| job.file.path.as_str() == "config.json")
         {
@@ -235,9 +235,11 @@ impl Pull {
         Ok(fetched_bytes)
     }
 
+    /// Checks that this version can load a model with the configuration in the file `config`.
+    ///
     /// # Errors
-    /// If this version cannot load the model with this configuration, unless unsupported models
-    /// were requested.
+    /// If the file cannot be read, or if this version cannot load the model and unsupported models
+    /// were not requested.
     fn check_loadable(&self, config: &Path) -> Result<(), PullError> {
         let content = fs::read(config).map_err(error::failed("reading", config))?;
         // Invalid JSON is reported once all files have arrived.

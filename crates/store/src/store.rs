@@ -22,11 +22,11 @@ pub enum PlaceKind {
 /// A place where models are stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
-    /// Its layout.
+    /// Layout of the place.
     pub kind: PlaceKind,
-    /// Path of its root; it need not exist.
+    /// Path of the place's root; it need not exist.
     pub root: PathBuf,
-    /// Where its path comes from: an environment variable, or `default`.
+    /// Where the path comes from: the name of an environment variable, or `default`.
     pub origin: &'static str,
 }
 
@@ -39,7 +39,7 @@ pub struct Stores {
 /// A model and the place where it is stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FoundModel {
-    /// `org/name`, or the name of its directory.
+    /// Name of the model: `org/name`, or the name of its directory.
     pub name: String,
     /// Commit, if known.
     pub commit: Option<String>,

@@ -54,7 +54,7 @@ pub enum SynthError {
     /// The configuration is not JSON.
     #[error("{} is not JSON\nhint: give the `config.json` of a model", .path.display())]
     NotJson {
-        /// Its path.
+        /// Path of the configuration.
         path: PathBuf,
         /// What the parser found.
         source: serde_json::Error,
@@ -62,7 +62,7 @@ pub enum SynthError {
     /// The configuration is JSON but no object.
     #[error("{} holds no JSON object\nhint: give the `config.json` of a model", .path.display())]
     NoObject {
-        /// Its path.
+        /// Path of the configuration.
         path: PathBuf,
     },
     /// The configuration does not say how many tokens there are.
@@ -152,7 +152,7 @@ impl SyntheticModel {
                 continue;
             }
             let bits = match tensor.role {
-                // Groups do not fit.
+                // A width that is not a multiple of the group size cannot be quantised.
                 _ if !width.is_multiple_of(GROUP_SIZE) => 16,
                 TensorRole::Router => bits.max(ROUTER_BITS),
                 _ => bits,

@@ -20,7 +20,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Maximum size of an index; a larger file is rejected.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
-/// What the weight files show.
+/// Result of checking the weight files.
 #[derive(Debug, Default)]
 pub(super) struct Weights {
     pub(super) problems: Vec<Problem>,

@@ -48,8 +48,8 @@ impl TreeCache {
         self.dir.join(format!("{:x}-{:x}.tree", state.device, state.inode))
     }
 
-    /// Returns the entry of a file in this state and of this division into blocks, with the file's
-    /// present name.
+    /// Returns the cached entry of a file in this `state`, divided into blocks of this minimum
+    /// size; `None` if there is none. The entry has the file's present name.
     pub(super) fn load(&self, state: &FileState, block_bytes_min: u64) -> Option<Entry> {
         let path = self.path(state);
         if ENTRY_BYTES_MAX < fs::metadata(&path).ok()?.len() {

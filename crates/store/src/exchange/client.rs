@@ -55,7 +55,7 @@ pub enum ExchangeError {
     Refused {
         /// The machine.
         host: String,
-        /// Its reason.
+        /// The reason that the library gives.
         reason: String,
     },
     /// The library sent an answer of the wrong type.

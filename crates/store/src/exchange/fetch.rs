@@ -22,7 +22,7 @@ use crate::{Difference, FileEntry, HashCache, Manifest, ModelRef, Record, RepoId
 /// Folder of unfinished files, within the model's directory.
 const PARTS: &str = ".jackalope/parts";
 
-/// Copied last, because a directory with this file counts as a model.
+/// File that is copied last, because a directory with this file counts as a model.
 const LAST: &str = "config.json";
 
 /// Maximum number of connections.
@@ -138,7 +138,7 @@ fn same(one: &Path, other: &Path) -> bool {
     fs::canonicalize(one).ok().zip(fs::canonicalize(other).ok()).is_some_and(|(a, b)| a == b)
 }
 
-/// Returns what `dir` lacks of the wanted files. Additional files are ignored.
+/// Returns how the files in `dir` differ from the wanted ones. Additional files are ignored.
 fn lacking(what: Fetch<'_>, dir: &Path) -> Result<Vec<Difference>, FetchError> {
     let wanted = &what.order.manifest;
     let is_lack = |it: &Difference| !matches!(it, Difference::Extra { .. });

@@ -87,7 +87,8 @@ impl Library {
         Ok(ListedModel { name, commit, dir, files })
     }
 
-    /// Returns the model in `dir`, which must contain a `config.json`.
+    /// Returns the name, the commit and the directory of the model in `dir`, which must contain a
+    /// `config.json`.
     fn at_path(&self, dir: &Path) -> Result<(String, Option<String>, PathBuf), String> {
         if !dir.join("config.json").is_file() {
             return Err(format!("there is no model at {}", dir.display()));

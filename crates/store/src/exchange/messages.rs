@@ -123,11 +123,11 @@ pub enum FromLibrary {
 /// A model and its files.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct FoundFiles {
-    /// `org/name`, or the name of its directory.
+    /// Name of the model: `org/name`, or the name of its directory.
     pub name: String,
     /// Commit, if known.
     pub commit: Option<String>,
-    /// Path of its directory.
+    /// Path of the model's directory.
     pub dir: String,
     /// Files, sorted by path, with their sizes.
     pub files: Vec<(FilePath, u64)>,
@@ -136,7 +136,7 @@ pub struct FoundFiles {
 /// An order to copy a model.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct FetchOrder {
-    /// Name of the model, from which its directory follows.
+    /// Name of the model, which determines the directory of the copy.
     pub name: String,
     /// Commit, if known.
     pub commit: Option<String>,
@@ -153,7 +153,7 @@ pub struct FetchOrder {
 pub struct Source {
     /// Name of the machine.
     pub host: String,
-    /// Addresses of its agent, the preferred one first.
+    /// Addresses of the machine's agent, the preferred one first.
     pub addrs: Vec<SocketAddr>,
     /// Name or path of the model on that machine.
     pub model: String,

@@ -25,7 +25,7 @@ pub(super) struct Part {
     list_path: PathBuf,
     file: File,
     list: Mutex<File>,
-    /// Ranges that were missing when it was opened.
+    /// Ranges that were missing when the file was opened.
     pub(super) missing: Vec<u32>,
     num_missing: AtomicU32,
 }
@@ -74,12 +74,12 @@ impl Part {
         (begin, usize::try_from(length).expect("a range fits into memory"))
     }
 
-    /// Returns the number of bytes that were missing when it was opened.
+    /// Returns the number of bytes that were missing when the file was opened.
     pub(super) fn missing_bytes(&self) -> u64 {
         self.missing.iter().map(|&range| self.bounds(range).1 as u64).sum()
     }
 
-    /// Returns true if some ranges had arrived before it was opened.
+    /// Returns true if some ranges had arrived before the file was opened.
     pub(super) fn is_resumed(&self) -> bool {
         (self.missing.len() as u64) < self.entry.bytes.div_ceil(RANGE_BYTES)
     }

@@ -31,7 +31,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 const PIECE_BYTES: usize = 1 << 20;
 
 impl Library {
-    /// Returns what serves connections to this library.
+    /// Returns the service that answers the connections to this library.
     pub fn service(self) -> LibraryService {
         Arc::new(move |access, sender, receiver| serve(&self, &access, sender, receiver))
     }

@@ -19,11 +19,11 @@ use super::messages::{FetchOrder, Fetched, Source};
 pub struct CopyPeer {
     /// Name of the machine.
     pub host: String,
-    /// Addresses at which we reach its agent.
+    /// Addresses at which we reach the machine's agent.
     pub addrs: Vec<SocketAddr>,
-    /// The agent's key.
+    /// Key of the machine's agent.
     pub key: PublicKey,
-    /// Addresses at which each peer reaches its agent, by the peer's position.
+    /// Addresses at which each peer reaches the machine's agent, by the peer's position.
     pub addrs_from: Vec<Vec<SocketAddr>>,
 }
 
@@ -88,7 +88,8 @@ impl Spread {
         transfer
     }
 
-    /// Ends a copy. One that failed is not tried again; another source may be.
+    /// Records the end of a copy. A copy that failed is not repeated from the same source, but may
+    /// be made from another one.
     pub fn end(&mut self, transfer: CopyPair, went_well: bool) {
         self.states[transfer.source] = State::Has;
         self.states[transfer.target] = if went_well { State::Has } else { State::Lacks };
@@ -118,9 +119,9 @@ pub struct SpreadOrder<'a> {
     pub source: usize,
     /// Name of the model at the source.
     pub model: &'a str,
-    /// What each of the others copies; the sources are filled in.
+    /// The order that each of the other machines gets, after its sources have been filled in.
     pub order: &'a FetchOrder,
-    /// Proves to the agents who asks.
+    /// Proves to the agents that this machine is their coordinator.
     pub ours: &'a dyn Coordinator,
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Job {
     pub(crate) partial: PathBuf,
     /// Path of the complete file, once it is verified.
     pub(crate) done: PathBuf,
-    /// Lock file held by the process that writes it.
+    /// Lock file that a process holds while it writes the file.
     pub(crate) lock: PathBuf,
 }
 

@@ -32,7 +32,7 @@ pub enum PullError {
     NoWeights {
         /// The repository.
         repo: RepoId,
-        /// What it has instead.
+        /// The weights that the repository has instead.
         found: OtherWeights,
     },
     /// This version cannot load a model with this configuration.
@@ -54,7 +54,7 @@ pub enum PullError {
         .problems.join(", ")
     )]
     Unusable {
-        /// What is wrong with them.
+        /// What is wrong with the files.
         problems: Vec<String>,
     },
     /// The directory holds another model.
@@ -74,9 +74,9 @@ pub enum PullError {
         human_bytes(*missing_bytes, 2), human_bytes(*free_bytes, 2), .at.display()
     )]
     NoRoom {
-        /// Size of what is missing.
+        /// Size of the files that must be fetched, in bytes.
         missing_bytes: u64,
-        /// Free space.
+        /// Free space in bytes.
         free_bytes: u64,
         /// A directory on the disk.
         at: PathBuf,
@@ -149,7 +149,7 @@ pub enum OtherWeights {
     /// Weights that can run code when they are read.
     #[error("holds its weights as pickles, which can run code and are not read")]
     Pickles,
-    /// Weights of something else.
+    /// Weights of an adapter, or only some of a model's.
     #[error(
         "holds *.safetensors, but none is named model*.safetensors: this is an adapter or a part"
     )]
@@ -162,7 +162,7 @@ pub enum OtherWeights {
 /// Hint for a file that is wrong on the hub.
 const ANOTHER_HUB_HINT: &str = "hint: try again later, or pull from another hub (HF_ENDPOINT)";
 
-/// What is wrong with a hub's answer, or with the way to it.
+/// What is wrong with a hub's answer, or with the connection to the hub.
 #[derive(Debug, Error)]
 pub enum HubError {
     /// The hub cannot be reached.
@@ -171,7 +171,7 @@ pub enum HubError {
          hub, HTTPS_PROXY a proxy"
     )]
     Unreachable {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
         /// URL of the hub.
         endpoint: String,
@@ -218,13 +218,13 @@ pub enum HubError {
         endpoint: String,
         /// The repository.
         repo: RepoId,
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
     },
     /// The hub answers with another error.
     #[error("{url} answers {status}{}", answer(.text))]
     Status {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
         /// Status of the answer.
         status: StatusCode,
@@ -234,7 +234,7 @@ pub enum HubError {
     /// An answer ends early, or the connection does.
     #[error("reading {url} at byte {at}: {source}")]
     Read {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
         /// Number of bytes that had arrived.
         at: u64,
@@ -244,7 +244,7 @@ pub enum HubError {
     /// A connection was closed before all bytes had arrived.
     #[error("the connection to {url} ended at byte {at}")]
     Ended {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
         /// Number of bytes that had arrived.
         at: u64,
@@ -252,7 +252,7 @@ pub enum HubError {
     /// The list of files cannot be read.
     #[error("reading {url}: {source}")]
     ListingBody {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
         /// The cause.
         source: ureq::Error,
@@ -260,9 +260,9 @@ pub enum HubError {
     /// The list of files makes no sense.
     #[error("what {url} answers {fault}")]
     Listing {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
-        /// What is wrong with it.
+        /// What is wrong with the list.
         fault: ListingFault,
     },
     /// A file is listed twice.
@@ -297,20 +297,20 @@ pub enum HubError {
         /// The cause.
         source: HashTextError,
     },
-    /// A partial answer begins elsewhere.
+    /// A partial answer does not begin at the requested byte.
     #[error("{url} does not continue where requested")]
     OtherRange {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
     },
     /// A file has another length than listed.
     #[error("{url} has {}, but the hub lists {listed_bytes}\n{ANOTHER_HUB_HINT}", counted(*found_bytes, "byte"))]
     Length {
-        /// What was requested.
+        /// The URL that was requested.
         url: String,
-        /// Its length.
+        /// Length in bytes that the answer states for the file.
         found_bytes: u64,
-        /// Its length in the list of files.
+        /// Length in bytes that the list of files states.
         listed_bytes: u64,
     },
     /// More bytes arrive than listed.
@@ -318,7 +318,7 @@ pub enum HubError {
     TooLong {
         /// The file.
         path: FilePath,
-        /// Its length in the list of files.
+        /// Length in bytes that the list of files states.
         listed_bytes: u64,
     },
 }
@@ -326,22 +326,22 @@ pub enum HubError {
 /// What is wrong with a list of files.
 #[derive(Debug, Error)]
 pub enum ListingFault {
-    /// It is not JSON.
+    /// The list is not JSON.
     #[error("is no JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// It has no commit.
+    /// The list has no commit.
     #[error("names no commit")]
     NoCommit,
-    /// Its commit cannot be one.
+    /// The value in place of the commit cannot be the name of one.
     #[error("names {found:?} as a commit")]
     Commit {
         /// The value.
         found: String,
     },
-    /// It has no files.
+    /// The list has no files.
     #[error("names no files")]
     NoFiles,
-    /// One of its files has no name.
+    /// A file in the list has no name.
     #[error("names a file without a name")]
     NoName,
 }

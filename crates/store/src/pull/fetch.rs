@@ -35,7 +35,7 @@ struct Partial<'a> {
     file: File,
     hasher: BlobHasher,
     bytes: u64,
-    /// Whether some of it is from an earlier run, which may have fetched another content.
+    /// Whether some of the data is from an earlier run, which may have fetched another content.
     is_resumed: bool,
     fetch: Fetch<'a>,
 }
@@ -89,7 +89,7 @@ impl<'a> Fetch<'a> {
         Ok(found.map_err(failed("reading", done))? == file.blob)
     }
 
-    /// Makes attempts until all bytes have arrived, and returns the number of bytes that came.
+    /// Makes attempts until all bytes have arrived, and returns the number of bytes received.
     fn complete(self, partial: &mut Partial<'_>) -> Result<u64, PullError> {
         let mut retries = Retries::new(self.pull.config.retries);
         let mut fetched_bytes = 0;
@@ -200,7 +200,7 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// Discards what has arrived.
+    /// Discards the data that has arrived.
     fn begin_anew(&mut self) -> Result<(), PullError> {
         if self.bytes == 0 {
             return Ok(());

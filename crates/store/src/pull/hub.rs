@@ -82,7 +82,7 @@ pub(crate) struct Hub {
 pub(crate) struct Listing {
     /// The commit.
     pub(crate) commit: String,
-    /// Its files as the hub names them; nothing is checked yet.
+    /// Files of the revision as the hub names them; nothing is checked yet.
     pub(crate) siblings: Vec<Sibling>,
 }
 

@@ -17,9 +17,9 @@ pub(crate) const ASKED_PAUSE_MAX: Duration = Duration::from_secs(300);
 /// Failure of an attempt.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It will fail again.
+    /// Another attempt would fail in the same way.
     Final(Box<PullError>),
-    /// It may succeed next time, perhaps after the requested pause.
+    /// Another attempt may succeed, perhaps after the requested pause.
     Again { error: Box<PullError>, pause: Option<Duration> },
 }
 

@@ -60,7 +60,7 @@ impl Tensor {
         self.shape.iter().product::<usize>() * self.kind.item_bytes()
     }
 
-    /// Writes its content, which is the same for the same seed.
+    /// Writes the tensor's content to `file`; the same `seed` gives the same content.
     pub(super) fn write(&self, seed: u64, file: &mut impl Write) -> io::Result<()> {
         let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let num_words = self.num_bytes().div_ceil(8);
