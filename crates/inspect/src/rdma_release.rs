@@ -10,7 +10,7 @@ use crate::report::RdmaDevice;
 /// Maximum time in which devices must be free again.
 const FREE_MAX: Duration = Duration::from_secs(30);
 
-/// Interval of polling them.
+/// Interval of polling the devices.
 const POLL: Duration = Duration::from_millis(250);
 
 /// Timeout for the list of devices from the system.

@@ -40,7 +40,7 @@ pub struct NodeReport {
     pub clock_ahead_s: Option<i64>,
     /// Version of jackalope in `~/.jackalope/current`.
     pub jackalope: Option<String>,
-    /// Version of the libmlx beside it.
+    /// Version of MLX in `~/.jackalope/current`, from the headers of libmlx.
     pub mlx: Option<String>,
     /// Tools that are not installed.
     pub missing_tools: Vec<String>,
@@ -53,7 +53,7 @@ pub struct NodeReport {
 pub struct MacReport {
     /// Model identifier, such as `Mac16,9`.
     pub model: String,
-    /// Product name as its Thunderbolt ports report it, such as `Mac Studio`.
+    /// Product name as the Mac's Thunderbolt ports report it, such as `Mac Studio`.
     pub product: String,
     /// Version of macOS.
     pub version: Option<Version>,
@@ -176,7 +176,7 @@ impl MacReport {
         port.map(|port| port.interface.as_str())
     }
 
-    /// Returns the newest Thunderbolt generation among its ports.
+    /// Returns the newest Thunderbolt generation among the Mac's ports.
     pub fn generation(&self) -> Option<ThunderboltGeneration> {
         self.thunderbolt.iter().filter_map(|port| port.generation).max()
     }

@@ -46,9 +46,9 @@ pub enum ApplyError {
         host: String,
         /// The command.
         command: String,
-        /// Its exit status.
+        /// Exit status of the command.
         status: i32,
-        /// Its output.
+        /// Output of the command.
         output: String,
     },
 }

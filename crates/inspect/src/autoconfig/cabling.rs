@@ -24,7 +24,7 @@ pub struct CabledHost {
     pub ports: Vec<ThunderboltPort>,
     /// Interfaces that do not support RDMA.
     pub without_rdma: Vec<String>,
-    /// Newest Thunderbolt generation of its ports, if known.
+    /// Newest Thunderbolt generation of the machine's ports, if known.
     pub generation: Option<ThunderboltGeneration>,
 }
 

@@ -11,7 +11,7 @@ const RDMA_SINCE: (u32, u32) = (26, 2);
 /// The chosen transport, and the reasons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// CablingShape that the cables form.
+    /// Shape that the cables form.
     pub shape: CablingShape,
     /// The transport.
     pub backend: Backend,
@@ -21,7 +21,7 @@ pub struct Choice {
     pub because: Vec<String>,
     /// Cables that would allow a better transport.
     pub missing: Vec<String>,
-    /// True if it is the requested transport, or none was requested.
+    /// Whether `backend` is the requested transport, or none was requested.
     pub is_as_wanted: bool,
 }
 

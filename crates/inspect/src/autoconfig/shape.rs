@@ -24,7 +24,7 @@ pub enum CablingShape {
 }
 
 impl CablingShape {
-    /// Determines the shape.
+    /// Determines the shape that the cables form.
     pub fn of(cabling: &Cabling) -> CablingShape {
         let num_hosts = cabling.hosts.len();
         if num_hosts <= 1 {

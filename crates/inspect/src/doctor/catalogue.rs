@@ -45,7 +45,7 @@ impl fmt::Display for Severity {
 pub struct Entry {
     /// Permanent code, such as `ssh-refused`.
     pub code: &'static str,
-    /// Severity where the problem applies in full.
+    /// Severity of the problem; a check may report it with a lower one.
     pub severity: Severity,
     /// Title, used as a heading.
     pub title: &'static str,

@@ -1,4 +1,4 @@
-//! What a diagnosis is based on.
+//! The data that a diagnosis is based on.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ pub struct ExaminedNode {
     /// The files of the model's folder there. `None` if they were not requested, `Some(None)` if
     /// there is no such folder.
     pub model: Option<Option<Vec<ModelFile>>>,
-    /// Results of the pings that it sent.
+    /// Results of the pings that the machine sent.
     pub echoes: Vec<Ping>,
 }
 

@@ -11,7 +11,7 @@ pub struct Finding {
     pub severity: Severity,
     /// Code from the catalogue; `ok` if all is well.
     pub code: &'static str,
-    /// Machine that it concerns; `None` if it concerns several.
+    /// Machine that the finding concerns; `None` if it concerns several.
     pub node: Option<String>,
     /// Title of the catalogue's entry, or what was checked.
     pub about: &'static str,
@@ -24,7 +24,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Creates a finding that something is as it should be.
+    /// Creates a finding without a problem. `about` is what was checked, `found` what was observed.
     pub(super) fn ok(node: &str, about: &'static str, found: impl Into<String>) -> Finding {
         Finding {
             severity: Severity::Ok,

@@ -30,21 +30,22 @@ pub struct HttpAnswer {
 /// One running program of ours.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OwnProgram {
-    /// Its kind.
+    /// Kind of the program.
     pub kind: ProgramKind,
-    /// Its pid.
+    /// Process id of the program.
     pub pid: u32,
-    /// Pid of its parent; 1 once the parent has ended, which does not make the program stale.
+    /// Process id of the parent; 1 once the parent has ended, which does not make the program
+    /// stale.
     pub parent_pid: u32,
-    /// Resident memory, in bytes.
+    /// Resident memory of the program in bytes.
     pub resident_bytes: u64,
-    /// Whether a signal has stopped it (SIGSTOP).
+    /// Whether a signal has stopped the program (SIGSTOP).
     pub is_stopped: bool,
     /// Jackalope's folder of a server or an agent, where the system reports it.
     pub home: Option<String>,
-    /// Whether the record in that folder names this process.
+    /// Whether the record in `home` names this process.
     pub is_recorded: bool,
-    /// Model that its record names.
+    /// Model that the record in `home` names, if that is the record of this process.
     pub model: Option<String>,
     /// Answers of a server's ports.
     pub answers: Vec<HttpAnswer>,
@@ -104,13 +105,14 @@ impl OwnProgram {
         self.model = model.map(str::to_owned);
     }
 
-    /// Whether any of its ports answers over HTTP; `None` if none could be queried.
+    /// Whether any port of the program answers over HTTP; `None` if none could be queried.
     pub fn is_alive(&self) -> Option<bool> {
         let known: Vec<u16> = self.answers.iter().filter_map(|it| it.live).collect();
         if known.is_empty() { None } else { Some(known.iter().any(|status| *status != 0)) }
     }
 
-    /// The first answer with status 200 of `/health/live`, which is the port that clients use.
+    /// Returns the first answer with status 200 of `/health/live`, which is that of the port that
+    /// clients use.
     pub fn http(&self) -> Option<&HttpAnswer> {
         self.answers.iter().find(|it| it.live == Some(200))
     }

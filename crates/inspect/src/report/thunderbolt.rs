@@ -36,7 +36,7 @@ impl ExpectedSpeed {
 pub struct ThunderboltPort {
     /// Number of the receptacle in the case: the `2` of `Thunderbolt 2`.
     pub receptacle: u32,
-    /// Its network interface.
+    /// Network interface of the port.
     pub interface: Option<String>,
     /// Domain UUID, which identifies this port to the other end of a cable.
     pub domain_uuid: String,
@@ -46,7 +46,7 @@ pub struct ThunderboltPort {
     pub attached: Option<String>,
     /// Speed of the link in bits per second, if something is plugged in.
     pub link_bits_per_s: Option<u64>,
-    /// ThunderboltGeneration of the port, if known: a connected port reports only the speed of its link.
+    /// Generation of the port, if known: a connected port reports only the speed of its link.
     pub generation: Option<ThunderboltGeneration>,
 }
 
@@ -132,7 +132,7 @@ impl RdmaDevice {
         self.name.strip_prefix("rdma_").unwrap_or(&self.name)
     }
 
-    /// Returns true if it has an IPv4-mapped GID, which JACCL needs.
+    /// Returns true if the device has an IPv4-mapped GID, which JACCL needs.
     pub fn has_ipv4_gid(&self) -> bool {
         self.gids.iter().any(|gid| gid.to_ipv4_mapped().is_some())
     }

@@ -91,7 +91,7 @@ fn ranks(told: Told<'_>, findings: &mut Vec<Finding>) {
             let found = format!("rank, process {pid} ({memory}), has no coordinator and no parent");
             findings.push(Finding::on(&catalogue::STALE_PROCESS, told.name, found, &blanks));
         } else {
-            // Started by hand or by another program, so it is not stale.
+            // A person or another program started this rank, so it is not stale.
             pids.push(pid);
             bytes += rank.resident_bytes;
         }

@@ -6,7 +6,7 @@ use crate::doctor::{Entry, Finding, Severity, catalogue};
 use crate::report::{MacReport, RdmaDevice, RdmaSwitch, ThunderboltGeneration};
 
 pub(super) fn check(scene: &Scene<'_>, told: Told<'_>, findings: &mut Vec<Finding>) {
-    // Without a hostfile that asks for RDMA, all this is merely worth knowing.
+    // If the hostfile does not ask for RDMA, findings about RDMA are only notes.
     let worst = if scene.wants_rdma { Severity::Error } else { Severity::Note };
     let mut push = |finding: Finding| findings.push(finding.at_most(worst));
     let Some(mac) = &told.report.mac else {
@@ -147,8 +147,8 @@ fn device(
     findings
 }
 
-/// Devices are listed with GIDs only by `ibv_devinfo -v`; without it, the interface's addresses
-/// decide.
+/// Returns true if the device has an IPv4 address. Only `ibv_devinfo -v` lists the device's GIDs;
+/// without them, the addresses of its interface decide.
 fn has_ipv4(told: Told<'_>, device: &RdmaDevice) -> bool {
     if !device.gids.is_empty() {
         return device.has_ipv4_gid();
