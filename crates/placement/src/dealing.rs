@@ -18,7 +18,8 @@ const LOGIT_ROWS: u64 = 64;
 /// Size of an activation; counted as f32.
 const ACTIVATION_BYTES: u64 = 4;
 
-/// Number of states of a sequence at the planned context: its own and one kept length.
+/// Number of states of a sequence at the planned context: the current one, and one kept at an
+/// earlier length.
 const PLANNED_STATES: u64 = 2;
 
 /// The memory that a rank needs, in bytes.

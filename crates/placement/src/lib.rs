@@ -107,7 +107,7 @@ impl SplitKind {
         }
     }
 
-    /// Returns the word that people type for it.
+    /// Returns the kind's name, as users type it on a command line.
     pub fn name(self) -> &'static str {
         match self {
             SplitKind::Tensor => "tensor",
@@ -138,15 +138,15 @@ pub struct Placement {
 /// One rank of a placement.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RankPlan {
-    /// Position of its machine among the offers.
+    /// Position of the rank's machine among the offers.
     pub offer_idx: usize,
-    /// Name of its machine.
+    /// Name of the rank's machine.
     pub name: String,
-    /// Its number in the split: its share of each layer, or its number of layers.
+    /// The rank's number in the split: its share of each layer, or its number of layers.
     pub number: u32,
-    /// Memory that it needs.
+    /// Memory that the rank needs.
     pub need: RankNeed,
-    /// Memory that it may use.
+    /// Memory that the rank may use, in bytes.
     pub usable_bytes: u64,
 }
 
@@ -187,13 +187,13 @@ impl fmt::Display for Reason {
 /// One combination of a number of machines and a kind of split.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacementOption {
-    /// The machines with the most memory, in the order of the hostfile.
+    /// Indexes of the offers of the machines with the most memory, in the order of the hostfile.
     pub offer_idxs: Vec<usize>,
-    /// How the model is divided among them.
+    /// How the model is divided among these machines.
     pub split: Split,
-    /// Memory that each of them needs.
+    /// Memory that the rank on each machine needs, in the order of `offer_idxs`.
     pub needs: Vec<RankNeed>,
-    /// Memory that they lack together; 0 if the model fits.
+    /// Memory in bytes that the machines lack together; 0 if the model fits.
     pub missing_bytes: u64,
     /// Expected speed, if the memory bandwidth of every machine is known.
     pub speed: Option<Speed>,
@@ -213,7 +213,7 @@ pub struct PlacementRefusal {
     pub context_tokens: u32,
     /// The machines of the best attempt.
     pub nodes: Vec<NodeShortage>,
-    /// Memory that they lack together.
+    /// Memory in bytes that the machines lack together.
     pub missing_bytes: u64,
     /// Longest context that would fit; `None` if not even the shortest does.
     pub context_tokens_max: Option<u32>,
@@ -225,16 +225,16 @@ pub struct PlacementRefusal {
 /// How much memory a machine lacks.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NodeShortage {
-    /// The machine.
+    /// Name of the machine.
     pub name: String,
-    /// Memory that its part of the model needs.
+    /// Memory that the machine's part of the model needs, in bytes.
     pub needed_bytes: u64,
-    /// Memory that the rank may use.
+    /// Memory that the rank on the machine may use, in bytes.
     pub usable_bytes: u64,
 }
 
 impl NodeShortage {
-    /// Returns the memory that it lacks; 0 if its part fits.
+    /// Returns the memory in bytes that the machine lacks; 0 if its part of the model fits.
     pub fn missing_bytes(&self) -> u64 {
         self.needed_bytes.saturating_sub(self.usable_bytes)
     }

@@ -19,14 +19,14 @@ pub struct PlacementModel {
     pub vocab_size: usize,
     /// Longest context that the model was made for.
     pub context_tokens: u32,
-    /// Quantisation of most of its weights; `None` if they are not quantised.
+    /// Quantisation of most of the model's weights; `None` if they are not quantised.
     pub quantization: Option<StatedFormat>,
-    /// How it lies in its checkpoint.
+    /// Layout of the model in its checkpoint: the sizes of its parts, and where each may be cut.
     pub layout: ModelLayout,
 }
 
 impl PlacementModel {
-    /// Combines the description of a model with how it lies in its checkpoint.
+    /// Combines the description of a model with its layout in a checkpoint.
     pub fn new(spec: &ModelSpec, layout: ModelLayout) -> PlacementModel {
         let queries = spec.layers.iter().map(|layer| {
             let heads = layer.mixer.heads();
@@ -71,7 +71,7 @@ impl PlacementModel {
         self.whole().weights_bytes
     }
 
-    /// Returns the bytes of all weights of a purpose.
+    /// Returns the total bytes of the weights with this role.
     pub fn bytes_of(&self, role: TensorRole) -> u64 {
         let parts = self.layout.parts().filter(|part| part.role == role);
         parts.map(|part: &WeightPart| part.bytes).sum()

@@ -9,22 +9,22 @@ const EXHAUSTIVE_MAX: usize = 12;
 /// A hostfile position at which a rank could run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Candidate {
-    /// Its position in the hostfile.
+    /// Position in the hostfile.
     pub position: usize,
     /// Memory that a rank there may take.
     pub usable_bytes: u64,
-    /// Whether it computes now.
+    /// Whether a rank computes at this position now.
     pub computes: bool,
 }
 
 /// Members that all reach each other.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ReachableGroup {
-    /// Their positions, ascending.
+    /// Hostfile positions of the members, ascending.
     pub positions: Vec<usize>,
-    /// Their total usable memory.
+    /// Total usable memory of the members in bytes.
     pub usable_bytes: u64,
-    /// How many of them compute now.
+    /// Number of members that compute now.
     pub num_computing: usize,
 }
 

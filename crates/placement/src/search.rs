@@ -12,8 +12,8 @@ use super::model::PlacementModel;
 /// and equal machines should get equal shares whatever else runs on them.
 const STEPS_BY_MEMORY: [u64; 3] = [8, 16, 100];
 
-/// The same for shares proportional to the memory that is left beside the parts that every rank
-/// holds.
+/// Like [`STEPS_BY_MEMORY`], for shares proportional to the memory that is left beside the parts
+/// that every rank holds.
 const STEPS_BY_ROOM: [u64; 3] = [16, 100, 1000];
 
 /// By number of ranks: before a model is refused, all shares whose sum is at most this are tried.

@@ -48,7 +48,7 @@ pub enum LinkKind {
 pub enum LinkSource {
     /// A measurement.
     Measured,
-    /// The usual values for its kind.
+    /// The usual values for a link of this kind.
     Usual,
 }
 
@@ -201,7 +201,8 @@ struct Computing {
     prefill_us: f64,
 }
 
-/// Ranks compute at the same time and wait for each other at every all-reduce.
+/// Returns the times of computing and of waiting with tensor parallelism: ranks compute at the same
+/// time and wait for each other at every all-reduce.
 fn tensor(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
     let slowest = |time: fn(&Computing) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
     let computing = Computing {
@@ -220,8 +221,9 @@ fn tensor(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Comput
     (computing, waiting)
 }
 
-/// Ranks compute a decoded token one after the other, but chunks of a prompt at the same time, so
-/// that the slowest rank determines the speed.
+/// Returns the times of computing and of waiting with pipeline parallelism: ranks compute a decoded
+/// token one after the other, but chunks of a prompt at the same time, so that the slowest rank
+/// determines the speed.
 fn pipeline(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
     let row_bytes = model.hidden_size as f64 * model.element_bytes() as f64;
     let last = ranks.len() - 1;
