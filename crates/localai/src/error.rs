@@ -43,7 +43,7 @@ pub enum LocalAiError {
     Contradiction {
         /// Name of the option.
         what: &'static str,
-        /// Its value.
+        /// Value in the model's options.
         option: String,
         /// The configured value.
         configured: String,
@@ -54,7 +54,7 @@ pub enum LocalAiError {
     /// A model cannot be located.
     #[error(transparent)]
     Locate(#[from] LocateError),
-    /// The hostfile is wrong.
+    /// The hostfile cannot be used.
     #[error(transparent)]
     Hosts(#[from] HostsError),
     /// The rank cannot be started.

@@ -94,8 +94,8 @@ impl AnswerWriter for ReplyFormat {
     }
 }
 
-/// Converts a delta to a reply, with the text in both fields that clients read. `num_calls` is the
-/// number of calls that have begun.
+/// Converts a delta to a reply, with the text in both fields that clients read. `num_calls` counts
+/// the tool calls that have begun so far.
 fn reply(delta: Delta, num_calls: &mut usize) -> Reply {
     let call = |call: CallDelta| {
         *num_calls += usize::from(call.head.is_some());
@@ -113,7 +113,7 @@ fn reply(delta: Delta, num_calls: &mut usize) -> Reply {
     Reply { message, chat_deltas: vec![chat_delta], ..Reply::default() }
 }
 
-/// Adds token counts and times.
+/// Returns the reply with the token counts and times of the answer.
 fn with_totals(reply: Reply, summary: &AnswerSummary) -> Reply {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
     Reply {

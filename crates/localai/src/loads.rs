@@ -11,7 +11,7 @@ const NAMES_MAX: usize = 64;
 /// The models that LocalAI has loaded.
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
-    /// The newest last.
+    /// The loads, the newest last.
     loads: Mutex<Vec<Load>>,
     /// Held while a model is being loaded or freed.
     pub(crate) changing: tokio::sync::Mutex<()>,

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-/// Internal names of fields, and the protocol's own.
+/// Internal names of fields, each with the name that the protocol has for the field.
 pub(crate) const NAMES: [(&str, &str); 18] = [
     ("prompt", "Prompt"),
     ("messages", "Messages"),
@@ -35,7 +35,7 @@ pub(crate) struct Empty {}
 pub(crate) struct PredictOptions {
     #[prost(string, tag = "1")]
     pub(crate) prompt: String,
-    /// 0 and -1: a random seed.
+    /// Seed of the sampling; 0 and -1: a random one.
     #[prost(int32, tag = "2")]
     pub(crate) seed: i32,
     /// Maximum number of tokens to generate; 0 or less: the server's default.
@@ -48,38 +48,38 @@ pub(crate) struct PredictOptions {
     pub(crate) repeat: i32,
     #[prost(float, tag = "9")]
     pub(crate) temperature: f32,
-    /// 1 is off; 0: the model's default.
+    /// Repetition penalty; 1 turns it off, 0 means the model's default.
     #[prost(float, tag = "10")]
     pub(crate) penalty: f32,
     #[prost(string, repeated, tag = "13")]
     pub(crate) stop_prompts: Vec<String>,
     #[prost(bool, tag = "14")]
     pub(crate) ignore_eos: bool,
-    /// 0 and 1 are off.
+    /// Tail-free sampling, which is refused; 0 and 1 are off.
     #[prost(float, tag = "15")]
     pub(crate) tail_free_sampling_z: f32,
-    /// 0 and 1 are off.
+    /// Typical sampling, which is refused; 0 and 1 are off.
     #[prost(float, tag = "16")]
     pub(crate) typical_p: f32,
     #[prost(float, tag = "17")]
     pub(crate) frequency_penalty: f32,
     #[prost(float, tag = "18")]
     pub(crate) presence_penalty: f32,
-    /// 0 is off.
+    /// Mirostat sampling, which is refused; 0 is off.
     #[prost(int32, tag = "19")]
     pub(crate) mirostat: i32,
-    /// A JSON object from token ids to numbers.
+    /// Values added to the logits of tokens: a JSON object from token ids to numbers.
     #[prost(string, tag = "23")]
     pub(crate) logit_bias: String,
     /// A grammar in llama.cpp's notation.
     #[prost(string, tag = "29")]
     pub(crate) grammar: String,
-    /// 0 is off.
+    /// Sample from the most likely tokens whose probabilities add up to this value; 0 is off.
     #[prost(float, tag = "32")]
     pub(crate) top_p: f32,
     #[prost(int32, repeated, tag = "35")]
     pub(crate) embedding_tokens: Vec<i32>,
-    /// The text of an embedding.
+    /// Text to embed.
     #[prost(string, tag = "36")]
     pub(crate) embeddings: String,
     #[prost(string, tag = "40")]
@@ -94,17 +94,18 @@ pub(crate) struct PredictOptions {
     pub(crate) videos: Vec<String>,
     #[prost(string, repeated, tag = "46")]
     pub(crate) audios: Vec<String>,
-    /// A JSON list in the form of OpenAI's chat completions.
+    /// Tools: a JSON list in the form of OpenAI's chat completions.
     #[prost(string, tag = "48")]
     pub(crate) tools: String,
-    /// A word, or JSON in the form of OpenAI's chat completions.
+    /// Tool choice: a word, or JSON in the form of OpenAI's chat completions.
     #[prost(string, tag = "49")]
     pub(crate) tool_choice: String,
     #[prost(int32, tag = "50")]
     pub(crate) logprobs: i32,
     #[prost(int32, tag = "51")]
     pub(crate) top_logprobs: i32,
-    /// `enable_thinking`, `reasoning_effort`, `chat_template_kwargs`.
+    /// Parameters for the chat template: `enable_thinking`, `reasoning_effort`,
+    /// `chat_template_kwargs`.
     #[prost(map = "string, string", tag = "52")]
     pub(crate) metadata: HashMap<String, String>,
     #[prost(float, tag = "53")]
@@ -127,7 +128,7 @@ pub(crate) struct Message {
     pub(crate) tool_call_id: String,
     #[prost(string, tag = "5")]
     pub(crate) reasoning_content: String,
-    /// A JSON list in the form of OpenAI's chat completions.
+    /// Tool calls: a JSON list in the form of OpenAI's chat completions.
     #[prost(string, tag = "6")]
     pub(crate) tool_calls: String,
 }
@@ -148,7 +149,7 @@ pub(crate) struct Reply {
     /// Decode time in milliseconds.
     #[prost(double, tag = "5")]
     pub(crate) timing_token_generation: f64,
-    /// JSON in the form of OpenAI's chat completions.
+    /// Log-probabilities: JSON in the form of OpenAI's chat completions.
     #[prost(bytes = "vec", tag = "7")]
     pub(crate) logprobs: Vec<u8>,
     #[prost(message, repeated, tag = "8")]
@@ -175,7 +176,7 @@ pub(crate) struct ToolCallDelta {
     pub(crate) id: String,
     #[prost(string, tag = "3")]
     pub(crate) name: String,
-    /// A part of a JSON object.
+    /// The next part of the arguments, which together are a JSON object.
     #[prost(string, tag = "4")]
     pub(crate) arguments: String,
 }
@@ -192,7 +193,7 @@ pub(crate) struct ModelOptions {
     pub(crate) lora_adapter: String,
     #[prost(string, repeated, tag = "60")]
     pub(crate) lora_adapters: Vec<String>,
-    /// `key:value`.
+    /// Options of the model, each as `key:value`.
     #[prost(string, repeated, tag = "62")]
     pub(crate) options: Vec<String>,
 }
@@ -291,7 +292,7 @@ pub(crate) enum BackendState {
 pub(crate) struct MemoryUsage {
     #[prost(uint64, tag = "1")]
     pub(crate) total: u64,
-    /// Memory of each rank.
+    /// Memory of each rank's arrays in bytes, by `rank N`.
     #[prost(map = "string, uint64", tag = "2")]
     pub(crate) breakdown: HashMap<String, u64>,
 }

@@ -17,7 +17,8 @@ use crate::opener::{ModelOpener, ModelOrder};
 /// Opens models by LocalAI's names, each with the machines that its options name.
 #[derive(Debug)]
 pub(crate) struct OrderedModels {
-    /// Configuration of models whose options do not override it.
+    /// This program's configuration, for everything that a model's options leave open. The options
+    /// may name another transport, but no other hostfile or coordinator.
     pub(crate) config: WorkerConfig,
     pub(crate) models: Models,
     pub(crate) registry: ModelRegistry,
@@ -42,8 +43,9 @@ impl OrderedModels {
         Ok(id)
     }
 
-    /// Returns the configuration of a model's ranks: from its own options, or else from this
-    /// program's configuration.
+    /// Returns the configuration of a model's ranks: from the model's options, or else from this
+    /// program's configuration. Fails if both name a hostfile or a coordinator, and not the same
+    /// one.
     fn ranks(&self, order: &ModelOrder) -> Result<RankConfig, LocalAiError> {
         let config = WorkerConfig {
             hostfile: one_of("hostfile", &order.hostfile, &self.config.hostfile)?,

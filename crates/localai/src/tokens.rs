@@ -114,8 +114,8 @@ pub(crate) async fn detokenize(
     Ok(answer(&DetokenizeResponse { content: serving.prepare(text).await? }))
 }
 
-/// `ModelMetadata`: whether the model marks its reasoning, and what its template makes of a short
-/// conversation, from which LocalAI sees how an answer begins.
+/// `ModelMetadata`: whether the model marks its reasoning, and a short conversation as the model's
+/// template renders it, from which LocalAI sees how an answer begins.
 pub(crate) async fn metadata(
     State(state): State<LocalAi>,
     request: Request<Body>,
