@@ -75,7 +75,7 @@ impl Chat {
         Chat { server, config, messages: Vec::new(), interrupter: AnswerInterrupter::default() }
     }
 
-    /// Returns what interrupts this conversation's answers.
+    /// Returns a handle with which another thread interrupts this conversation's answers.
     pub fn interrupter(&self) -> AnswerInterrupter {
         self.interrupter.clone()
     }

@@ -35,7 +35,7 @@ impl Response {
 /// A server and the key for it.
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// Its URL, without a path.
+    /// URL of the server, without a path.
     pub url: String,
     /// Key sent as bearer token.
     pub api_key: Option<String>,

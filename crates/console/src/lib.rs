@@ -1,6 +1,6 @@
-//! Programs for people in a terminal: a chat, a demonstration, a server's state, and what to do next. They talk to
-//! servers over HTTP only, this machine's or others, and know neither engines nor ranks; who starts a
-//! server for them passes its address.
+//! Programs for people in a terminal: a chat, a demonstration, a server's state, and what to do
+//! next. They talk to servers over HTTP only, this machine's or others, and know neither engines
+//! nor ranks; a caller that starts a server for them passes its address.
 //!
 //! ```text
 //!   chat ─┐                 ┌─▶ events (the data of a stream)

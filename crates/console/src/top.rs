@@ -28,7 +28,7 @@ const SPEEDS_MAX: usize = 512;
 /// Longest wait for a key before the next query is due.
 const KEY_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What `top` shows, and how.
+/// How often and in which form `top` shows a server's state.
 #[derive(Clone, Copy, Debug)]
 pub struct TopConfig {
     /// Time between two queries.
@@ -91,7 +91,7 @@ fn ask(server: &Server) -> anyhow::Result<Overview> {
 }
 
 /// Shows the state of the server until the user ends it; once, if the output is no terminal.
-/// `describe` formats errors of later queries, which end nothing.
+/// `describe` formats errors of later queries, which do not end the program.
 ///
 /// # Errors
 /// If the first query fails, or the terminal does.

@@ -24,9 +24,9 @@ pub struct Welcome {
 /// The running server of this machine.
 #[derive(Clone, Debug)]
 pub struct ServerHere {
-    /// Its URL.
+    /// URL of the server.
     pub url: String,
-    /// Name of its default model.
+    /// Name of the server's default model.
     pub model: String,
 }
 

@@ -33,7 +33,7 @@ impl Command {
     /// Parses a line. Returns `None` if it is a message.
     ///
     /// # Errors
-    /// If it looks like a command, but is none.
+    /// If the line looks like a command, but is none.
     pub(super) fn parse(input: &str) -> anyhow::Result<Option<Command>> {
         let line = input.trim();
         let Some(word) = command_word(line) else { return Ok(None) };

@@ -149,7 +149,8 @@ impl Message {
         (more.is_none() || is_full).then(|| self.text())
     }
 
-    /// Adds a line between fences, unless it is the empty rest beside the first fence.
+    /// Adds a line of a fenced message, unless it is the empty text after the fence that opens the
+    /// message.
     fn push(&mut self, line: &str) {
         if !(self.lines.is_empty() && line.is_empty()) {
             self.lines.push(line.to_owned());

@@ -24,7 +24,7 @@ enum Part {
 
 /// Prints one answer.
 pub(super) struct Screen {
-    /// Whether a person reads it.
+    /// Whether standard output is a terminal.
     is_terminal: bool,
     has_colors: bool,
     part: Part,
@@ -65,7 +65,8 @@ impl Screen {
         output::line(end)
     }
 
-    /// Returns the text between the last part and this one.
+    /// Returns the text to print where `part` begins: it separates and colours the parts of the
+    /// answer.
     fn enter(&mut self, part: Part) -> impl Display + use<> {
         let before = std::mem::replace(&mut self.part, part);
         match (before, part) {

@@ -41,14 +41,14 @@ pub(crate) struct RankRow {
     pub(crate) rank: u64,
     pub(crate) host: String,
     pub(crate) phase: String,
-    /// The part of the model that it holds.
+    /// The part of the model that the rank holds.
     pub(crate) part: String,
     pub(crate) weights_bytes: u64,
     pub(crate) kv_bytes: u64,
     pub(crate) free_bytes: u64,
     pub(crate) round_trip_us: Option<u64>,
     pub(crate) silent_ms: u64,
-    /// Percentage of the steps' time that it spends in collectives.
+    /// Percentage of the steps' time that the rank spends in collectives.
     pub(crate) collectives_percent: f64,
 }
 
@@ -113,7 +113,8 @@ impl Overview {
         })
     }
 
-    /// Returns the first line: what the server is, and how it is.
+    /// Returns the first line: the server's URL, its model, its state with the reason, and its
+    /// uptime.
     pub(crate) fn title(&self) -> String {
         let Overview { url, model, status, uptime_seconds: up, .. } = self;
         let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);

@@ -95,7 +95,7 @@ fn draw_ranks(frame: &mut Frame<'_>, area: Rect, watch: &Watch, palette: &Palett
     };
     let heads = RankRow::HEADS.into_iter().take(num_columns);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    // The texts decide; what is left goes to all alike.
+    // No column is wider than its longest text and a space; ratatui divides what is left equally.
     let widths = (0..num_columns).map(|column| {
         let all = watch.overview.ranks.iter().map(|it| it.cells()[column].chars().count());
         let width = all.chain([RankRow::HEADS[column].len()]).max().unwrap_or(1);
