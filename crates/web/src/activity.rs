@@ -1,4 +1,4 @@
-//! What the server has computed and recovered from, over the last minutes.
+//! The rates and queue lengths of the last minutes, and the latest losses of ranks.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ struct ActivitySample {
 #[derive(Clone, Debug)]
 struct PastRecovery {
     model: String,
-    /// The engine's own clock: identifies the loss.
+    /// Time of the loss on the engine's clock, by which a loss is recognised.
     lost_at: Instant,
     /// Time of the loss in seconds since 1970.
     at: f64,
@@ -58,7 +58,7 @@ struct Past {
     counted_at: Option<Instant>,
 }
 
-/// Records of the last minutes. The server takes a sample every second.
+/// Samples of rates and queues, and losses of ranks. The server takes a sample every second.
 #[derive(Debug, Default)]
 pub struct Activity {
     past: Mutex<Past>,
@@ -84,7 +84,7 @@ impl Activity {
         }
         let seconds = past.counted_at.map(|at| now.duration_since(at).as_secs_f64());
         past.counted_at = Some(now);
-        // The first sample has no time that its tokens were computed in.
+        // Rates need the time since the previous sample, which the first one does not have.
         let Some(seconds) = seconds.filter(|it| 0.0 < *it) else { return };
         let rate = |tokens: u64| rounded(tokens as f64 / seconds, 1);
         if past.samples.len() == SAMPLES_MAX {
@@ -130,7 +130,8 @@ impl Activity {
 }
 
 impl Past {
-    /// Tokens of this engine since the last call. An engine that was loaded again counts from zero.
+    /// Returns the tokens that the engine of `model` has sampled and computed since the last call.
+    /// An engine that was loaded again counts from zero.
     fn count(&mut self, model: &str, status: &Status) -> Counted {
         let now = Counted {
             sampled: status.counters.sampled_tokens,

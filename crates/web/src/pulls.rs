@@ -34,7 +34,7 @@ struct ListedPull {
     id: String,
     model: String,
     state: PullState,
-    /// The current activity, or why it failed.
+    /// The current activity of the download, or why the download failed.
     status: String,
     /// Total bytes and bytes fetched, by hash of the file.
     files: BTreeMap<String, (u64, u64)>,
@@ -63,8 +63,9 @@ impl Default for Pulls {
 }
 
 impl Pulls {
-    /// Follows a download until it ends, and returns its id. One of the same model that runs already
-    /// is returned instead, and `pull` is not called.
+    /// Calls `pull` to start a download of `model`, follows it until it ends, and returns its id.
+    /// If a download of the same model runs already, returns that one's id and does not call
+    /// `pull`.
     pub fn start(
         &self,
         model: &str,

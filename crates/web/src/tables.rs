@@ -1,4 +1,4 @@
-//! Tables of the endpoints and their parameters as Markdown, from the same description.
+//! Tables of the endpoints and their parameters as Markdown, from the OpenAPI document.
 
 use std::fmt::Write;
 
@@ -88,9 +88,9 @@ fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
 /// The context of a schema within a body.
 #[derive(Default)]
 struct Place {
-    /// Prefix of the names of its properties.
+    /// Prefix of the names of the schema's properties.
     prefix: String,
-    /// Status that applies to all of its properties.
+    /// Status that applies to all properties of the schema.
     status: Option<String>,
     depth: usize,
 }
