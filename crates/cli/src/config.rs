@@ -30,7 +30,7 @@ pub(crate) use page::{commands_page, completions, config};
 /// File that is read beside the environment.
 const DOT_ENV: &str = ".env";
 
-/// Maximum size of that file.
+/// Maximum size of the file `.env` in bytes.
 const DOT_ENV_BYTES_MAX: u64 = 1 << 20;
 
 /// Prefix of Jackalope's own variables.

@@ -1,4 +1,4 @@
-//! Converts what was typed to configurations of deployments.
+//! Converts parsed arguments to the configurations of deployments.
 
 use std::time::Duration;
 

@@ -26,7 +26,7 @@ const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
 const HF_HUB_CACHE: &str = "HF_HUB_CACHE";
 /// Older name of `HF_HUB_CACHE`.
 const HUGGINGFACE_HUB_CACHE: &str = "HUGGINGFACE_HUB_CACHE";
-/// The same directory under the name that LocalAI and the scripts around it use.
+/// Hugging Face's cache of repositories, under the name that LocalAI and the scripts around it use.
 const MODEL_CACHE_DIR: &str = "MODEL_CACHE_DIR";
 /// Hugging Face's directory, whose `hub` is the cache. Default: `huggingface` in the directory of
 /// caches.
@@ -39,7 +39,7 @@ const MODELS_DIR: &str = "MODELS_DIR";
 const HF_ENDPOINT: &str = "HF_ENDPOINT";
 /// Access token for the hub.
 const HF_TOKEN: &str = "HF_TOKEN";
-/// File with that token. Default: `token` in Hugging Face's directory.
+/// File with the access token for the hub. Default: `token` in Hugging Face's directory.
 const HF_TOKEN_PATH: &str = "HF_TOKEN_PATH";
 /// Forbids requests to the hub.
 const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";

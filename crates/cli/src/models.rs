@@ -186,7 +186,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
 fn remove(args: &RemoveArgs, stores: &Stores) -> anyhow::Result<()> {
     let removal = match reference(&args.model).filter(|_| !args.model.is_dir()) {
         Some(wanted) => Removal::of_name(stores, &wanted).map_err(|err| {
-            // The hint of that error is for users who need the model.
+            // That error's hint says how to pull the model, which does not help to remove it.
             let said = err.to_string();
             let reason = said.split("\nhint: ").next().unwrap_or_default();
             anyhow!("{reason}\nhint: `jackalope models ls` lists the models here")

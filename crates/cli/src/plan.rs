@@ -84,7 +84,7 @@ fn machines_of(
             &ours,
             &*environment.local.observer,
         )?;
-        // They have reported already, so none is queried over ssh.
+        // The discovered machines have reported already, so none is queried over ssh.
         let machines = listed.hosts.into_iter().map(|it| (it.host, Some(it.facts)));
         let (hosts, facts) = machines.unzip();
         return Ok((Hostfile { hosts, ..Hostfile::default() }, facts));

@@ -24,7 +24,7 @@ pub(crate) fn text(status: &Status) -> String {
     text
 }
 
-/// Returns the same as JSON.
+/// Returns which rank holds which part of the model, as JSON.
 pub(crate) fn json(status: &Status) -> Value {
     status.ranks.iter().enumerate().map(|(rank, state)| rank_json(rank, state)).collect()
 }

@@ -21,7 +21,7 @@ pub(super) struct StepBreakdown {
     pub(super) control_us: f64,
     /// Kernels of `compute_us`, if they were measured; the longest first.
     kernels: Vec<KernelTimings>,
-    /// What the host did for the device.
+    /// The host's work for the device per step, as text for people.
     host: String,
 }
 

@@ -65,7 +65,7 @@ pub(super) struct Heard {
 /// Reason why a request was not answered.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Fault {
-    /// Name under which it is counted: `http 429`, `timeout`.
+    /// Name under which the fault is counted: `http 429`, `timeout`.
     pub(super) name: String,
     pub(super) detail: String,
 }

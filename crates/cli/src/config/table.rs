@@ -8,7 +8,7 @@ pub(super) struct Variable {
     pub(super) effect: Effect,
     /// Default of the other program; empty if it has none.
     pub(super) default: &'static str,
-    /// Whether that default applies here too if the profile is chosen.
+    /// Whether `default` applies here too if the profile is chosen.
     pub(super) applies_default: bool,
     pub(super) about: &'static str,
 }

@@ -21,7 +21,7 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 const AGENT_LOG: &str =
     "tail -c 2097152 \"${JACKALOPE_HOME:-$HOME/.jackalope}/logs/agent.log\" 2>/dev/null || :";
 
-/// Maximum time in which a machine must return it.
+/// Maximum time in which a machine must return the end of its agent's log.
 const AGENT_LOG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns the end of the log of a machine's agent.

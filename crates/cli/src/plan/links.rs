@@ -60,7 +60,7 @@ pub(super) fn text(links: &[PlannedLink], backend: Backend) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// Returns the same as JSON.
+/// Returns the connections as JSON: ranks and names of both ends, and whether each is encrypted.
 pub(super) fn json(links: &[PlannedLink]) -> Value {
     let link = |link: &PlannedLink| json!({"ranks": link.ranks, "names": link.names, "encrypted": link.is_encrypted});
     links.iter().map(link).collect()
