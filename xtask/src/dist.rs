@@ -100,7 +100,7 @@ fn parse(args: &[String]) -> anyhow::Result<DistOptions> {
 fn pack(options: &DistOptions) -> anyhow::Result<PathBuf> {
     let out = target_dir().join("dist");
     let work = out.join("work");
-    // Absent at the first time.
+    // The folder does not exist at the first run.
     fs::remove_dir_all(&work).ok();
     fs::create_dir_all(&work)?;
     let built = programs::strip(&target_dir().join(options.profile.folder()), &work)?;
@@ -185,7 +185,7 @@ fn output(program: &str, args: &[&str]) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Returns what cargo knows about the packages for this platform.
+/// Returns the output of `cargo metadata` for this platform.
 fn metadata() -> anyhow::Result<Value> {
     let version = String::from_utf8(output("rustc", &["-vV"])?)?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));

@@ -1,4 +1,5 @@
-//! A GGUF file of a checkpoint's dimensions with random 4-bit weights: what llama.cpp measures itself on.
+//! A GGUF file with a checkpoint's dimensions and random 4-bit weights, with which llama.cpp is
+//! measured.
 //!
 //! Format: `docs/gguf.md` of the ggml repository, version 3. `Q4_0` has blocks of 32 codes of 4 bits under one f16
 //! scale, 4.5 bits a weight: as many as MLX's 4 bits with groups of 64.

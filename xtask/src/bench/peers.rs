@@ -25,7 +25,7 @@ const PROMPT_TOKENS: u32 = 512;
 /// Number of generated tokens.
 const GEN_TOKENS: u32 = 64;
 
-/// What `jackalope bench` is to measure.
+/// A load that `jackalope bench` measures.
 #[derive(Clone, Copy)]
 struct Load {
     prompt_tokens: u32,
@@ -457,7 +457,7 @@ impl Programs {
         std::thread::sleep(WORKER_START);
         let mut root = command(&program);
         root.args(["inference", "--nthreads", "1", "--buffer-float-type", "q80"]);
-        // With spinning on its sockets it is ten times slower if nodes share a machine.
+        // It would be ten times slower if it spun on its sockets while nodes share this machine.
         root.args(["--net-turbo", "0", "--max-seq-len", "1024", "--temperature", "0", "--model"])
             .arg(weights);
         root.arg("--tokenizer").arg(tokenizer);

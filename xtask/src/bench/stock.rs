@@ -20,7 +20,7 @@ const TINY: &str = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_lay
 "rms_norm_eps": 1e-6, "vocab_size": 256, "max_position_embeddings": 4096, "rope_theta": 1e4,
 "tie_word_embeddings": true}"#;
 
-/// One of these for each number of sequences.
+/// Results of a measurement with this number of sequences.
 struct Measured {
     sequences: u64,
     step_ms: f64,

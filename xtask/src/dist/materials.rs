@@ -52,7 +52,7 @@ struct SharedLibrary {
 
 /// Everything that an archive consists of.
 pub(super) struct Materials {
-    /// By package id.
+    /// The crates, by package id.
     crates: BTreeMap<String, Crate>,
     libraries: Vec<SharedLibrary>,
     mlx_version: String,
@@ -182,7 +182,7 @@ impl Materials {
             "Jackalope contains the following software of others. Licences whose texts are equal appear\n\
              once, at the end, with the names of all that they apply to.\n\n",
         );
-        // Texts, and who has each.
+        // Each text, with the names and versions of the packages that it applies to.
         let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let of_others = || self.crates.values().filter(|it| it.checksum.is_some());
         for it in of_others() {
@@ -268,7 +268,7 @@ impl Materials {
     }
 }
 
-/// Returns the name of a crate as other programs know it.
+/// Returns the package URL (purl) of a crate.
 fn purl(it: &Crate) -> String {
     format!("pkg:cargo/{}@{}", it.name, it.version)
 }

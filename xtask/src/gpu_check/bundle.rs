@@ -14,7 +14,7 @@ use crate::process;
 /// Maximum size of a part in bytes.
 const PART_BYTES_MAX: usize = 60_000_000;
 
-/// What the checks read of the sources.
+/// Files and folders of the sources that the checks read.
 const SOURCES: [&str; 4] = [
     "crates/models/tests/data",
     "models/jackalope-mini",
@@ -72,7 +72,7 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
     fs::remove_dir_all(&staging).context("removing the bundle's files")
 }
 
-/// Copies a file, or a folder with all that is in it, following links.
+/// Copies a file, or a folder with its whole content, following links.
 fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
     if from.is_file() {
         fs::create_dir_all(to.parent().context("a file is in a folder")?)?;

@@ -14,7 +14,7 @@ pub(super) struct Programs {
     pub(super) model_tests: PathBuf,
     pub(super) recurrence_tests: PathBuf,
     pub(super) rank_tests: PathBuf,
-    /// Measures decode steps.
+    /// Program that measures decode steps.
     pub(super) steps: PathBuf,
     /// `jackalope`, beside `jackalope-rank`.
     pub(super) jackalope: PathBuf,

@@ -40,7 +40,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "Qwen3 8B, bf16", run: |it, end| steps(it, "8b", None, end) },
 ];
 
-/// What a check found.
+/// Result of a check.
 pub(super) enum Outcome {
     Passed(String),
     /// A table of measurements.
@@ -49,7 +49,7 @@ pub(super) enum Outcome {
         table: String,
     },
     Failed(String),
-    /// The time was over.
+    /// The deadline had passed before the check could begin.
     NotRun,
 }
 

@@ -9,10 +9,11 @@ use proc_macro2::Delimiter;
 
 use super::syntax::{self, Token};
 
-/// A module's names from the crate's root, which is empty.
+/// Names of a module and of the modules around it, from the crate's root on; empty for the root
+/// itself.
 pub(super) type ModulePath = Vec<String>;
 
-/// A module, of a file of its own or inside another's.
+/// A module: a file of its own, or a block inside of another module's file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Module {
     /// Position in [`Modules::files`].
@@ -20,7 +21,7 @@ pub(super) struct Module {
     definitions: BTreeSet<String>,
     /// Names that `use` brings in, with the paths they stand for.
     imports: BTreeMap<String, Vec<String>>,
-    /// What `use …::*` names.
+    /// Paths of the modules from which `use …::*` imports all names.
     globs: Vec<Vec<String>>,
 }
 
@@ -153,7 +154,7 @@ impl Modules {
             let rest = &tokens[idx + 1..];
             match token {
                 Token::Word { text, .. } if text == "mod" => {
-                    // Its name and its body.
+                    // Skips the name and the body of the module, which is searched by itself.
                     idx += 2;
                 }
                 Token::Word { text, .. } if text == "pub" => {
@@ -188,7 +189,7 @@ impl Modules {
         self.mentions.push(Mention { module: module.to_vec(), path, line });
     }
 
-    /// The file that defines what a path names; none if another crate does.
+    /// Returns the index of the file that defines what a path names; none if another crate does.
     pub(super) fn resolve(&self, module: &[String], path: &[String]) -> Option<usize> {
         self.follow(module, path, IMPORTS_MAX)
     }
@@ -217,7 +218,8 @@ impl Modules {
         self.modules.get(&here).map(|module| module.file)
     }
 
-    /// The file of a name that is no module of `here`: defined there, imported, or a glob's.
+    /// Returns the index of the file for a name that is no module of `here`: the name may be
+    /// defined there, or imported by name or by a glob.
     fn follow_name(
         &self,
         here: &[String],
@@ -240,7 +242,8 @@ impl Modules {
             self.follow(here, &path, imports_left)
         };
         let found = globs.filter(|it| it.first().is_some_and(|it| it != "super")).find_map(of_glob);
-        // What a macro makes has no definition that tokens show; a first name may be a crate's.
+        // Tokens do not show the definitions that a macro makes, so any other name counts as
+        // defined here; but the first name of a path may be that of another crate.
         found.or((!is_first).then_some(module.file))
     }
 }

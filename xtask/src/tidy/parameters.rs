@@ -49,7 +49,7 @@ fn find(tokens: &[Token], found: &mut Vec<TupleParameter>) {
     }
 }
 
-/// Bodies of a trait's functions may hold functions of their own.
+/// Searches the bodies of a trait's functions, which may hold functions of their own.
 fn find_in_trait_impl(tokens: &[Token], found: &mut Vec<TupleParameter>) {
     tokens.iter().filter_map(|it| it.group(Delimiter::Brace)).for_each(|body| find(body, found));
 }

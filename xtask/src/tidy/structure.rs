@@ -20,14 +20,14 @@ use crate::process::workspace_dir;
 const CRATE_LINES_MAX: usize = 10_000;
 
 /// Names that stand for two public types of the workspace, because both are the usual word: MLX's own
-/// names in `mlx`, and what the protocol or the transport say of the same thing. Code that needs both
-/// qualifies them. This list only shrinks.
+/// names in `mlx`, and types of the protocol or of the transport for the same thing. Code that
+/// needs both qualifies them. This list only shrinks.
 const SHARED_TYPE_NAMES: &[&str] = &["Backend", "Device", "Dtype", "Group"];
 
-/// A crate as these rules read it.
+/// A crate whose structure is checked.
 struct Crate {
     dir: PathBuf,
-    /// One for a library, one for a program.
+    /// The modules below `lib.rs`, and those below `main.rs`, where these files exist.
     roots: Vec<Modules>,
 }
 
@@ -64,7 +64,7 @@ impl Crate {
     }
 }
 
-/// All crates, and this one.
+/// Returns the folders of all crates, including this one.
 fn crate_dirs() -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![workspace_dir().join("xtask")];
     for entry in fs::read_dir(workspace_dir().join("crates")).context("listing crates")? {

@@ -81,8 +81,8 @@ fn is_for_tests(trees: &[TokenTree]) -> bool {
     mark.as_char() == '#' && (text == "cfg(test)" || text.starts_with("cfg(all(test,"))
 }
 
-/// The number of tokens of the item that begins here. What is no item, as a field, has none: it is
-/// read with the rest.
+/// Returns the number of tokens of the item with which `trees` begin; 0 if they begin with
+/// something else, such as a field, whose tokens are then kept.
 fn item_len(trees: &[TokenTree]) -> usize {
     let is_word = |tree: &TokenTree, words: &[&str]| matches!(tree, TokenTree::Ident(ident) if words.contains(&ident.to_string().as_str()));
     let is_mark =
