@@ -156,7 +156,7 @@ pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, TextLoadError> {
     #[derive(Default, Deserialize)]
     struct Config {
         eos_token_id: Option<Eos>,
-        /// Multimodal models keep the language model's part here.
+        /// Configuration of the language model, in the file of a multimodal model.
         text_config: Option<Box<Config>>,
     }
     for name in ["generation_config.json", "config.json"] {

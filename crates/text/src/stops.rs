@@ -5,7 +5,7 @@
 //! prefix of some stop string. The Knuth–Morris–Pratt automaton of each stop string tracks that
 //! suffix, so the cost per byte and stop string is constant.
 
-/// Result of one piece of text.
+/// Result of [`StopStrings::push`] for one piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stopped {
     /// Text that may be emitted: it is not and cannot become part of a stop string.
@@ -30,7 +30,7 @@ pub struct StopStrings {
 /// The Knuth–Morris–Pratt automaton of one stop string.
 #[derive(Debug, Clone)]
 struct Automaton {
-    /// Index in the caller's list.
+    /// Index of the stop string in the list given to [`StopStrings::new`].
     stop_idx: usize,
     pattern: Vec<u8>,
     /// `borders[n]`: length of the longest proper border of the first `n + 1` bytes.

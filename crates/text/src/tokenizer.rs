@@ -34,7 +34,7 @@ const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 pub(crate) struct AddedToken {
     /// Text of the token.
     pub(crate) text: String,
-    /// Whether it is special or ends an answer.
+    /// Whether the token is special or ends an answer.
     pub(crate) is_control: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::TokenId;
 /// Matches any text.
 const TEXT: &str = "/(?s:.*)/";
 
-/// What an answer must contain.
+/// The tool calls, and the text before them, that a grammar allows in an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolDemand {
     /// Number of calls.

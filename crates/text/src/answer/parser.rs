@@ -26,7 +26,7 @@ use super::{AnswerFormat, ToolSpec, Tools};
 /// Maximum size of a call; a longer one is content. Bounds how much text can be held back.
 pub(crate) const CALL_BYTES_MAX: usize = 256 << 10;
 
-/// Maximum white space before markup that is held back and dropped.
+/// Maximum number of bytes of white space before markup that are held back and dropped.
 const SPACE_BYTES_MAX: usize = 256;
 
 /// How an answer ends.

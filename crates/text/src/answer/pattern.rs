@@ -192,7 +192,7 @@ impl Matcher {
         }
     }
 
-    /// Ends the step, which has consumed `len` bytes.
+    /// Ends the step, which has consumed `len` bytes and captured `field`, if any.
     fn done(&mut self, len: usize, field: Option<Range<usize>>) -> Progress {
         self.work += len as u64;
         self.pos += len;

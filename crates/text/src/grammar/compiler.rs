@@ -143,7 +143,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Compiles on the calling thread.
+/// Compiles a grammar on the calling thread. `what` is the kind of constraint, for errors.
 fn compile(
     factory: &ParserFactory,
     what: &'static str,

@@ -28,11 +28,11 @@ const WHOLE_MAX: i64 = (1 << 53) - 1;
 
 /// How a format is enforced.
 pub(super) enum Format {
-    /// By the compiler.
+    /// The compiler enforces the format.
     Known,
-    /// Not at all: the format says nothing beyond the type.
+    /// There is nothing to enforce: the format requires nothing beyond the type.
     Nothing,
-    /// By this schema.
+    /// This schema enforces the format, in addition to the schema that has the format.
     Schema(Value),
 }
 

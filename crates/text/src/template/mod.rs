@@ -107,7 +107,8 @@ impl ChatTemplate {
         self
     }
 
-    /// Parses control tokens in the text of messages as such, as most servers do.
+    /// Lets control tokens that are written in the text of messages count as control tokens, as
+    /// most servers do.
     pub fn with_control_tokens_in_text(mut self) -> ChatTemplate {
         self.control = None;
         self

@@ -65,7 +65,7 @@ pub(crate) enum Special {
     },
 }
 
-/// The state between two tokens.
+/// The state of a detokeniser between two tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Detokenizing {
     special: Special,

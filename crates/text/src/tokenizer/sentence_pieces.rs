@@ -86,7 +86,7 @@ enum Algorithm {
     BytePairs,
 }
 
-/// A piece of the vocabulary; its id is its place.
+/// A piece of the vocabulary; the id of a piece is its index in the list.
 struct Entry {
     text: String,
     score: f32,

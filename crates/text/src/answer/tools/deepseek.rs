@@ -98,7 +98,8 @@ pub(super) static V31: ToolFamily = ToolFamily {
 
 const FORM: Form = Form::Json { head, needs: Needs::Nothing, streams: true };
 
-/// The name is the last field; V3 writes the kind of the call before it.
+/// Reads the name of a call, which is the last field; V3 writes the kind of the call before the
+/// name.
 fn head(fields: &[&str]) -> Option<ToolCall> {
     match fields {
         ["function"] => None,
