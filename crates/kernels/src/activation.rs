@@ -6,7 +6,7 @@ use crate::pieces::{CHUNK, PIECE_ELEMENTS};
 use crate::simd::{Simd, dispatched};
 use crate::threads::Threads;
 
-/// An activation.
+/// An activation function, applied to each element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ActivationFunction {
     /// `x * sigmoid(x)` (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).

@@ -246,7 +246,7 @@ struct Piece<'a> {
 
 /// A work item of one thread.
 enum Work<'a, 'b> {
-    /// The queries of a piece with the keys of one span.
+    /// The queries of a piece, the index of a span of keys, and the destination of their results.
     Span(HeadQueries<'a>, usize, &'b mut Gathered),
     Whole(Piece<'a>),
 }

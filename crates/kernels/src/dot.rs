@@ -54,7 +54,7 @@ impl<'a> Tile<'a> {
 /// Columns of the activations whose products are computed in one go: a term, or a part of it.
 #[derive(Clone, Debug)]
 pub(crate) struct TermPart {
-    /// Whole lanes.
+    /// Range of columns, in whole lanes.
     pub(crate) columns: Range<usize>,
     /// Whether the term begins here. Otherwise, its sums so far are in memory.
     pub(crate) is_first: bool,

@@ -306,7 +306,7 @@ pub fn add_scaled_rows(sums: &mut [f64], x: Elements<'_>, factors: &[f32]) {
 pub fn clamp_gates(gate: &mut [f32], up: &mut [f32], alpha: f32, limit: f32) {
     assert_eq!(gate.len(), up.len(), "as many gates as values");
     for (gate, up) in gate.iter_mut().zip(up) {
-        // Not a number stays what it is.
+        // NaN stays NaN.
         *gate = alpha * if limit < *gate { limit } else { *gate };
         *up = (up.clamp(-limit, limit) + 1.0) / alpha;
     }

@@ -18,7 +18,7 @@ const TILE_TOKENS: usize = 96;
 /// second, and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadMatrices<'a> {
-    /// `[heads * stored rows, columns]`.
+    /// The stored matrix, `[heads * stored rows, columns]`.
     pub matrix: Matrix<'a>,
     /// Number of heads.
     pub num_heads: usize,
@@ -53,7 +53,7 @@ impl<'a> HeadMatrices<'a> {
 /// Some elements of each head's results.
 #[derive(Debug)]
 pub struct HeadResults<'a> {
-    /// `[tokens, heads, width]`.
+    /// The buffer that holds the results, `[tokens, heads, width]`.
     pub values: ElementsMut<'a>,
     /// Number of elements of a head.
     pub width: usize,
@@ -104,8 +104,9 @@ pub fn heads_apart(
     apart
 }
 
-/// Computes `x · partᵀ` for each head. `x` is `[heads, tokens, columns]`; a result has a head's part's
-/// rows. It has the bits that [`crate::matmul_each`] computes for its head alone.
+/// Computes `x · partᵀ` for each head. `x` is `[heads, tokens, columns]`; a head's result has an
+/// element for each row of the head's part, with the bits that [`crate::matmul_each`] computes for
+/// the head alone.
 ///
 /// # Panics
 /// Panics if a length does not fit.
@@ -131,9 +132,9 @@ pub fn head_matmul(
     multiply(tasks.collect(), threads);
 }
 
-/// Computes `x · part` for each head. `x` is `[heads, tokens, rows]`; a result has the matrix's
-/// columns. Computed in f32, each result as one chain of multiply-adds along the rows, and rounded
-/// once.
+/// Computes `x · part` for each head. `x` is `[heads, tokens, rows]`; a head's result has an
+/// element for each column of the matrix. Elements are computed in f32, each as one chain of
+/// multiply-adds along the rows, and rounded once.
 ///
 /// # Panics
 /// Panics if a length does not fit.

@@ -72,7 +72,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// `x` is `[tokens, matrix.input]`.
+    /// Prepares `x` `[tokens, matrix.input]` for products with matrices of the format of `matrix`.
     pub(crate) fn new(
         x: Elements<'_>,
         matrix: &QuantMatrix<'_>,

@@ -18,7 +18,7 @@ const DISPATCHES: usize = 1000;
 /// Number of runs, of which the best counts.
 const RUNS: usize = 5;
 
-/// The machine's limits with some threads and an instruction set.
+/// Limits of a machine, measured with the threads and the instruction set of a [`Threads`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Memory read bandwidth in bytes per second.

@@ -13,7 +13,8 @@ use crate::simd::InstructionSet;
 use crate::terms::{GROUPS_PER_TERM_MAX, Results};
 use crate::threads::Threads;
 
-/// Output features of a piece are a multiple of this: the rows of a tile of integers.
+/// The number of output features of a piece is a multiple of this: the rows of a tile in integer
+/// products.
 const PIECE_ROWS: usize = 32;
 
 /// Minimum number of multiplications of a piece; they take some microseconds.
@@ -24,7 +25,7 @@ const PIECE_MACS_MIN: usize = 1 << 15;
 pub struct Product<'a> {
     /// The matrix to multiply with.
     pub matrix: Matrix<'a>,
-    /// `[tokens, matrix.out]`.
+    /// Destination of the product, `[tokens, matrix.out]`.
     pub out: ElementsMut<'a>,
 }
 
@@ -121,7 +122,7 @@ fn result_rows<'a>(
 
 /// Rows of activations, and the matrices that they are multiplied with.
 pub(crate) struct Task<'a, R = ElementsMut<'a>> {
-    /// `[tokens, input]`.
+    /// The rows of activations, `[tokens, input]`.
     pub(crate) x: Elements<'a>,
     /// Products with matrices of one format.
     pub(crate) products: Vec<RowProducts<'a, R>>,

@@ -35,7 +35,7 @@ impl<'a> DenseMatrix<'a> {
 pub enum Matrix<'a> {
     /// Floats.
     Dense(DenseMatrix<'a>),
-    /// Packed codes under scales.
+    /// Packed codes with a scale for each group.
     Quantized(QuantMatrix<'a>),
 }
 

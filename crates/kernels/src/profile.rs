@@ -51,7 +51,7 @@ impl Profile {
     }
 }
 
-/// A running kernel. It is entered into the profile when this is dropped.
+/// A running kernel, which is entered into the profile when this value is dropped.
 #[derive(Debug)]
 #[must_use = "the time counts until the span is dropped"]
 pub struct ProfileSpan<'a> {

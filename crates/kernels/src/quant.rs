@@ -21,7 +21,7 @@ pub enum QuantMode {
     Mxfp8,
 }
 
-/// A mode with its widths.
+/// A mode, with the width of its codes and the size of its groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantFormat {
     /// Interpretation of codes and scales.

@@ -42,7 +42,7 @@ pub struct RecurrenceSizes {
     pub key_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
-    /// Number of positions that the convolution sees, including its own.
+    /// Number of positions that the convolution of a row sees, including the row's own.
     pub conv_width: usize,
 }
 
@@ -77,11 +77,11 @@ impl RecurrenceSizes {
 /// The projections of a step's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct RecurrenceInputs<'a> {
-    /// `[rows, key_heads, key_dim]`.
+    /// Projections to queries, `[rows, key_heads, key_dim]`.
     pub queries: &'a [f32],
-    /// `[rows, key_heads, key_dim]`.
+    /// Projections to keys, `[rows, key_heads, key_dim]`.
     pub keys: &'a [f32],
-    /// `[rows, value_heads, value_dim]`.
+    /// Projections to values, `[rows, value_heads, value_dim]`.
     pub values: &'a [f32],
     /// Projection to the decay, `[rows, value_heads]`, or `[rows, value_heads, key_dim]` if each element
     /// of a key decays separately; empty if decays are constant.

@@ -10,9 +10,9 @@ use crate::threads::Threads;
 pub struct Rotation<'a> {
     /// Cosines `[rows, pairs]`.
     pub cos: &'a [f32],
-    /// Sines, as `cos`.
+    /// Sines `[rows, pairs]`.
     pub sin: &'a [f32],
-    /// Elements of a head.
+    /// Number of elements of a head.
     pub head_dim: usize,
     /// Number of pairs of elements that are rotated: the first `2 * pairs` elements of a head.
     pub pairs: usize,

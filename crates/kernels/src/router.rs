@@ -14,7 +14,7 @@ pub enum Scores {
     Softmax,
     /// The logits; weights are their soft-max over the chosen experts.
     SoftmaxOfChosen,
-    /// The logistic function.
+    /// The logistic function of each logit.
     Sigmoid,
     /// The logits; weights are the logistic function of those of the chosen experts.
     SigmoidOfChosen,
@@ -23,7 +23,7 @@ pub enum Scores {
     /// and whose logits are near its own: a distance of at most twice `jitter`, relative to the larger
     /// of the two.
     SparseMixer {
-        /// Half of the distance.
+        /// Half of the maximum distance of near logits, relative to the larger of the two.
         jitter: f32,
     },
 }
@@ -48,7 +48,8 @@ pub struct RouterConfig<'a> {
     pub scores: Scores,
     /// Bias, added to the scores for the choice only, `[experts]`.
     pub selection_bias: Option<&'a [f32]>,
-    /// Set if groups of experts are chosen first.
+    /// Groups of experts, of which the best are chosen first; `None` if experts are chosen among
+    /// all.
     pub groups: Option<ExpertGroups>,
     /// Number of experts that each row chooses.
     pub num_chosen: usize,

@@ -15,9 +15,9 @@ pub struct Terms<'a> {
     pub bias: Option<Elements<'a>>,
     /// Norm of the rows of the product and the bias, of `width` elements, if there is one.
     pub norm: Option<Norm<'a>>,
-    /// Factor of what is added to the residual.
+    /// Factor of the product with bias and norm, before the residual is added.
     pub factor: f32,
-    /// Factor of the sum.
+    /// Factor of the sum with the residual.
     pub scale: f32,
     /// Number of elements of a row.
     pub width: usize,

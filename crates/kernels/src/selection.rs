@@ -15,7 +15,7 @@ use crate::threads::Threads;
 /// The rows of a sequence that choose positions.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexQueries<'a> {
-    /// `[rows, heads, head_dim]`.
+    /// Queries of each row, `[rows, heads, head_dim]`.
     pub queries: &'a [f32],
     /// Factor of each head, `[rows, heads]`.
     pub weights: &'a [f32],

@@ -170,7 +170,7 @@ pub(crate) trait Simd: Copy {
     fn splat(self, value: f32) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
 
-    /// Eight values from memory.
+    /// Loads eight values.
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::Floats;
 
     /// Like [`Simd::load_bf16`].

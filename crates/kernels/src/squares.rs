@@ -15,8 +15,8 @@ use crate::elements::Elements;
 use crate::terms::GRID;
 use crate::threads::Threads;
 
-/// Number of f64 in which the sum of a row's squares is held; the sums of several machines are added
-/// one by one.
+/// Number of f64 in which the sum of a row's squares is held. Sums of several machines are added
+/// element by element.
 pub const SQUARE_SUMS: usize = 3;
 
 /// Number of elements below which the calling thread computes alone.

@@ -66,12 +66,12 @@ impl Threads {
         self.instructions
     }
 
-    /// Starts to measure spans.
+    /// Starts the profile, which measures spans from now on.
     pub fn start_profile(&self) {
         self.profile.start();
     }
 
-    /// Returns the measurements since the last call.
+    /// Returns the measurements since the profile was started or last taken.
     pub fn take_profile(&self) -> Vec<KernelTime> {
         self.profile.take()
     }

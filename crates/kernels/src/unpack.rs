@@ -17,7 +17,7 @@ const E2M1: [f32; 16] =
 /// Factor that makes the values of [`E2M1`] integers.
 pub(crate) const E2M1_FACTOR: f32 = 2.0;
 
-/// Offset that makes these integers unsigned.
+/// Offset that makes [`E2M1_INTEGERS`] unsigned.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const E2M1_OFFSET: i32 = 12;
 
@@ -63,7 +63,7 @@ pub(crate) fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region
     }
 }
 
-/// The tensors behind a region.
+/// A matrix of packed codes, and the region of it that is unpacked.
 #[derive(Clone, Copy)]
 struct Packed<'a> {
     matrix: &'a QuantMatrix<'a>,

@@ -309,7 +309,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Scratch memory.
+/// Scratch memory in which [`gather`] computes one [`HeadQueries`].
 struct Room {
     num_rows: usize,
     /// `[pieces of head_dim, rows, DEPTH]`.
@@ -507,7 +507,7 @@ fn parts(
     before.chain(std::iter::once((rows, common))).chain(after).filter(|(_, keys)| !keys.is_empty())
 }
 
-/// Types of keys and values.
+/// An element type in which pages store keys and values.
 trait Stored: Element {
     /// Returns the elements if they are of this type.
     fn slice(elements: Elements<'_>) -> Option<&[Self]>;

@@ -59,13 +59,13 @@ impl Ordered {
     }
 }
 
-/// Work on the codes of a format that is known at compile time.
+/// A computation that is compiled for the codes of each format; see [`with_codes`].
 trait WithCodes {
-    /// A group is the sum of `LOADS` loads, in `SUM_LANES` lanes of 32 bits.
+    /// Runs the computation. A group is the sum of `LOADS` loads, in `SUM_LANES` lanes of 32 bits.
     fn run<C: Codes, const LOADS: usize, const SUM_LANES: usize>(self);
 }
 
-/// Runs `work` for a format.
+/// Runs `work` compiled for the codes of `format`.
 fn with_codes(format: QuantFormat, work: impl WithCodes) {
     match (format.mode, format.bits, format.group_size) {
         (QuantMode::Affine, 2, 32) => work.run::<Fields<2>, 1, 2>(),

@@ -101,14 +101,14 @@ impl Lines {
     }
 }
 
-/// Work on the codes of a format that is known at compile time.
+/// A computation that is compiled for the codes of each format; see [`with_codes`].
 trait WithCodes {
     /// Runs with the format as types. A quantisation group fills `LANES` of the sixteen lanes of a
     /// register, so sixteen groups are `LANES` steps.
     fn run<C: Codes, const LANES: usize>(self);
 }
 
-/// Runs `work` for a format.
+/// Runs `work` compiled for the codes of `format`.
 fn with_codes(format: QuantFormat, work: impl WithCodes) {
     match (format.mode, format.bits, format.group_size) {
         (QuantMode::Affine, 2, 32) => work.run::<Fields<2>, 2>(),

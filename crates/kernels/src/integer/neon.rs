@@ -100,7 +100,7 @@ struct Block {
 }
 
 for_dotprod! {
-    /// A group has `STEPS` times [`LANES`] columns.
+    /// Computes all tokens with some weight rows. A group has `STEPS` times [`LANES`] columns.
     fn multiply<R: Results, const STEPS: usize>(
         halves: &Halves,
         x: &Rounded,

@@ -85,7 +85,7 @@ pub(super) struct Groups {
 }
 
 impl Rounded {
-    /// `x` is `[tokens, matrix.input]`.
+    /// Rounds `x` `[tokens, matrix.input]` in the groups of `matrix`.
     pub(super) fn new(
         x: Elements<'_>,
         matrix: &QuantMatrix<'_>,

@@ -117,7 +117,7 @@ struct Rows<'a, 's> {
     after: &'a [f32],
     /// For each row of the step, its sequence and its index there.
     places: Vec<RowPlace>,
-    /// The inputs before those of the step.
+    /// The sequences, whose states hold the inputs before those of the step.
     sequences: &'a [SequenceState<'s>],
 }
 

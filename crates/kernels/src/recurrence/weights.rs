@@ -69,31 +69,32 @@ pub struct RecurrenceWeights {
 /// The kernels of the convolutions, one for each element of the projections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvKernels<'a> {
-    /// `[key_heads, key_dim, conv_width]`.
+    /// Kernels of the queries, `[key_heads, key_dim, conv_width]`.
     pub queries: &'a [f32],
-    /// `[key_heads, key_dim, conv_width]`.
+    /// Kernels of the keys, `[key_heads, key_dim, conv_width]`.
     pub keys: &'a [f32],
-    /// `[value_heads, value_dim, conv_width]`.
+    /// Kernels of the values, `[value_heads, value_dim, conv_width]`.
     pub values: &'a [f32],
 }
 
 /// What is added to the convolutions, one number for each element of the projections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvBiases<'a> {
-    /// `[key_heads, key_dim]`.
+    /// Biases of the queries, `[key_heads, key_dim]`.
     pub queries: &'a [f32],
-    /// `[key_heads, key_dim]`.
+    /// Biases of the keys, `[key_heads, key_dim]`.
     pub keys: &'a [f32],
-    /// `[value_heads, value_dim]`.
+    /// Biases of the values, `[value_heads, value_dim]`.
     pub values: &'a [f32],
 }
 
 /// The decay of each value head: `exp(-exp(a_log) softplus(x + dt_bias))` (Gu and Dao 2023).
 #[derive(Clone, Copy, Debug)]
 pub struct DecayWeights<'a> {
-    /// `[value_heads]`.
+    /// `a_log` of the formula, `[value_heads]`.
     pub a_log: &'a [f32],
-    /// `[value_heads]`, or `[value_heads, key_dim]` if each element of a key decays separately.
+    /// Bias of the projections `x`, `[value_heads]`, or `[value_heads, key_dim]` if each element of
+    /// a key decays separately.
     pub dt_bias: &'a [f32],
 }
 

@@ -12,7 +12,7 @@ use super::{InstructionSet, LANES, Lanes, Simd, code_shifts};
 pub(crate) struct Avx2(());
 
 impl Avx2 {
-    /// The proof, if the machine has the features.
+    /// Returns the proof if the machine has the features.
     pub(crate) fn detect() -> Option<Avx2> {
         let has_all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")

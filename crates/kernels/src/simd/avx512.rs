@@ -15,7 +15,7 @@ pub(crate) struct Avx512 {
 }
 
 impl Avx512 {
-    /// The proof, if the machine has the features.
+    /// Returns the proof if the machine has the features.
     pub(crate) fn detect() -> Option<Avx512> {
         let avx2 = Avx2::detect()?;
         let has_all = is_x86_feature_detected!("avx512f")

@@ -11,7 +11,7 @@ pub(crate) const WIDEST: usize = 16;
 /// Operations on the widest vectors of an instruction set. A slice that is loaded from or stored to has at least
 /// [`Wide::LANES`] elements; the others are left alone.
 pub(crate) trait Wide: Copy {
-    /// The same set eight lanes at a time.
+    /// The same instruction set with vectors of eight lanes.
     type Narrow: Simd;
     /// [`Wide::LANES`] f32.
     type Floats: Copy;

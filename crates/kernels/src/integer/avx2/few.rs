@@ -173,7 +173,7 @@ for_avx2! {
     }
 }
 
-/// Scales and biases of up to eight groups, with zeros beyond `left` of them.
+/// Scales and biases of the eight groups from `start` on; zeros after the first `left` groups.
 ///
 /// # Safety
 /// The machine must have the instruction set.

@@ -9,7 +9,7 @@ use crate::elements::Elements;
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::unpack::E2M1_OFFSET;
 
-/// The bytes to load.
+/// Location of the packed bytes to load.
 #[derive(Clone, Copy)]
 pub(super) struct Packed {
     pub(super) from: *const u8,
@@ -442,7 +442,8 @@ unsafe fn spread<const BITS: usize>(packed: __m512i, bytes: &'static [u8; LINE])
 }
 
 for_avx512! {
-    /// `_mm512_permutexvar_epi8`, for a machine with VBMI in a function that is compiled for those without, too.
+    /// `_mm512_permutexvar_epi8` for machines with VBMI, in functions that are compiled for
+    /// machines without VBMI too.
     #[inline]
     fn permute(bytes: __m512i, from: __m512i) -> __m512i {
         let to;

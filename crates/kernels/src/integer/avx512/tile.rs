@@ -88,7 +88,7 @@ struct Tile {
     biases: Vec<__m512>,
 }
 
-/// The lines of some tokens, from the first one on.
+/// The lines of a few tokens, and the index of the first of these tokens.
 #[derive(Clone, Copy)]
 struct TokenLines<'a> {
     lines: &'a [Line],
