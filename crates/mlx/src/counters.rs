@@ -6,11 +6,11 @@ use std::ops::{Add, Sub};
 /// Counters of one thread since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct HostCounters {
-    /// Operations added to graphs. MLX may build several nodes for one.
+    /// Number of operations added to graphs. MLX may build several nodes for one operation.
     pub nodes: u64,
-    /// Graphs that were submitted without waiting for them.
+    /// Number of graphs that were submitted without waiting for them.
     pub submissions: u64,
-    /// Evaluations that waited for the device, because not all values were there yet.
+    /// Number of evaluations that waited for the device, because not all values were computed yet.
     pub waits: u64,
     /// Bytes of values that the host wrote into arrays.
     pub bytes_written: u64,

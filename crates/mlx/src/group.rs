@@ -148,8 +148,8 @@ impl Group {
 
 /// Collectives. Every rank must build the same ones in the same order.
 impl Group {
-    /// Returns the sum over all ranks. In f64, a native group treats the numbers as sums on the
-    /// kernels' grid and rounds others to it; see [`transport::pack`].
+    /// Returns the sum over all ranks. In f64, a native group sends the numbers in the format of
+    /// [`transport::pack`]: exactly if they are sums on the kernels' grid, otherwise rounded.
     ///
     /// # Panics
     /// Panics if the element type is not f32, f64, f16, bf16, i32 or u32.

@@ -13,7 +13,7 @@ pub fn peak_bytes() -> usize {
     bridge::peak_bytes()
 }
 
-/// Resets the peak.
+/// Resets the maximum that [`peak_bytes`] returns.
 pub fn reset_peak() {
     bridge::reset_peak().expect("resetting a counter cannot fail");
 }

@@ -8,9 +8,9 @@ use crate::array::{Array, built, built_all, refs};
 use crate::dtype::Dtype;
 use crate::ffi::bridge;
 
-/// Types and shapes.
+/// Conversion of types and shapes.
 impl Array {
-    /// Converts the elements.
+    /// Converts the elements to the type `dtype`.
     #[track_caller]
     pub fn astype(&self, dtype: Dtype) -> Array {
         if self.dtype() == dtype {

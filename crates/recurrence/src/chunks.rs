@@ -28,7 +28,7 @@ const VECTOR_CHUNK_TOKENS: i32 = 16;
 /// The chunks of all sequences. The last chunk is filled up with tokens that change nothing.
 struct Chunks {
     rule: Rule,
-    /// Tokens of a chunk, a power of two.
+    /// Number of tokens of a chunk, a power of two.
     len: i32,
     queries: Array,    // [sequences, heads, chunks, len, key_dim]
     keys: Array,       // [sequences, heads, chunks, len, key_dim]

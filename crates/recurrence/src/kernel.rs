@@ -84,7 +84,7 @@ impl KernelLanguage {
 /// The constants that a kernel is compiled with.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelShape {
-    /// What a token adds.
+    /// What a token adds to the state.
     pub rule: Rule,
     /// Whether the state decays by a factor for each element of a key.
     pub decays_by_element: bool,

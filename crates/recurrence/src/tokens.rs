@@ -15,19 +15,19 @@ pub enum Rule {
 /// `value_heads / key_heads` consecutive value heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
-    /// What a token adds.
+    /// What a token adds to the state.
     pub rule: Rule,
-    /// `[sequences, seq, key_heads, key_dim]`.
+    /// The queries of the tokens, `[sequences, seq, key_heads, key_dim]`.
     pub queries: &'a Array,
-    /// `[sequences, seq, key_heads, key_dim]`.
+    /// The keys of the tokens, `[sequences, seq, key_heads, key_dim]`.
     pub keys: &'a Array,
-    /// `[sequences, seq, value_heads, value_dim]`.
+    /// The values of the tokens, `[sequences, seq, value_heads, value_dim]`.
     pub values: &'a Array,
     /// Logarithms of the factors by which the state decays before a token, at most 0: one for each
     /// head, `[sequences, seq, value_heads]`, or one for each element of its key,
     /// `[sequences, seq, value_heads, key_dim]`.
     pub log_decays: &'a Array,
-    /// `[sequences, seq, value_heads]`.
+    /// The `rate` of each token in [`Rule`], `[sequences, seq, value_heads]`.
     pub rates: &'a Array,
 }
 

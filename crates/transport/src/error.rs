@@ -146,7 +146,7 @@ pub enum TransportError {
     /// A rank sent bytes that are not a frame of this protocol.
     #[error("{moment}: rank {rank} ({addr}) sent no frame but {found:02x?}")]
     Garbled {
-        /// The rank.
+        /// The rank that sent the bytes.
         rank: usize,
         /// Listening address of the rank.
         addr: SocketAddr,
@@ -396,7 +396,7 @@ impl fmt::Display for Absences {
 /// One missing rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absence {
-    /// The rank.
+    /// The missing rank.
     pub rank: usize,
     /// Listening address of the rank.
     pub addr: SocketAddr,

@@ -48,7 +48,7 @@ pub struct Group {
     interrupter: Interrupter,
     /// Lanes to all peers, ordered by (socket, peer).
     lanes: Vec<Lane>,
-    /// Number of collectives begun.
+    /// Number of collectives that this rank has begun.
     collectives: u64,
     /// Number of messages to each rank that this rank has begun to send, by rank.
     sends: Vec<u64>,
@@ -164,7 +164,7 @@ impl Group {
         self.config.epoch
     }
 
-    /// Returns what the group has done since it was joined.
+    /// Returns the counters of the group since it was joined.
     pub fn stats(&self) -> GroupStats {
         self.stats
     }
