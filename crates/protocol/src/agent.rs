@@ -62,7 +62,8 @@ pub enum ToAgent {
     Facts,
     /// Report the state of the programs.
     Status,
-    /// As the first message: this connection is for the library.
+    /// Sent instead of `Hello`, as the first message: use this connection for the machine's
+    /// library.
     Library,
     /// Heartbeat, sent once a second.
     Beat,
@@ -112,7 +113,7 @@ pub enum FromAgent {
     Line {
         /// Name of the program.
         name: String,
-        /// Stream to which it wrote.
+        /// Stream to which the program wrote.
         stream: Stream,
         /// The line without its newline.
         text: String,
@@ -123,11 +124,11 @@ pub enum FromAgent {
         name: String,
         /// As in [`ToAgent::Start`].
         tag: u64,
-        /// How it ended, in words: `exit status 1`, `killed by signal 9 (…)`.
+        /// How the program ended, in words: `exit status 1`, `killed by signal 9 (…)`.
         exit: String,
         /// Exit code as shells report it: 128 plus the number for a signal.
         code: i32,
-        /// The last lines of its standard error.
+        /// The last lines of the program's standard error.
         last_words: String,
     },
     /// Facts of the machine.
@@ -193,9 +194,9 @@ pub struct ProgramStatus {
     pub name: String,
     /// Process id of the program.
     pub pid: u32,
-    /// Whether a session owns it now.
+    /// Whether a session owns the program now.
     pub is_owned: bool,
-    /// Time since its start, in milliseconds.
+    /// Time since the program's start, in milliseconds.
     pub age_ms: u64,
 }
 

@@ -146,7 +146,7 @@ impl Gate {
         Ok(Gate { shared, thread: Some(thread) })
     }
 
-    /// Listens on one more address.
+    /// Accepts the connections of one more listener.
     ///
     /// # Errors
     /// Fails if the listener cannot be used.

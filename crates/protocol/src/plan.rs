@@ -253,13 +253,13 @@ pub struct StepTimings {
     pub sent_bytes: u64,
     /// Payload bytes received from peers.
     pub received_bytes: u64,
-    /// Operations that the host added to the graph.
+    /// Number of operations that the host added to the graph.
     pub nodes: u32,
     /// Number of times that the host waited for the device.
     pub device_waits: u32,
     /// Time that the host waited for the device, if it submits steps ahead (MLX's own operations).
     pub device_wait_us: u32,
-    /// Bytes that the host wrote into arrays and read from them.
+    /// Number of bytes that the host wrote into arrays or read from them.
     pub copied_bytes: u64,
 }
 

@@ -216,9 +216,9 @@ fn bits(mask: &RowMask, num_words: usize) -> Vec<u32> {
 /// How the rows of a step choose among their tokens.
 struct Choice<'a> {
     rows: &'a [SampledRow<'a>],
-    /// Rows that choose among the tokens in the order of their ids.
+    /// Rows without top-p and top-k, which sample among all tokens in the order of their ids.
     by_id: Vec<usize>,
-    /// Rows that choose among the most likely tokens.
+    /// Rows with top-p or top-k, which sample among the most likely tokens.
     by_rank: Vec<usize>,
 }
 

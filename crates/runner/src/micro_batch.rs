@@ -13,14 +13,15 @@ const MICRO_BATCH_ROWS_MIN: usize = 128;
 /// computed, all stages are busy.
 const MICRO_BATCHES_PER_STAGE: usize = 4;
 
-/// A run of a step's rows.
+/// A part of a step: a run of consecutive tokens.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct MicroBatch {
     /// Range of the step's tokens.
     pub(crate) tokens: Range<usize>,
     /// Range of the step's spans; the first and the last may be included only in part.
     pub(crate) rows: Range<usize>,
-    /// Tokens of these spans, counted from the beginning of this part.
+    /// The spans of `rows` as far as they are in this part, with token indices counted from the
+    /// beginning of the part.
     pub(crate) spans: Vec<Span>,
 }
 

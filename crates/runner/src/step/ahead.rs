@@ -40,9 +40,9 @@ pub(super) struct UnknownToken {
 
 /// A token that a step computes and the next one takes.
 pub(super) struct PreviousToken {
-    /// Index among the tokens of the next step.
+    /// Index of the token among the tokens of the next step.
     pub(super) at: usize,
-    /// Index among the tokens that were sampled.
+    /// Index of the token among those that the earlier step samples.
     pub(super) idx: usize,
 }
 
