@@ -22,7 +22,7 @@ pub struct RunningModel {
     pub enable_thinking: Option<bool>,
     /// Default sampling parameters. `seed` and `logit_bias` are not used.
     pub sampling_defaults: SamplingOptions,
-    /// Time since when the model is served, in seconds since 1970.
+    /// Time from which on the model is served, in seconds since 1970.
     pub created: u64,
     /// Properties of the checkpoint, if known.
     pub details: Option<ModelDetails>,
@@ -31,7 +31,7 @@ pub struct RunningModel {
 /// Properties of a checkpoint, for lists of models.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ModelDetails {
-    /// `model_type` of its configuration.
+    /// `model_type` of the checkpoint's configuration.
     pub family: String,
     /// Number of parameters, estimated from the size of the weights.
     pub num_parameters: u64,

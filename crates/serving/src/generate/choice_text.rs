@@ -128,7 +128,7 @@ pub struct ScoredToken {
     pub token: TokenId,
     /// Number of characters of the choice's text before the token.
     pub start_chars: usize,
-    /// Its log-probability, and those of the most likely tokens.
+    /// Log-probability of the token, and those of the most likely tokens at its place.
     pub logprob: Logprob,
 }
 

@@ -22,7 +22,7 @@ const BAD_WORD_BYTES_MAX: usize = 256;
 pub struct StructuredOutput {
     /// Name of the field, for errors.
     pub param: String,
-    /// What the answer is constrained to.
+    /// Constraint on the answer.
     pub constraint: Constraint,
 }
 

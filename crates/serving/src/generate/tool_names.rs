@@ -73,7 +73,7 @@ impl<'a> AllowedTools<'a> {
         self.names.contains(&name)
     }
 
-    /// Checks that all of its names are tools of the request.
+    /// Checks that every tool in the list is a tool of the request.
     pub fn check(&self, tools: &[&str]) -> Result<(), ApiError> {
         match self.names.iter().find(|name| !tools.contains(*name)) {
             None => Ok(()),

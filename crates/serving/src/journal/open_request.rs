@@ -62,16 +62,16 @@ impl AnswerInProgress {
     }
 }
 
-/// Number of choices by finish reason.
+/// Number of choices, by the reason for which they ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Finishes {
-    /// The model ended them, or a stop string or stop token did.
+    /// Choices that the model, a stop string or a stop token ended.
     pub stop: u64,
-    /// They reached their maximum length.
+    /// Choices that reached their maximum length.
     pub length: u64,
-    /// They ended with tool calls.
+    /// Choices that ended with tool calls.
     pub tool_calls: u64,
-    /// They were cancelled, or never finished.
+    /// Choices that were cancelled, or never finished.
     pub abort: u64,
 }
 

@@ -26,7 +26,7 @@ pub struct Recorder {
     ending: AnswerEnding,
     finish_reason: Option<&'static str>,
     finishes: Finishes,
-    /// Whether a choice was cancelled by its id.
+    /// Whether one of the answer's choices was cancelled by its id.
     is_cancelled: bool,
     summary: AnswerSummary,
 }

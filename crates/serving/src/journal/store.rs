@@ -61,9 +61,9 @@ impl ErrorRecord {
 /// An ended answer, and the time it ended.
 #[derive(Clone, Debug)]
 pub struct Recent {
-    /// Time when it ended.
+    /// Time when the answer ended.
     pub ended: Instant,
-    /// Its record.
+    /// Record of the answer.
     pub record: Arc<AnswerRecord>,
 }
 

@@ -41,9 +41,9 @@ impl MachineBytes {
 pub struct Shortage {
     /// Name of the machine.
     pub machine: String,
-    /// Memory that models would take on it.
+    /// Memory in bytes that models would take on the machine.
     pub needed_bytes: u64,
-    /// Memory that models may take on it.
+    /// Memory in bytes that models may take on the machine.
     pub budget_bytes: u64,
 }
 
@@ -53,13 +53,13 @@ pub struct Shortage {
 pub struct ModelFit {
     /// Id of the model.
     pub model: String,
-    /// Memory that it takes on each machine.
+    /// Memory that the model takes on each machine.
     pub need: MachineBytes,
     /// Memory that all models may take together; machines that are not named are unbounded.
     pub budget: MachineBytes,
     /// Memory that the other loaded models take.
     pub taken: MachineBytes,
-    /// The first machine where it does not fit even alone.
+    /// The first machine where the model does not fit even alone; none if it fits.
     pub shortage: Option<Shortage>,
 }
 
@@ -133,7 +133,7 @@ impl std::fmt::Debug for StartedModel {
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{message}")]
 pub struct ModelLoadError {
-    /// What happened, possibly with a hint.
+    /// The reason as text for people, possibly with a hint.
     pub message: String,
 }
 
@@ -160,7 +160,7 @@ pub enum LoadFailure {
     /// Other models take the memory.
     #[error("{} are in the way", .models.join(", "))]
     InTheWay {
-        /// Their ids, with the reason why they are not unloaded.
+        /// Ids of the other models, each with the reason why it is not unloaded.
         models: Vec<String>,
     },
 }

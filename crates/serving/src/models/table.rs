@@ -150,13 +150,13 @@ pub struct ModelStatus {
     pub id: String,
     /// Other names that requests may use.
     pub aliases: Vec<String>,
-    /// Whether requests that name no model are for it.
+    /// Whether the model answers requests that name no model.
     pub is_default: bool,
-    /// Whether it is never unloaded for another model.
+    /// Whether the model is never unloaded for another one.
     pub is_pinned: bool,
-    /// Time since when it is served, in seconds since 1970.
+    /// Time from which on the model is served, in seconds since 1970.
     pub created: u64,
-    /// `unloaded`, `loading`, `unloading`, or the state of its engine.
+    /// `unloaded`, `loading`, `unloading`, or the state of the model's engine.
     pub state: &'static str,
     /// Present while the model's engine runs.
     pub model: Option<Arc<RunningModel>>,
@@ -166,9 +166,9 @@ pub struct ModelStatus {
     pub loaded_bytes: Option<(u64, u64)>,
     /// Time since the load began, while the model is loading.
     pub loading_for: Option<Duration>,
-    /// Number of requests that use it.
+    /// Number of requests that use the model.
     pub num_open: usize,
-    /// Number of requests that wait until it is loaded.
+    /// Number of requests that wait until the model is loaded.
     pub num_waiting: usize,
     /// Time until the model is unloaded without a request; none if it stays loaded.
     pub expires_in: Option<Duration>,
