@@ -91,7 +91,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Writes the rest of a message.
+    /// Writes `rest` until nothing is left of it or the socket accepts no more.
     fn write_rest<S: AsyncWrite + Unpin>(
         &mut self,
         socket: &mut S,

@@ -28,7 +28,8 @@ pub(crate) struct Route {
     path: &'static str,
     handler: MethodRouter<ServerState>,
     summary: &'static str,
-    /// Absent for a route that only explains why it does not exist.
+    /// Describes the route in the OpenAPI document; absent for a route that only explains why it is
+    /// not supported.
     describe: Option<Describe>,
 }
 

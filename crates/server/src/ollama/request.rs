@@ -164,7 +164,7 @@ pub(super) struct CalledFunction {
     pub(super) arguments: Option<Map<String, Value>>,
 }
 
-/// The tools as far as they are checked; the template gets them in full.
+/// The fields of tools that are checked; the template gets the tools with all of their fields.
 #[derive(Debug, Deserialize)]
 pub(super) struct Tools {
     pub(super) tools: Option<Vec<Tool>>,

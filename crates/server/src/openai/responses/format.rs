@@ -30,7 +30,7 @@ use jackalope_serving::generate::{
 use jackalope_serving::ids::{new_id, unix_seconds};
 use jackalope_serving::sse::push_named;
 
-/// Where a finished response is stored.
+/// How a finished response is stored: the conversation before it, and the key that owns it.
 #[derive(Debug)]
 pub(super) struct Keeping {
     pub(super) kept: Arc<KeptResponses>,

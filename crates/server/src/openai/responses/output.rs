@@ -19,7 +19,7 @@ pub(super) struct Terms {
     pub(super) is_stream: bool,
     /// The tokenizer, set if log-probabilities are sent.
     pub(super) logprobs: Option<Arc<Tokenizer>>,
-    /// Whether the reasoning is sent as its own summary.
+    /// Whether the reasoning is sent as a summary of itself.
     pub(super) summarises: bool,
 }
 
