@@ -203,9 +203,10 @@ impl fmt::Display for PortRange {
 /// A model's place among those of one server.
 #[derive(Clone, Debug)]
 pub struct Beside {
-    /// Name of its ranks on machines that also run ranks of other models.
+    /// Name that distinguishes the model's ranks from those of other models on the same machines.
     pub name: String,
-    /// Number of the model, the same at every start of the same server; its ports follow from it.
+    /// Number of the model, the same at every start of the same server; the ports of its ranks
+    /// follow from this number.
     pub slot: u16,
     /// Memory for keys and values on each rank in bytes, unless the arguments set it.
     pub kv_bytes: u64,

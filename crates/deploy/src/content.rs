@@ -101,7 +101,7 @@ pub(crate) async fn hashing<T: Send + 'static>(
 /// Returns the content of the checkpoint in `dir`; hashes what is not cached.
 ///
 /// # Errors
-/// If it cannot be read, or changes meanwhile.
+/// If the checkpoint cannot be read, or changes while it is hashed.
 pub async fn content_of_dir(
     dir: &Path,
     context: &LocalContext,
@@ -128,7 +128,7 @@ impl OwnContent {
     /// nothing: then it is hashed now.
     ///
     /// # Errors
-    /// If it cannot be read, or changes meanwhile.
+    /// If the checkpoint cannot be read, or changes while it is hashed.
     pub(crate) async fn of_dir(
         dir: &Path,
         context: &LocalContext,

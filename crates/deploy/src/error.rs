@@ -275,7 +275,7 @@ pub fn text(err: &(dyn Error + 'static)) -> String {
     below.join("\n")
 }
 
-/// Appends a cause, unless an error that it caused has named it already.
+/// Appends `cause`, unless the text so far contains it already.
 fn add_cause(said: &mut String, cause: &str) {
     if !said.contains(cause) {
         said.push_str(if said.is_empty() { "" } else { ": " });

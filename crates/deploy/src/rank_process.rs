@@ -42,7 +42,7 @@ pub struct DataPlane {
     pub ports: PortRange,
 }
 
-/// Prepares a rank's process, which ends with this one.
+/// Prepares the process of a rank, which ends with the process of this program.
 pub fn spawn(
     looking: &RankToStart,
     data: &DataPlane,

@@ -23,7 +23,7 @@ pub type StopSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// An HTTP server that answers for a cluster.
 #[derive(Debug)]
 pub struct HttpServer {
-    /// The address that it listens on.
+    /// The address that the server listens on.
     pub addr: SocketAddr,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,

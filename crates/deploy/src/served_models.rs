@@ -51,7 +51,7 @@ pub struct ModelAlias {
 /// Settings for the models that do not set them themselves.
 #[derive(Clone, Debug)]
 pub struct ModelDefaults {
-    /// Whether models that can think aloud do. Absent: as their templates say.
+    /// Whether models that can reason do so. Absent: their chat templates decide.
     pub enable_thinking: Option<bool>,
     /// Name of the parser of tool calls.
     pub tool_parser: String,
@@ -102,7 +102,7 @@ pub struct ModelSettings {
     idle_unload: Option<String>,
     /// Maximum number of tokens of a sequence.
     pub context: Option<u32>,
-    /// Whether it thinks aloud.
+    /// Whether the model reasons before it answers.
     pub enable_thinking: Option<bool>,
     /// Name of the parser of tool calls.
     pub tool_parser: Option<String>,

@@ -28,9 +28,9 @@ const _: () = assert!(STOP_MAX.as_secs() < jackalope_fleet::service::STOP_SECOND
 /// A server that is to be started.
 #[derive(Debug)]
 pub struct Deployment {
-    /// The models that it offers.
+    /// The models that the server offers.
     pub models: ServedModels,
-    /// How they are computed, unless their own settings say otherwise.
+    /// How the models are computed, unless their own settings say otherwise.
     pub ranks: RankConfig,
     /// Memory that models may take of the machines. Default: what is free, if there are several
     /// models.
@@ -46,7 +46,7 @@ pub struct Deployment {
 /// A server that runs. Its ranks may still be loading.
 #[derive(Debug)]
 pub struct RunningServer {
-    /// The models that it offers.
+    /// The models that the server offers.
     pub offered: ServedModels,
     models: Models,
     state: ServerState,

@@ -32,7 +32,7 @@ pub const SECRET_FLAGS: [&str; 3] = ["api-key", "admin-key", "token"];
 pub struct ServerStart {
     /// The arguments of `serve`, without secrets.
     pub words: Vec<String>,
-    /// Directory in which it was started.
+    /// Directory in which the server was started.
     pub cwd: PathBuf,
     /// Variables that set options of `serve`, without secrets.
     pub env: BTreeMap<String, String>,
@@ -52,7 +52,7 @@ impl fmt::Debug for Secrets {
 /// A recorded server of this machine, which may have ended.
 #[derive(Clone, Debug)]
 pub struct ServeRecord {
-    /// Its process.
+    /// Process of the server.
     pub process: Recorded,
     secrets: Secrets,
     /// Key with which commands on this machine access the server, if it requires keys.
@@ -62,13 +62,13 @@ pub struct ServeRecord {
 /// The record of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeDescription<'a> {
-    /// How it was started.
+    /// How the server was started.
     pub start: &'a ServerStart,
-    /// URL at which it listens.
+    /// URL at which the server listens.
     pub url: &'a str,
-    /// Name of its default model.
+    /// Name of the server's default model.
     pub model: &'a str,
-    /// Its machines as they were given: a hostfile or names.
+    /// The server's machines as they were given: a hostfile or names.
     pub hosts: Option<&'a str>,
     /// Port of the machines' agents.
     pub agent_port: u16,
@@ -183,7 +183,8 @@ fn texts(value: &Value) -> Option<BTreeMap<String, String>> {
 }
 
 impl ServeRecord {
-    /// Records this process, unless another server of this machine is running.
+    /// Records this process and returns the record; `None` if another server of this machine is
+    /// running.
     ///
     /// # Errors
     /// If the files cannot be written.
@@ -215,7 +216,7 @@ impl ServeRecord {
         Ok(Some(ServeRecord { process, secrets, operator_key: Some(operator_key.to_owned()) }))
     }
 
-    /// Removes the record, if it is still this one.
+    /// Removes the record, unless another server has replaced it.
     pub fn forget(&self, home: &Home) {
         if Recorded::read(home, RECORD).as_ref() == Some(&self.process) {
             // If the file stays, its keys are useless: their server is gone.
@@ -244,17 +245,17 @@ impl ServeRecord {
         self.process.about[key].as_str()
     }
 
-    /// Returns the URL at which it listens.
+    /// Returns the URL at which the server listens.
     pub fn url(&self) -> &str {
         self.text("url").unwrap_or_default()
     }
 
-    /// Returns the name of its default model.
+    /// Returns the name of the server's default model.
     pub fn model(&self) -> &str {
         self.text("model").unwrap_or("a model")
     }
 
-    /// Returns its machines as they were given: a hostfile or names.
+    /// Returns the server's machines as they were given: a hostfile or names.
     pub fn hosts(&self) -> Option<&str> {
         self.text("hosts")
     }
@@ -264,23 +265,23 @@ impl ServeRecord {
         self.text("ssh")
     }
 
-    /// Returns the port of its machines' agents.
+    /// Returns the port of the agents on the server's machines.
     pub fn agent_port(&self) -> u16 {
         let port = self.process.about["agent_port"].as_u64();
         port.and_then(|it| it.try_into().ok()).unwrap_or(jackalope_fleet::agent::AGENT_PORT)
     }
 
-    /// Returns how it was started.
+    /// Returns how the server was started, if the record has that.
     pub fn start(&self) -> Option<ServerStart> {
         ServerStart::from_json(&self.process.about["start"], self.secrets.clone())
     }
 
-    /// Returns the URL at which programs of this machine reach it.
+    /// Returns the URL at which programs of this machine reach the server.
     pub fn local_url(&self) -> String {
         self.url().replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     }
 
-    /// Returns the key with which commands on this machine access it, if it requires keys.
+    /// Returns the key with which commands on this machine access the server, if it requires keys.
     pub fn operator_key(&self) -> Option<&str> {
         self.operator_key.as_deref()
     }

@@ -20,21 +20,21 @@ pub enum HostsError {
     /// There is no such file.
     #[error("there is no hostfile {path}\nhint: `jackalope hosts new` makes one")]
     NoHostfile {
-        /// Its path.
+        /// Path of the file.
         path: String,
     },
     /// The file is too long.
     #[error("{path} has {num_bytes} bytes, which is too long for a hostfile")]
     TooLong {
-        /// Its path.
+        /// Path of the file.
         path: String,
-        /// Its length.
+        /// Length of the file in bytes.
         num_bytes: u64,
     },
     /// The file cannot be read.
     #[error("reading {path}: {source}")]
     Read {
-        /// Its path.
+        /// Path of the file.
         path: String,
         /// The cause.
         source: io::Error,

@@ -44,7 +44,7 @@ pub enum LocateError {
     /// The model is incomplete.
     #[error("{name} is incomplete: {first}{}\nhint: jackalope pull {}", and_more(*num_more), .path.display())]
     Incomplete {
-        /// Its name.
+        /// Name of the model.
         name: String,
         /// The first problem.
         first: Box<Problem>,
@@ -56,7 +56,7 @@ pub enum LocateError {
     /// This version cannot load the model.
     #[error("{name}: {source}\nhint: {UNSUPPORTED_HINT}")]
     Unsupported {
-        /// Its name.
+        /// Name of the model.
         name: String,
         /// The cause.
         source: Box<SpecError>,
@@ -73,7 +73,7 @@ pub enum SourceError {
         .problems.join("\n")
     )]
     Absent {
-        /// Each machine, with what it has instead.
+        /// Each machine without the model, with what it has instead.
         problems: Vec<String>,
         /// Name of the model.
         model: String,
@@ -83,7 +83,7 @@ pub enum SourceError {
     Lacks {
         /// The machine.
         from: String,
-        /// What it has instead.
+        /// What the machine has instead.
         reason: String,
     },
     /// The machine that others should read from does not take part.
@@ -140,7 +140,7 @@ pub enum ServedModelsError {
     /// A file or directory cannot be read.
     #[error("reading {}: {source}", .path.display())]
     Read {
-        /// Its path.
+        /// Path of the file or directory.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -148,7 +148,7 @@ pub enum ServedModelsError {
     /// The file of models is malformed.
     #[error("reading {}: {source}", .path.display())]
     Malformed {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// The cause.
         source: serde_json::Error,
@@ -156,9 +156,9 @@ pub enum ServedModelsError {
     /// The file of models is too long.
     #[error("{} has {num_bytes} bytes, which is too long for a file of models", .path.display())]
     TooLong {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// Its length.
+        /// Length of the file in bytes.
         num_bytes: u64,
     },
     /// A model of the file has no directory or name.

@@ -16,7 +16,7 @@ pub enum SplitError {
     Pipeline {
         /// The transport.
         backend: Backend,
-        /// Reason why it cannot.
+        /// Reason why the transport cannot carry a pipeline.
         reason: &'static str,
     },
     /// The numbers are for another kind of split.

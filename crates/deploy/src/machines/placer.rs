@@ -138,11 +138,11 @@ fn is_rank_of(program: &str, model: &str) -> bool {
 /// The machine of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct RankMachine {
-    /// Its name.
+    /// Name of the machine.
     pub(crate) host: String,
-    /// Its hardware and system.
+    /// Hardware and system of the machine.
     pub(crate) facts: NodeFacts,
-    /// Number of ranks on it.
+    /// Number of ranks on the machine.
     pub(crate) num_ranks: u64,
 }
 
