@@ -197,9 +197,9 @@ fn check_platform(host: &str, bundle: &Bundle, survey: &Survey) -> Result<(), In
 /// How to bring one file to the machine.
 #[derive(Debug)]
 enum Work<'a> {
-    /// Copy it there from the version in use, which has the same file.
+    /// Copy the file on the machine from the version in use, which has the same file.
     Copy(&'a BundleFile),
-    /// Send it from here, beginning at this byte.
+    /// Send the file from here, beginning at this byte.
     Send(&'a BundleFile, u64),
 }
 

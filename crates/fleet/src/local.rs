@@ -18,7 +18,7 @@ pub const RANK_PROGRAM: &str = "jackalope-rank";
 /// Reason why a rank could not be started.
 #[derive(Debug, Error)]
 pub enum LocalError {
-    /// The rank program is not where it should be.
+    /// The rank program is not beside the running program.
     #[error(
         "`{RANK_PROGRAM}` is not beside {}\n\
          hint: build it with `cargo build --release -p jackalope-runner`",

@@ -69,7 +69,7 @@ impl fmt::Debug for NodesConfig {
 /// A machine whose agent is connected.
 #[derive(Debug)]
 pub struct Node {
-    /// Connection to its agent.
+    /// Connection to the machine's agent.
     pub agent: Agent,
     /// Hardware and system of the machine.
     pub facts: NodeFacts,
@@ -115,7 +115,7 @@ pub enum NodeError {
     NoStart {
         /// The machine.
         host: String,
-        /// What the starting agent reports.
+        /// What the agent reported when it was started.
         reason: String,
     },
     /// The agent runs, but cannot be reached.
@@ -127,7 +127,7 @@ pub enum NodeError {
     Unreachable {
         /// The machine.
         host: String,
-        /// Port on which it listens.
+        /// Port on which the agent listens.
         port: u16,
         /// Why connecting failed.
         reason: String,
@@ -137,9 +137,9 @@ pub enum NodeError {
     Refused {
         /// The machine.
         host: String,
-        /// The reason, and what to do about it.
+        /// The reason, and what a person can do about the refusal.
         reason: String,
-        /// Why starting its agent over SSH did not help.
+        /// Why starting the machine's agent over SSH did not help.
         shell: Option<String>,
     },
     /// The machine's key is not the pinned one, or cannot be saved.

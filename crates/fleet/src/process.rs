@@ -50,12 +50,13 @@ pub struct Spawn {
     pub cwd: Option<PathBuf>,
     /// Label in our log for each line that the child writes to its standard error.
     pub label: String,
-    /// Bytes to write to its standard input, which stays open afterwards.
+    /// Bytes to write to the child's standard input, which stays open afterwards.
     pub input: Vec<u8>,
-    /// Whether its standard output is read through [`Child::take_stdout`]; else it is discarded.
+    /// Whether the child's standard output is read through [`Child::take_stdout`]; else it is
+    /// discarded.
     pub reads_stdout: bool,
-    /// Whether its standard error is read through [`Child::take_stderr`]; else its lines go to our
-    /// log and the last of them are kept.
+    /// Whether the child's standard error is read through [`Child::take_stderr`]; else its lines go
+    /// to our log and the last of them are kept.
     pub reads_stderr: bool,
     /// Time within which the system has to execute the program. A child that has not executed it by
     /// then, because it was stopped or its file system hangs, is killed.

@@ -23,11 +23,11 @@ pub const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Ways to end a recorded process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum EndRequest {
-    /// Asks it to end (SIGTERM).
+    /// Asks the process to end (SIGTERM).
     End,
-    /// Asks it to end and to leave its programs running for the next agent (SIGUSR1).
+    /// Asks the process to end and to leave its programs running for the next agent (SIGUSR1).
     HandOver,
-    /// Kills it (SIGKILL).
+    /// Kills the process (SIGKILL).
     Kill,
 }
 
@@ -36,9 +36,9 @@ pub enum EndRequest {
 pub struct Recorded {
     /// Process id.
     pub pid: u32,
-    /// Start time, as the system reports it.
+    /// Start time of the process, as the system reports it.
     pub began: String,
-    /// Version of its program.
+    /// Version of the process's program.
     pub version: String,
     /// Further data about the process, whose fields depend on the program.
     #[serde(default)]
@@ -74,7 +74,7 @@ impl Recorded {
         serde_json::from_str(&text).ok()
     }
 
-    /// Removes the record with this name, if it still is this one.
+    /// Removes the record with this name, unless it is that of another process.
     pub fn forget(&self, home: &Home, name: &str) {
         if Recorded::read(home, name).as_ref() == Some(self) {
             // A record that stays describes a process that no longer runs, which readers check.

@@ -15,7 +15,7 @@ const CABLE_HOST_BITS: u8 = 2;
 /// A machine, described by its hostfile entry and by its own report if it was asked.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteNode<'a> {
-    /// Its entry in the hostfile.
+    /// Entry of the machine in the hostfile.
     pub host: &'a Host,
     /// What the machine reports about itself.
     pub facts: Option<&'a NodeFacts>,

@@ -54,13 +54,13 @@ pub enum ServiceError {
     Command {
         /// The command.
         command: String,
-        /// Its failure.
+        /// Why the command failed.
         source: io::Error,
     },
     /// The service manager did not start the service; its file was removed again.
     #[error("the service was not installed")]
     NotInstalled {
-        /// Why it was not started.
+        /// Why the service was not started.
         source: Box<ServiceError>,
     },
     /// Jackalope's directory cannot be used.

@@ -19,7 +19,7 @@ const CONNECT_SECONDS: u32 = 5;
 /// Time for reading the user's configuration of `ssh`.
 const CONFIG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time for asking a machine for the key that it shows.
+/// Time for asking a machine for its host key.
 const KEY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long after the script's deadline its output may end.
@@ -72,7 +72,7 @@ pub struct Output {
 pub struct ShellError {
     /// The machine.
     pub host: String,
-    /// What went wrong.
+    /// Kind of the failure.
     pub kind: ShellErrorKind,
     /// Message of the system or of `ssh`.
     pub detail: Option<String>,

@@ -62,22 +62,22 @@ pub struct Trusted {
     pub name: String,
     /// Key of the machine.
     pub key: PublicKey,
-    /// When it was trusted, in seconds since 1970.
+    /// When the machine was trusted, in seconds since 1970.
     pub since: u64,
 }
 
 /// A refused machine.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Pending {
-    /// The role in which it was refused.
+    /// The role in which the machine was refused.
     pub role: Role,
     /// Name of the machine, as in [`Trusted`].
     pub name: String,
     /// Key of the machine.
     pub key: PublicKey,
-    /// Address or name at which it was seen.
+    /// Address or name at which the machine was seen.
     pub addr: String,
-    /// When it was first refused, in seconds since 1970.
+    /// When the machine was first refused, in seconds since 1970.
     pub since: u64,
 }
 
@@ -123,7 +123,7 @@ pub enum TrustError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the file.
         reason: String,
     },
     /// A machine proved another key than the pinned one.
@@ -155,7 +155,7 @@ pub enum TrustError {
     OnlyClaimed {
         /// The name that was given.
         word: String,
-        /// Its key.
+        /// Key of the machine that wants to command this one.
         key: PublicKey,
     },
 }

@@ -164,8 +164,8 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns why the machine's key is no longer trusted, if so. The list is read again each time;
-    /// while it cannot be read, an open connection stays.
+    /// Returns why the machine's key is no longer trusted; `None` if it is trusted. The list is
+    /// read again each time; while it cannot be read, an open connection stays.
     fn distrust(&self) -> Option<FrameError> {
         let key = self.lock().key?;
         let err = self.ours.check(&self.host, &key).err()?;

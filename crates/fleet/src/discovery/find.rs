@@ -75,24 +75,24 @@ pub struct Found {
 /// A machine whose agent has proved our secret.
 #[derive(Clone, Debug)]
 pub struct FoundMachine {
-    /// Addresses at which its agent was reached, the most useful one first.
+    /// Addresses at which the machine's agent was reached, the most useful one first.
     pub addrs: Vec<SocketAddr>,
-    /// Version of its agent.
+    /// Version of the machine's agent.
     pub build: Build,
     /// Facts of the machine, or why there are none.
     pub state: MachineState,
-    /// Key that its agent has proved, if it was reached.
+    /// Key that the machine's agent has proved, if it was reached.
     pub key: Option<PublicKey>,
 }
 
 /// Whether a machine that was found can be used.
 #[derive(Clone, Debug)]
 pub enum MachineState {
-    /// Its agent has our version and sent these facts.
+    /// The machine's agent has our version and sent these facts.
     Ready(Box<NodeFacts>),
-    /// Its agent has another version.
+    /// The machine's agent has another version.
     OtherVersion,
-    /// Its agent has answered, but cannot be connected to.
+    /// The machine's agent has answered, but cannot be connected to.
     Unreachable(String),
     /// One side does not trust the other: the reason, and what to do.
     Refused(String),
@@ -197,7 +197,7 @@ fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(),
 #[derive(Clone, Debug)]
 struct Machine {
     agent: OurAgent,
-    /// Addresses that its answers came from.
+    /// Addresses from which the machine's answers came.
     paths: Vec<SocketAddr>,
 }
 
@@ -346,7 +346,7 @@ fn facts(
 }
 
 impl FoundMachine {
-    /// Returns the port on which its agent listens.
+    /// Returns the port on which the machine's agent listens.
     pub fn port(&self) -> u16 {
         self.addrs.first().map_or(0, SocketAddr::port)
     }

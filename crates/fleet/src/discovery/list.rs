@@ -38,9 +38,9 @@ pub struct ListedHost {
 pub struct LeftOut {
     /// An address of the machine.
     pub at: String,
-    /// Why it cannot be used.
+    /// Reason why the machine cannot be used.
     pub reason: String,
-    /// What to do about it.
+    /// What a person can do so that the machine can be used.
     pub hint: String,
 }
 

@@ -9,7 +9,7 @@ pub struct Sections(BTreeMap<String, Section>);
 /// The output of one tool.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Section {
-    /// Its standard output and standard error.
+    /// Standard output and standard error of the tool.
     pub text: String,
     /// How the tool ended.
     pub ending: ToolEnding,

@@ -35,7 +35,7 @@ pub struct HostfileError {
     pub column: usize,
     /// Part of the file, such as `hosts[1].rdma[0]`; empty for the whole file.
     pub entry: String,
-    /// What is wrong there.
+    /// What is wrong with this part.
     pub fault: Fault,
 }
 
@@ -64,7 +64,7 @@ pub enum Fault {
     /// Invalid JSON.
     #[error("expected {expected}, found {}", found.map_or("the end of the file".to_owned(), |c| format!("{c:?}")))]
     Syntax {
-        /// What is allowed there.
+        /// What is allowed at this position.
         expected: &'static str,
         /// Character that was found; `None` at the end of the file.
         found: Option<char>,
@@ -154,7 +154,7 @@ pub enum Fault {
     DuplicateListen {
         /// The address and port.
         listen: String,
-        /// The entry that has it already.
+        /// The entry that already has this address and port.
         first: String,
     },
     /// The lists of connections differ in length.
@@ -196,7 +196,7 @@ pub enum Fault {
     /// No devices are named here, although other hosts name theirs or the backend needs them.
     #[error("no devices are named here, but {needed_by}")]
     DevicesMissing {
-        /// Reason why they are needed.
+        /// Reason why devices are needed.
         needed_by: DevicesNeededBy,
     },
     /// A rank names a device towards itself.

@@ -7,7 +7,7 @@ const DEPTH_MAX: usize = 16;
 /// A value and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
-    /// Byte position of its first character.
+    /// Byte position of the value's first character.
     pub(super) at: usize,
     pub(super) value: Value,
 }

@@ -79,7 +79,7 @@ pub enum ConvertError {
     NoAddress {
         /// The rank.
         rank: usize,
-        /// Its name.
+        /// Name of the rank's machine.
         name: String,
     },
     /// The ranks of a ring must have the same number of addresses.
@@ -87,9 +87,9 @@ pub enum ConvertError {
     UnevenAddresses {
         /// The rank.
         rank: usize,
-        /// Its name.
+        /// Name of the rank's machine.
         name: String,
-        /// Number of its addresses.
+        /// Number of the rank's addresses.
         found: usize,
         /// Number of addresses of rank 0.
         expected: usize,
@@ -107,7 +107,7 @@ pub enum ConvertError {
     NoDevices {
         /// The rank.
         rank: usize,
-        /// Its name.
+        /// Name of the rank's machine.
         name: String,
     },
     /// The result would be an invalid hostfile.

@@ -36,7 +36,7 @@ pub struct BundleFile {
     pub bytes: u64,
     /// Permissions: 0755 if the file is executable here, else 0644.
     pub mode: u32,
-    /// Hash of its content.
+    /// Hash of the file's content.
     pub sha256: ContentHash,
 }
 

@@ -126,7 +126,7 @@ pub enum InstallError {
         doing: &'static str,
         /// Exit status of the script.
         status: i32,
-        /// The last lines of its output.
+        /// The last lines of the script's output.
         reason: String,
     },
 }
