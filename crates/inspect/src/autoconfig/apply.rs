@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::{PingCheck, Step};
 use crate::probe::{self, Echo};
 
-/// Time for one command; none of them waits for anything.
+/// Time for one command; none of the commands waits for anything.
 const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Maximum number of pings to a new address, because a port takes a moment to come up.

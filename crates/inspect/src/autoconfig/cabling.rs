@@ -20,7 +20,7 @@ pub struct CabledHost {
     pub name: String,
     /// Description: `Mac Studio, Apple M3 Ultra, macOS 26.3 (25D125)`.
     pub about: String,
-    /// Its Thunderbolt ports, in the order of their receptacles.
+    /// Thunderbolt ports of the machine, in the order of their receptacles.
     pub ports: Vec<ThunderboltPort>,
     /// Interfaces that do not support RDMA.
     pub without_rdma: Vec<String>,
@@ -31,7 +31,7 @@ pub struct CabledHost {
 /// A cable between two machines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Cable {
-    /// Its ends; the first one is on the machine with the lower position.
+    /// Ends of the cable; the first one is on the machine with the lower position.
     pub ends: [End; 2],
     /// Speed of the link in bits per second, if the ports report it.
     pub bits_per_s: Option<u64>,
@@ -141,12 +141,13 @@ impl CabledHost {
 }
 
 impl Cable {
-    /// Returns the end on a machine.
+    /// Returns the cable's end on this machine; `None` if it has none.
     pub fn end_on(&self, host_idx: usize) -> Option<End> {
         self.ends.into_iter().find(|end| end.host_idx == host_idx)
     }
 
-    /// Returns the end opposite to the one on a machine.
+    /// Returns the cable's other end, seen from this machine; `None` if the machine has no end of
+    /// it.
     pub fn end_facing(&self, host_idx: usize) -> Option<End> {
         let [a, b] = self.ends;
         match host_idx {

@@ -19,7 +19,7 @@ pub struct Step {
     pub purpose: String,
     /// Command to run as root.
     pub command: String,
-    /// Command that undoes it, to run as root.
+    /// Command that undoes `command`, to run as root.
     pub undo: String,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct LinkEnd {
 }
 
 impl Link {
-    /// Returns the end on a machine, and the other one.
+    /// Returns the end on this machine and the opposite one; `None` if the machine has no end.
     pub(super) fn seen_from(&self, host_idx: usize) -> Option<(&LinkEnd, &LinkEnd)> {
         let [a, b] = &self.ends;
         match host_idx {

@@ -1,5 +1,5 @@
-//! Checks whether a machine supports RDMA, and whether the devices of the hostfile lead where it
-//! says.
+//! Checks whether a machine supports RDMA, and whether the devices of the hostfile lead to the
+//! machines that the hostfile names.
 
 use super::{Scene, Told};
 use crate::doctor::{Entry, Finding, Severity, catalogue};
