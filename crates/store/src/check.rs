@@ -23,13 +23,13 @@ const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// Properties of a model, as its directory states them.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Summary {
-    /// `model_type` of its configuration, such as `qwen3`.
+    /// `model_type` of the model's configuration, such as `qwen3`.
     pub architecture: Option<String>,
-    /// How its weights are quantised.
+    /// How the model's weights are quantised.
     pub quantization: Option<Quantization>,
-    /// Total size of its files in bytes.
+    /// Total size of the model's files in bytes.
     pub bytes: u64,
-    /// Number of its files.
+    /// Number of the model's files.
     pub num_files: usize,
 }
 
@@ -50,9 +50,9 @@ pub struct Quantization {
 pub struct Check {
     /// Properties of the model.
     pub summary: Summary,
-    /// What is wrong with it; empty if it is complete.
+    /// Problems of the directory; empty if the model is complete.
     pub problems: Vec<Problem>,
-    /// What this version cannot load about it, even if it is complete.
+    /// Why this version cannot load the model, even if it is complete; `None` if it can.
     pub unsupported: Option<SpecError>,
     /// Description of the model, if this version knows its architecture.
     pub spec: Option<ModelSpec>,

@@ -46,7 +46,7 @@ pub struct FoundFile {
     pub target: PathBuf,
     /// Size in bytes.
     pub bytes: u64,
-    /// When it was last written, in nanoseconds since 1970.
+    /// When the file was last written, in nanoseconds since 1970.
     pub modified_ns: u128,
 }
 

@@ -41,7 +41,7 @@ pub struct HubRepo {
 pub struct Snapshot {
     /// The commit.
     pub commit: String,
-    /// Directory with its files.
+    /// Directory with the files of the commit.
     pub dir: PathBuf,
 }
 
@@ -83,7 +83,7 @@ impl HubRepo {
         self.cache.join(self.folder())
     }
 
-    /// Returns the folder with the locks of its blobs.
+    /// Returns the folder with the locks of the repository's blobs.
     pub fn locks_dir(&self) -> PathBuf {
         self.cache.join(".locks").join(self.folder())
     }

@@ -23,7 +23,7 @@ pub struct FileEntry {
     pub path: FilePath,
     /// Size in bytes.
     pub bytes: u64,
-    /// Hash of its content.
+    /// Hash of the file's content.
     pub sha256: ContentHash,
 }
 

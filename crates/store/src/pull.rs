@@ -275,7 +275,7 @@ impl Pulled {
         self.destination.dir(&self.commit)
     }
 
-    /// Returns the reasons why the model cannot be served, if any.
+    /// Returns the reasons why the model cannot be served; empty if it can.
     pub fn problems(&self) -> Vec<String> {
         Check::of_dir(&self.dir()).problems.iter().map(ToString::to_string).collect()
     }
@@ -283,7 +283,7 @@ impl Pulled {
     /// Checks that the model can be served.
     ///
     /// # Errors
-    /// Names what is wrong.
+    /// If the model cannot be served; the error has the reasons.
     pub fn check(&self) -> Result<(), PullError> {
         let problems = self.problems();
         if problems.is_empty() { Ok(()) } else { Err(PullError::Unusable { problems }) }

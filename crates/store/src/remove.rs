@@ -38,7 +38,7 @@ pub enum StoreRemoveError {
     NoModel {
         /// The directory.
         dir: PathBuf,
-        /// Why it does not count as a model's.
+        /// Why the directory does not count as a model's.
         reason: &'static str,
     },
     /// The system refuses to read or delete a file.

@@ -56,7 +56,7 @@ pub enum SynthError {
     NotJson {
         /// Path of the configuration.
         path: PathBuf,
-        /// What the parser found.
+        /// Why the parser refuses the file.
         source: serde_json::Error,
     },
     /// The configuration is JSON but no object.

@@ -74,7 +74,7 @@ impl FilePieces {
         u64::from(self.piece_bytes) * u64::from(self.num_pieces)
     }
 
-    /// Returns the end of the last piece in the file; `None` if it overflows.
+    /// Returns the position in the file at which the last piece ends; `None` if it exceeds 64 bits.
     pub(super) fn end(&self) -> Option<u64> {
         let Some(last) = self.num_pieces.checked_sub(1) else { return Some(self.offset) };
         let from_first = self.stride_bytes.checked_mul(last.into())?;

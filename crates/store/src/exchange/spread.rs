@@ -40,7 +40,7 @@ pub struct Spread {
 pub struct CopyPair {
     /// The machine that has the model.
     pub source: usize,
-    /// The machine that lacks it.
+    /// The machine that lacks the model.
     pub target: usize,
 }
 

@@ -19,7 +19,7 @@ pub enum PullError {
         "{variable} forbids requests to {endpoint}\nhint: unset it, or copy the model's directory here"
     )]
     Offline {
-        /// The setting that forbids them.
+        /// The setting that forbids requests.
         variable: String,
         /// URL of the hub.
         endpoint: String,
@@ -100,7 +100,7 @@ pub enum PullError {
         .lock.display()
     )]
     Locked {
-        /// Lock file that it holds.
+        /// Lock file that the other program holds.
         lock: PathBuf,
     },
     /// The content of a file is not what the hub lists.
