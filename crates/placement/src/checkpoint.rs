@@ -35,7 +35,7 @@ pub enum CheckpointError {
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the file.
         reason: String,
     },
     /// `config.json` describes no model that this version knows.
@@ -43,7 +43,7 @@ pub enum CheckpointError {
     Spec {
         /// The file.
         path: PathBuf,
-        /// Reason.
+        /// Why this version cannot load the model.
         source: SpecError,
     },
     /// The weight files do not hold the tensors that the model needs.
@@ -59,7 +59,7 @@ pub enum CheckpointError {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the header.
         reason: String,
     },
     /// A weight file has another length than its header states.
@@ -67,9 +67,9 @@ pub enum CheckpointError {
     FileSize {
         /// The file.
         path: PathBuf,
-        /// Length according to its header.
+        /// Length in bytes according to the file's header.
         expected_bytes: u64,
-        /// Actual length.
+        /// Actual length in bytes.
         found_bytes: u64,
     },
     /// The directory has no weight files.
