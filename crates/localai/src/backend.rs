@@ -19,7 +19,7 @@ use crate::state::LocalAi;
 /// A running backend, which has no model until LocalAI names one.
 #[derive(Debug)]
 pub struct RunningBackend {
-    /// The address that it listens on.
+    /// The address that the backend listens on.
     pub addr: SocketAddr,
     models: Models,
     server: HttpServer,

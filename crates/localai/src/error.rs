@@ -32,7 +32,7 @@ pub enum LocalAiError {
         rank: u32,
         /// Path of the hostfile.
         hostfile: String,
-        /// Number of its entries.
+        /// Number of the hostfile's entries.
         num_ranks: usize,
     },
     /// A model's option contradicts the configuration.

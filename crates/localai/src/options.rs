@@ -107,7 +107,8 @@ impl LoadOptions {
 }
 
 impl LoadParams {
-    /// Sets the token that ends answers from its text.
+    /// Sets the stop token to the one token that `eos_token` encodes to. Fails if the text is not
+    /// one token.
     pub(crate) fn stop_at(
         &mut self,
         eos_token: Option<&str>,
