@@ -1,4 +1,4 @@
-//! `jackalope top`: a server's state in the terminal, again and again, until `q` or Ctrl-C.
+//! `jackalope top`: shows a server's state in the terminal, repeatedly, until `q` or Ctrl-C.
 //!
 //! ```text
 //!   /health, /metrics/snapshot ─▶ overview (what is shown) ─▶ screen (ratatui)
