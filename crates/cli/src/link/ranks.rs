@@ -53,7 +53,7 @@ pub(super) trait Ranks {
     /// Returns how a rank ended, with its last output; `None` while it runs.
     fn ended(&mut self, rank: usize) -> Option<String>;
 
-    /// Returns why the state of a rank is unknown, if so.
+    /// Returns why the state of a rank is unknown; `None` if it is known.
     fn trouble(&self, rank: usize) -> Option<String>;
 
     /// Returns the slowest generation of the cables between the machines, if there are any.
