@@ -35,7 +35,7 @@ pub(crate) fn show(profile: Profile) -> anyhow::Result<()> {
 }
 
 impl Profile {
-    /// Returns the folder of its programs in `target`.
+    /// Returns the folder of this profile's programs in `target`.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Profile::Release => "release",

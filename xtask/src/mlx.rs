@@ -116,7 +116,7 @@ fn bring(wheels: &[Wheel], root: &Path, folder: &Path) -> Result<()> {
 /// A folder beside the result, removed whatever happens. One run at a time holds it.
 struct Scratch {
     dir: PathBuf,
-    /// Released when it is closed, even if no destructor runs.
+    /// Lock of the folder; released when the file is closed, even if no destructor runs.
     _lock: File,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Begins to install them.
+    /// Begins to install the packages and the browser.
     pub(crate) fn prepare() -> Tools {
         Tools { installing: std::thread::spawn(install) }
     }

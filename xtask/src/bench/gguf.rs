@@ -180,7 +180,8 @@ fn experts(config: &Value) -> anyhow::Result<Option<Experts>> {
     }
 }
 
-/// Returns the part of the weights' bytes that one token reads: of a mixture only the chosen experts.
+/// Returns the fraction of the weights' bytes that are read for one token: of a mixture, only the
+/// chosen experts are read.
 pub(super) fn active_part(config: &Value) -> anyhow::Result<f64> {
     let Some(Experts { count, chosen, .. }) = experts(config)? else { return Ok(1.0) };
     let (mut all, mut unread) = (0.0, 0.0);

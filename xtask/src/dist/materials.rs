@@ -38,7 +38,7 @@ struct Crate {
     dir: PathBuf,
     /// Hash of the published package; none for crates of this workspace.
     checksum: Option<String>,
-    /// Ids of the crates that it uses.
+    /// Ids of the crates that this crate uses.
     uses: Vec<String>,
 }
 

@@ -19,7 +19,7 @@ const LIBRARY_PATHS: [&str; 2] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"];
 pub(super) struct Programs {
     /// Folder of the programs.
     bin: PathBuf,
-    /// Folder of their debug information.
+    /// Folder of the programs' debug information.
     pub(super) symbols: PathBuf,
 }
 

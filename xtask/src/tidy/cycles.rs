@@ -17,11 +17,11 @@ use super::modules::{Mention, Modules};
 pub(super) struct Cycle {
     /// Number of files from each of which each other can be reached.
     pub(super) num_files: usize,
-    /// One way around, with the line that makes each step.
+    /// One way around the cycle, with the line that makes each step.
     pub(super) example: String,
 }
 
-/// For each file the files that it uses, with a line that says so.
+/// For each file the files that it uses, each with the number of a line that uses it.
 type Uses = BTreeMap<usize, BTreeMap<usize, usize>>;
 
 fn uses(modules: &Modules) -> Uses {
