@@ -370,7 +370,7 @@ impl ApiError {
     /// parameter, whether it is set, and a hint.
     ///
     /// # Errors
-    /// Fails if one is set.
+    /// [`ApiError::NotSupported`] with the name and the hint of that parameter.
     pub fn refuse_set(cases: &[(&str, bool, &str)]) -> Result<(), ApiError> {
         match cases.iter().find(|(_, is_set, _)| *is_set) {
             Some((param, _, hint)) => Err(ApiError::not_supported(*param, *hint)),

@@ -18,7 +18,7 @@ pub struct RunningModel {
     pub engine: EngineHandle,
     /// Tokenizer and chat template of the same checkpoint.
     pub text: Arc<ModelText>,
-    /// Default of whether to reason, for requests that do not say; the template decides if absent.
+    /// Whether the model reasons if the request leaves this open; the template decides if absent.
     pub enable_thinking: Option<bool>,
     /// Default sampling parameters. `seed` and `logit_bias` are not used.
     pub sampling_defaults: SamplingOptions,

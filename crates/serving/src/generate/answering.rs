@@ -83,7 +83,7 @@ impl Answering {
         self.choices.iter().map(|choice| choice.text.num_tokens()).sum()
     }
 
-    /// Number of those tokens that belong to reasoning.
+    /// Number of the tokens sampled so far that belong to reasoning.
     pub(super) fn reasoning_tokens(&self) -> u32 {
         self.choices.iter().map(|choice| choice.text.num_reasoning_tokens()).sum()
     }

@@ -182,7 +182,7 @@ impl ChoiceText {
         self.num_tokens
     }
 
-    /// Number of those tokens that belong to reasoning.
+    /// Number of the tokens sampled so far that belong to reasoning.
     pub(super) fn num_reasoning_tokens(&self) -> u32 {
         self.num_reasoning_tokens
     }

@@ -270,7 +270,7 @@ impl Models {
     }
 
     /// Adds a model with this id and no aliases. Returns false if a model already has this name.
-    /// The loader must know the model before.
+    /// The loader must already be able to start this model.
     pub fn add(&self, id: &str, details: Option<ModelDetails>) -> bool {
         let mut entries = self.lock();
         if entries.iter().any(|it| it.answers_to(id)) {

@@ -42,10 +42,10 @@ pub enum Kept {
 }
 
 impl Models {
-    /// Creates a registry of the models that `loader` knows, none of which is loaded yet.
+    /// Creates a registry of the models in `known`, which `loader` can start; none is loaded yet.
     ///
     /// # Panics
-    /// Panics if the default model is not one of them, or outside of a Tokio runtime.
+    /// Panics if the default model is not in `known`, or outside of a Tokio runtime.
     pub fn new(
         loader: Arc<dyn ModelLoader>,
         known: Vec<KnownModel>,
