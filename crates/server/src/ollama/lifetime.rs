@@ -13,7 +13,7 @@ use jackalope_serving::error::ApiError;
 use jackalope_serving::models::Kept;
 use jackalope_serving::state::Serving;
 
-/// Sets how long a model stays loaded, if the request says so.
+/// Sets how long the model stays loaded, if the request has a `keep_alive`.
 pub(super) fn keep(serving: &Serving, keep_alive: Option<KeepAlive>) {
     let Some(keep_alive) = keep_alive else { return };
     let time = match keep_alive {

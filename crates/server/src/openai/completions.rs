@@ -18,7 +18,7 @@ use super::unsupported;
 use crate::extract::{JsonRequest, StreamSlot};
 use crate::state::ServerState;
 
-/// Number of tokens to generate if the request does not say, as defined by OpenAI's API.
+/// Number of tokens to generate if the request has no `max_tokens`, as defined by OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 pub(super) async fn completions(

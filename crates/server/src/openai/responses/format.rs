@@ -281,7 +281,7 @@ impl ResponseFormat {
         (status, self.to_json(status, Some(summary), &Value::Null))
     }
 
-    /// Stores the response for later requests, if the request asks for that.
+    /// Stores the finished response for later requests, unless the request's `store` is false.
     fn keep(&self, body: &Value) {
         let Some(keeping) = &self.keeping else { return };
         let mut conversation = keeping.conversation.clone();
