@@ -49,7 +49,8 @@ pub struct AgentServiceConfig {
 /// it runs, a record in jackalope's directory describes it.
 ///
 /// # Errors
-/// If it cannot listen, or is not installed.
+/// If jackalope's directory cannot be used, the agent cannot listen, or the rank program is
+/// missing.
 pub async fn serve(
     config: AgentServiceConfig,
     context: &LocalContext,

@@ -224,7 +224,7 @@ impl Drop for Cluster {
 /// Returns the directory as an absolute path.
 ///
 /// # Errors
-/// If there is no checkpoint in it.
+/// If the directory cannot be read, or holds no checkpoint.
 fn checkpoint_dir(dir: &Path) -> Result<PathBuf, DeployError> {
     let dir = std::fs::canonicalize(dir)
         .map_err(|source| DeployError::NoCheckpoint { dir: dir.to_owned(), source })?;
@@ -515,7 +515,7 @@ fn with_port(ips: Vec<IpAddr>, port: u16) -> Vec<SocketAddr> {
 /// Checks that the transport can encrypt, if all connections are to be encrypted.
 ///
 /// # Errors
-/// If it is one of MLX's own transports, which cannot.
+/// If all connections are to be encrypted over one of MLX's own transports, which cannot encrypt.
 pub fn check_encryption(encryption: Encryption, backend: Backend) -> Result<(), DeployError> {
     if encryption == Encryption::On && backend.is_stock() {
         return Err(DeployError::ClearTransport { backend });

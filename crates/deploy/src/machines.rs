@@ -42,7 +42,7 @@ const LINGER: Duration = Duration::from_secs(30);
 /// without. Entries for this machine become `127.0.0.1`, because it is not reached through ssh.
 ///
 /// # Errors
-/// If the text is neither, or the file cannot be read.
+/// If a name or an address is malformed, or the hostfile is malformed or cannot be read.
 pub fn hostfile(text: &str) -> Result<Hostfile, HostsError> {
     let mut hostfile = read_hostfile(text)?;
     if !hostfile.is_local() {

@@ -23,7 +23,7 @@ impl ModelRegistry {
     /// Returns the position and the model with this id.
     ///
     /// # Panics
-    /// If there is no such model: a server asks only for models that it knows.
+    /// If there is no such model: a server starts only models of its registry.
     pub fn model(&self, id: &str) -> (u16, ServedModel) {
         let models = self.lock();
         let at = models.iter().position(|it| it.id == id).expect("the server knows only these");
