@@ -122,7 +122,7 @@ impl Home {
     /// Returns the cluster's secret; generated at first use.
     ///
     /// # Errors
-    /// [`HomeError`] if it cannot be read or made, or others can read it.
+    /// [`HomeError`] if the secret cannot be read or created, or other users can read it.
     pub fn secret(&self) -> Result<Secret, HomeError> {
         self.secret_in(SECRET)
     }
@@ -130,7 +130,7 @@ impl Home {
     /// Returns this machine's own identity, created at first use and named after the machine.
     ///
     /// # Errors
-    /// [`HomeError`] if it cannot be read or made, or others can read it.
+    /// [`HomeError`] if the private key cannot be read or created, or other users can read it.
     pub fn identity(&self) -> Result<Identity, HomeError> {
         let private = self.secret_in(IDENTITY)?;
         let system = rustix::system::uname();
@@ -140,7 +140,7 @@ impl Home {
     /// Returns the token that was made on this machine, if there is one.
     ///
     /// # Errors
-    /// [`HomeError`] if it cannot be read, or others can read it.
+    /// [`HomeError`] if the token cannot be read, or other users can read it.
     pub fn known_token(&self) -> Result<Option<String>, HomeError> {
         Ok(self.known_secret_in(TOKEN)?.map(|token| token.to_hex()))
     }
@@ -181,7 +181,7 @@ impl Home {
     /// Returns the cluster's secret, if there is one.
     ///
     /// # Errors
-    /// [`HomeError`] if it cannot be read, or others can read it.
+    /// [`HomeError`] if the secret cannot be read, or other users can read it.
     pub fn known_secret(&self) -> Result<Option<Secret>, HomeError> {
         self.known_secret_in(SECRET)
     }

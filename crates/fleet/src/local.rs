@@ -68,7 +68,7 @@ pub struct PreparedRank(Spawn);
 /// Returns the path of the rank program beside the running one.
 ///
 /// # Errors
-/// [`LocalError::NoProgram`] if it is not there.
+/// [`LocalError::NoProgram`] if no rank program is beside the running one.
 pub fn find_rank_program() -> Result<PathBuf, LocalError> {
     let own = std::env::current_exe()
         .map_err(|source| LocalError::Spawn { program: PathBuf::from(RANK_PROGRAM), source })?;

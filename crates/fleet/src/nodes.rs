@@ -346,7 +346,7 @@ pub fn addresses(host: &Host, config: &NodesConfig) -> Vec<SocketAddr> {
 /// Pins the key that a machine reported over SSH, which authenticates the machine.
 ///
 /// # Errors
-/// [`NodeError::Trust`] if another key is pinned for it, or the list cannot be written.
+/// [`NodeError::Trust`] if another key is pinned for the machine, or the list cannot be written.
 pub fn pin(ours: &Credentials, host: &str, key: PublicKey) -> Result<(), NodeError> {
     let Expected::Pinned(store) = &ours.expected else { return Ok(()) };
     if key == ours.identity.public() {

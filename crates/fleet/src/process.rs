@@ -266,7 +266,7 @@ impl Child {
         }
     }
 
-    /// Closes the child's standard input, which asks it to exit.
+    /// Closes the child's standard input, upon which the child is expected to exit.
     pub fn close_input(&mut self) {
         self.stdin = None;
     }

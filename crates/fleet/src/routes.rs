@@ -38,7 +38,7 @@ impl fmt::Display for NoRoutes {
     }
 }
 
-/// A rank that knows no address of another rank.
+/// A rank that has no address by which it could reach another rank.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NoRoute {
     /// The rank that has to connect.

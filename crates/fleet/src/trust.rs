@@ -174,7 +174,7 @@ impl TrustStore {
     /// Reads the list; empty if there is no file.
     ///
     /// # Errors
-    /// [`TrustError`] if it cannot be read.
+    /// [`TrustError`] if the list cannot be read.
     pub fn load(&self) -> Result<TrustList, TrustError> {
         let path = self.path();
         let length = match fs::metadata(&path) {
@@ -196,7 +196,7 @@ impl TrustStore {
     /// Changes the list under the lock. Writes nothing if nothing changed.
     ///
     /// # Errors
-    /// [`TrustError`] if it cannot be read or written, or the error of `change`.
+    /// [`TrustError`] if the list cannot be read or written, or the error of `change`.
     pub fn update<T>(
         &self,
         change: impl FnOnce(&mut TrustList) -> Result<T, TrustError>,

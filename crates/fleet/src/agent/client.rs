@@ -509,7 +509,7 @@ impl Program {
     /// Waits until the program runs or has ended.
     ///
     /// # Errors
-    /// Why neither happened in time.
+    /// Why the program neither runs nor has ended within `timeout`.
     pub fn wait_until_started(&self, timeout: Duration) -> Result<(), String> {
         self.shared.wait(timeout, |inner| {
             let known = inner.programs.get(&self.name)?;

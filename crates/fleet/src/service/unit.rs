@@ -22,7 +22,7 @@ impl ServiceKind {
     /// All kinds.
     pub const ALL: [ServiceKind; 2] = [ServiceKind::Server, ServiceKind::Agent];
 
-    /// Returns the name for people.
+    /// Returns the name of the kind for messages.
     pub fn name(self) -> &'static str {
         match self {
             ServiceKind::Server => "server",
@@ -79,7 +79,7 @@ impl Scope {
     /// All scopes.
     pub const ALL: [Scope; 2] = [Scope::User, Scope::System];
 
-    /// Returns the name for people.
+    /// Returns the name of the scope for messages.
     pub fn name(self) -> &'static str {
         match self {
             Scope::User => "user",

@@ -32,8 +32,8 @@ pub fn address(text: &str) -> Option<InterfaceAddr> {
     Some(InterfaceAddr { ip: ip.parse().ok()?, prefix_len: prefix_len.parse().ok()? })
 }
 
-/// Parses the speed of each interface from `/sys/class/net`, in Mbit/s; -1 if the driver does not
-/// know it. Returns bits per second.
+/// Parses the speed of each interface from `/sys/class/net`, which is in Mbit/s, or -1 if the
+/// driver does not report it. Returns bits per second.
 pub(super) fn speeds(text: &str) -> BTreeMap<String, u64> {
     let lines = text.lines().filter_map(|line| {
         let (name, mbit) = line.split_once(' ')?;
