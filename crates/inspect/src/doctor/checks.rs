@@ -25,7 +25,7 @@ struct Scene<'a> {
     model: Option<&'a str>,
     /// Pings sent from this machine.
     here: &'a [Ping],
-    /// Broken links that this machine's server knows of.
+    /// Broken links that the server of this machine reports, each described in a sentence.
     broken_links: &'a [String],
     /// Names of all machines, separated by commas as `--hosts` expects them.
     hosts: String,

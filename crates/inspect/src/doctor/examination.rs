@@ -44,7 +44,7 @@ pub struct Examination<'a> {
     pub model: Option<&'a str>,
     /// Pings from this machine to machines that could not report.
     pub here: &'a [Ping],
-    /// Broken links between machines that this machine's server knows of, each described in a
+    /// Broken links between machines that the server of this machine reports, each described in a
     /// sentence.
     pub broken_links: &'a [String],
 }
