@@ -91,8 +91,8 @@ impl Removal {
     /// Deletes the files.
     ///
     /// # Errors
-    /// [`StoreRemoveError::Io`]. Files that were deleted before it stay deleted; calling this again
-    /// continues.
+    /// [`StoreRemoveError::Io`]. Files that were deleted before the error stay deleted; calling
+    /// this again continues.
     pub fn carry_out(&self) -> Result<(), StoreRemoveError> {
         for path in &self.paths {
             let removed = match fs::symlink_metadata(path) {

@@ -65,7 +65,7 @@ pub enum SynthError {
         /// Path of the configuration.
         path: PathBuf,
     },
-    /// The configuration does not say how many tokens there are.
+    /// The configuration does not state the size of the vocabulary.
     #[error("`vocab_size` is missing\nhint: give the `config.json` of a model")]
     NoVocabulary,
     /// The directory holds a checkpoint that was not made here.
@@ -77,7 +77,7 @@ pub enum SynthError {
         /// The directory.
         dir: PathBuf,
     },
-    /// This version does not know the model.
+    /// This version cannot load a model with this configuration.
     #[error(transparent)]
     Spec(#[from] SpecError),
 }
