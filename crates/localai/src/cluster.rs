@@ -42,15 +42,16 @@ pub(crate) struct Cluster {
     pub(crate) hostfile: Hostfile,
     pub(crate) is_jaccl: bool,
     coordinator: Option<String>,
-    /// Host name of rank 0's machine, as the others know it.
+    /// Host name or address by which the other ranks reach rank 0's machine.
     host: String,
     /// Port on which rank 0 listens for the others.
     pub(crate) port: u16,
 }
 
 impl Cluster {
-    /// Reads the hostfile. With TCP, rank 0 listens where the file says. With JACCL, that address
-    /// belongs to JACCL, and the coordinator's machine is rank 0's.
+    /// Reads the hostfile at `path`. With TCP, rank 0 listens on the port of its entry. With JACCL,
+    /// that port belongs to JACCL, and rank 0 listens on the default control port. The configured
+    /// coordinator, if there is one, names rank 0's machine.
     pub(crate) fn read(path: &str, config: &WorkerConfig) -> Result<Cluster, LocalAiError> {
         let hostfile = machines::hostfile(path)?;
         let first = hostfile.hosts.first().ok_or(LocalAiError::NoHost)?;
