@@ -143,7 +143,8 @@ impl Chat {
         }
     }
 
-    /// Sends a message and prints the answer. Without an answer, the message is forgotten.
+    /// Sends a message and prints the answer. If the answer fails, removes the message again and
+    /// returns the error.
     fn say(&mut self, said: &str) -> anyhow::Result<()> {
         self.messages.push(json!({"role": "user", "content": said}));
         match self.answer() {

@@ -17,7 +17,7 @@ pub struct Welcome {
     pub has_last_start: bool,
     /// Names of the complete models that can be loaded.
     pub models: Vec<String>,
-    /// Names of other machines that this one knows.
+    /// Names of other machines that this one commands.
     pub machines: Vec<String>,
 }
 
