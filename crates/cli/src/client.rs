@@ -16,7 +16,7 @@ pub(crate) fn recorded(record: &ServeRecord) -> Server {
     Server { url: record.local_url(), api_key: record.operator_key().map(str::to_owned) }
 }
 
-/// Returns the broken links that this machine's server knows of, each as a sentence; none without a
+/// Returns the broken links that this machine's server reports, each as a sentence; none without a
 /// server.
 pub(crate) fn broken_links(environment: &Environment) -> Vec<String> {
     let running = environment.home().ok().and_then(|home| ServeRecord::running(&home));
