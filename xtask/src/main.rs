@@ -76,7 +76,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "mutants",
-        about: "apply mutations to a copy of the engine, and check that its tests find each",
+        about: "apply mutations to a copy of the workspace, and check that tests find each",
         run: mutants::run,
     },
     Task { name: "loc", about: "count lines of code, tests and comments by crate", run: loc::run },

@@ -1,20 +1,28 @@
-//! `cargo xtask mutants`: applies mutations to a copy of the engine, one at a time, and checks that
-//! the simulation and the tests of fairness find each. A mutation that survives is a mistake that
-//! these tests would not notice.
+//! `cargo xtask mutants`: applies mutations to a copy of the workspace, one at a time, and checks
+//! that tests find each: those of the engine's scheduler the simulation and the tests of fairness,
+//! and those that remove the defence against a fault or an attack the tests that they name. A
+//! mutation that survives is a mistake that these tests would not notice.
 
+mod copy;
+mod faults_page;
 mod mutation;
+mod running;
 mod test_bed;
+mod test_id;
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
+use faults_page::FAULTS;
 use mutation::{Mutation, changed_since, default_branch};
 use test_bed::{MUTATION_DEADLINE, Outcome, TestBed};
 
-const USAGE: &str =
-    "usage: cargo xtask mutants NAME…|--all|--changed BASE|--sample N [--seed S] [--json]";
+use crate::process::workspace_dir;
+
+const USAGE: &str = "usage: cargo xtask mutants \
+                     NAME…|--all|--attacks|--changed BASE|--sample N [--seed S] [--json]";
 
 /// Number of random mutations in CI.
 const CI_SAMPLE: usize = 3;
@@ -28,6 +36,8 @@ const CI_CHANGED_MAX: usize = 8;
 enum Selection {
     Names(Vec<String>),
     All,
+    /// Those that name the tests that must find them.
+    Attacks,
     /// Those whose files changed since the merge base with this revision.
     Changed(String),
     /// A number of them, at random from a seed.
@@ -47,10 +57,12 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     try_all(&selected, options.json)
 }
 
-/// Tries the mutations whose files changed since the default branch, and a few at random.
+/// Tries the searched mutations whose files changed since the default branch, and a few at random.
+/// The others build and start whole programs, which takes too long here.
 pub(crate) fn run_in_ci() -> anyhow::Result<()> {
     let seed = seed_of_now();
-    let all = Mutation::load_all()?;
+    let mut all = Mutation::load_all()?;
+    all.retain(Mutation::is_searched);
     let mut selected = Vec::new();
     let changed = default_branch().and_then(|branch| Some((changed_since(&branch).ok()?, branch)));
     if let Some((files, branch)) = changed {
@@ -78,6 +90,7 @@ impl Options {
                 || args.next().with_context(|| format!("{arg} lacks its value\n{USAGE}"));
             match arg {
                 "--all" => selections.push(Selection::All),
+                "--attacks" => selections.push(Selection::Attacks),
                 "--changed" => selections.push(Selection::Changed(value()?.to_owned())),
                 "--sample" => count = Some(value()?.parse().context("--sample takes a number")?),
                 "--seed" => seed = Some(value()?.parse().context("--seed takes a number")?),
@@ -104,6 +117,7 @@ impl Options {
 fn select(selection: Selection, all: Vec<Mutation>) -> anyhow::Result<Vec<Mutation>> {
     match selection {
         Selection::All => Ok(all),
+        Selection::Attacks => Ok(all.into_iter().filter(|it| !it.is_searched()).collect()),
         Selection::Changed(base) => {
             let files = changed_since(&base)?;
             Ok(all.into_iter().filter(|it| it.is_about(&files)).collect())
@@ -157,7 +171,7 @@ fn try_all(mutations: &[Mutation], json: bool) -> anyhow::Result<()> {
     if !mutations.is_empty() {
         let test_bed = TestBed::prepare()?;
         let started = Instant::now();
-        test_bed.check_clean()?;
+        test_bed.check_clean(mutations)?;
         eprintln!("the tests pass without a mutation ({:.0} s)", started.elapsed().as_secs_f64());
         if !json {
             println!("{}", row(["name", "caught by", "after N seeds", "seconds"]));
@@ -188,9 +202,13 @@ fn shortcoming(mutation: &Mutation, outcome: &Outcome) -> Option<String> {
     let Mutation { name, about, .. } = mutation;
     match outcome {
         Outcome::Caught(_) => None,
-        Outcome::Survived => Some(format!(
-            "{name} survived: {about}\nhint: extend the simulation or the tests of fairness until \
-             one of them fails under it"
+        Outcome::Survived(tests) if mutation.is_searched() => Some(format!(
+            "{name} survived {}: {about}\nhint: extend these tests until one of them fails under it",
+            tests.join(" and ")
+        )),
+        Outcome::Survived(tests) => Some(format!(
+            "{name} survived: {about}\nhint: extend {} until it fails under it",
+            tests.join(" and ")
         )),
         Outcome::Broken(reason) => Some(format!(
             "{name} proves nothing: {reason}\nhint: correct {}",
@@ -204,18 +222,20 @@ fn shortcoming(mutation: &Mutation, outcome: &Outcome) -> Option<String> {
 }
 
 fn row([name, by, seeds, seconds]: [&str; 4]) -> String {
-    format!("{name:<44}  {by:<22}  {seeds:>13}  {seconds:>7}")
+    format!("{name:<48}  {seeds:>13}  {seconds:>7}  {by}")
 }
 
 /// Formats an outcome: what caught the mutation, or why nothing did; and the first failing seeds.
 fn summary(outcome: &Outcome) -> (String, String) {
     let reason = match outcome {
         Outcome::Caught(findings) => {
-            let modules: Vec<&str> = findings.iter().map(|it| it.module.as_str()).collect();
-            let seeds: Vec<String> = findings.iter().map(|it| it.seed.to_string()).collect();
-            return (modules.join(", "), seeds.join(", "));
+            let tests: Vec<&str> = findings.iter().map(|it| it.test.as_str()).collect();
+            let seeds = findings.iter().filter_map(|it| Some(it.seed?.to_string()));
+            let seeds: Vec<String> = seeds.collect();
+            let seeds = if seeds.is_empty() { "-".to_owned() } else { seeds.join(", ") };
+            return (tests.join(", "), seeds);
         }
-        Outcome::Survived => "NOTHING",
+        Outcome::Survived(_) => "NOTHING",
         Outcome::Broken(_) => "BROKEN",
         Outcome::DeadlinePassed => "NOTHING IN TIME",
     };
@@ -225,7 +245,7 @@ fn summary(outcome: &Outcome) -> (String, String) {
 fn result(mutation: &Mutation, outcome: &Outcome, seconds: f64) -> Value {
     let (kind, reason) = match outcome {
         Outcome::Caught(_) => ("caught", None),
-        Outcome::Survived => ("survived", None),
+        Outcome::Survived(_) => ("survived", None),
         Outcome::Broken(reason) => ("broken", Some(reason)),
         Outcome::DeadlinePassed => ("deadline passed", None),
     };
@@ -234,7 +254,7 @@ fn result(mutation: &Mutation, outcome: &Outcome, seconds: f64) -> Value {
         _ => &[],
     };
     let caught_by: Vec<Value> =
-        findings.iter().map(|it| json!({ "module": it.module, "seeds": it.seed })).collect();
+        findings.iter().map(|it| json!({ "test": it.test, "seed": it.seed })).collect();
     json!({
         "name": mutation.name,
         "outcome": kind,
@@ -244,10 +264,14 @@ fn result(mutation: &Mutation, outcome: &Outcome, seconds: f64) -> Value {
     })
 }
 
-/// Checks that every mutation applies to the working tree.
+/// Checks that every mutation applies to the working tree and names tests that exist, and that
+/// [`FAULTS`] names the mutations and their tests in the same rows.
 pub(crate) fn check_patches(findings: &mut Vec<String>) -> anyhow::Result<()> {
-    let stale = Mutation::load_all()?.into_iter().filter_map(|it| it.check().err());
-    findings.extend(stale.map(|err| err.to_string()));
+    let all = Mutation::load_all()?;
+    findings.extend(all.iter().filter_map(|it| it.check().err()).map(|err| err.to_string()));
+    let page = std::fs::read_to_string(workspace_dir().join(FAULTS))
+        .with_context(|| format!("reading {FAULTS}"))?;
+    faults_page::check(&page, &all, findings);
     Ok(())
 }
 
@@ -262,6 +286,7 @@ mod tests {
     #[test]
     fn one_selection_is_asked_for() {
         assert_eq!(parse(&["--all"]).unwrap().selection, Selection::All);
+        assert_eq!(parse(&["--attacks"]).unwrap().selection, Selection::Attacks);
         let sample = parse(&["--sample", "3", "--seed", "7", "--json"]).unwrap();
         assert!(sample.json);
         assert_eq!(sample.selection, Selection::Sample(3, 7));

@@ -177,7 +177,7 @@ fn the_page_of_faults_names_tests_that_exist() {
     let mut num_rows = 0;
     for line in page.lines() {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [_, fault, _, shown, _] = cells[..] else { continue };
+        let [_, fault, _, shown, _mutation, _] = cells[..] else { continue };
         if shown != "Shown by" && !shown.starts_with("---") {
             assert!(!shown.is_empty(), "{fault} is shown by nothing");
             assert_are_there(fault, shown, &functions_found);

@@ -321,6 +321,7 @@ fn bursts_and_storms_of_kills_change_no_answer() {
         storm(&server, num_kills, &mut random);
         // The storm is over once a stream has made progress.
         server.wait_for_health("tokens after a storm", |health| {
+            assert_eq!(num_of(health, "failed"), 0, "streams ended: {health}");
             before < num_of(health, "sampled_tokens") && health["status"] == "healthy"
         });
     }
@@ -339,7 +340,10 @@ fn an_idle_server_whose_ranks_are_killed_again_and_again_still_answers() {
     let expected = server.complete(request);
     for num_lost in 1..=6 {
         send(server.rank(num_lost % 2), Signal::KILL);
-        server.wait_for_health("recovery", |it| num_of(it, "recoveries") == num_lost as u64);
+        server.wait_for_health("recovery", |health| {
+            assert_ne!(health["status"], "failed", "{num_lost} losses: {health}");
+            num_of(health, "recoveries") == num_lost as u64
+        });
     }
     assert_eq!(server.get("/health/ready").0, 200);
     assert_eq!(server.complete(request), expected);
@@ -369,7 +373,8 @@ fn a_replacement_that_freezes_is_replaced_within_the_stall_timeout() {
     server.wait_for_health("another replacement", |health| {
         health["status"] == "healthy" && server.rank_if_any(1).is_some_and(|pid| pid != frozen)
     });
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "it was replaced after {took:?}");
     for (stream, expected) in streams.into_iter().zip(expected) {
         assert_eq!(stream.read_all(), (expected, End::Done));
     }

@@ -106,7 +106,7 @@ impl Link {
             })
     }
 
-    /// AdmissionQueue a rank's report of a broken group into a failure. If all peers that it names
+    /// Turns a rank's report of a broken group into a failure. If all peers that it names
     /// are alive, the failure blames no rank, and the launcher tests the links to them.
     pub(super) fn group_failure(
         &mut self,

@@ -239,6 +239,7 @@ fn bursts_of_losses_end_nobody() {
         let before = fixture.handle.status().counters.sampled_tokens;
         wait_until(|| {
             let counters = fixture.handle.status().counters;
+            assert_eq!(counters.failed, 0, "requests ended: {counters:?}");
             before + 8 * 4 <= counters.sampled_tokens || counters.finished == 8
         });
         for rank in 0..2 + burst as usize % 5 {
