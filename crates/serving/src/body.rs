@@ -138,7 +138,7 @@ fn announced_bytes(headers: &HeaderMap) -> Option<u64> {
 /// endpoint then reads the typed fields that it needs.
 #[derive(Debug)]
 pub struct JsonBody {
-    /// Always an object.
+    /// The body's JSON, which is always an object.
     object: Value,
     /// Names of fields whose values are nested too deeply; they are null in `object`.
     too_deep: Vec<String>,
@@ -247,7 +247,7 @@ impl<'de> Deserializer<'de> for Fields<'de> {
 /// limit itself, a little above this one.
 const LEVELS_MAX: usize = 125;
 
-/// Beginning of the error for a field with more levels.
+/// Beginning of the error for a field with more than [`LEVELS_MAX`] levels.
 const TOO_DEEP: &str = "nested too deeply: ";
 
 /// A body; none if its JSON is not an object.

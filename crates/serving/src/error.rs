@@ -250,7 +250,7 @@ pub struct ErrorFacts<'a> {
     pub status: StatusCode,
     /// Type of the error, in OpenAI's words.
     pub kind: &'static str,
-    /// The error in one word.
+    /// Code of the error, by which programs recognize it.
     pub code: &'static str,
     /// The request's field at fault.
     pub param: Option<&'a str>,
@@ -263,27 +263,27 @@ impl<'a> ErrorFacts<'a> {
         ErrorFacts { status, kind, code, param: None, advice: None }
     }
 
-    /// An error of the client.
+    /// Facts of an error that the client made.
     fn invalid(status: StatusCode, code: &'static str) -> ErrorFacts<'a> {
         ErrorFacts::new(status, "invalid_request_error", code)
     }
 
-    /// The body has more bytes than the server reads.
+    /// Facts for a body with more bytes than the server reads.
     fn too_large(code: &'static str) -> ErrorFacts<'a> {
         ErrorFacts::invalid(StatusCode::PAYLOAD_TOO_LARGE, code)
     }
 
-    /// The body has a media type or encoding that is not supported.
+    /// Facts for a body whose media type or encoding is not supported.
     fn media(code: &'static str) -> ErrorFacts<'a> {
         ErrorFacts::invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE, code)
     }
 
-    /// An error in a field.
+    /// Facts for an error in the field `param`.
     fn field(code: &'static str, param: &'a str) -> ErrorFacts<'a> {
         ErrorFacts { param: Some(param), ..ErrorFacts::invalid(StatusCode::BAD_REQUEST, code) }
     }
 
-    /// Keys could not be created, changed or revoked.
+    /// Facts for keys that could not be created, changed or revoked.
     fn keys(err: &KeyEditError) -> ErrorFacts<'a> {
         match err {
             KeyEditError::NoFile => ErrorFacts::invalid(StatusCode::FORBIDDEN, "no_key_file"),
@@ -295,36 +295,36 @@ impl<'a> ErrorFacts<'a> {
         }
     }
 
-    /// An error of the server or the model.
+    /// Facts of an error of the server or the model.
     fn internal(code: &'static str) -> ErrorFacts<'a> {
         ErrorFacts::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", code)
     }
 
-    /// Too many requests.
+    /// Facts for a request beyond a limit, which can be sent again after `retry_after`.
     fn limited(code: &'static str, retry_after: Duration) -> ErrorFacts<'a> {
         ErrorFacts::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code)
             .advise(RETRY_AFTER, seconds(retry_after))
     }
 
-    /// The ranks have failed, and may recover.
+    /// Facts for ranks that have failed and may recover.
     fn unavailable(code: &'static str) -> ErrorFacts<'a> {
         ErrorFacts::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code)
             .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
     }
 
-    /// Other programs have taken the memory, and may free it.
+    /// Facts for memory that other programs have taken and may free.
     fn memory_short() -> ErrorFacts<'a> {
         ErrorFacts::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", "memory_pressure")
             .advise(RETRY_AFTER, seconds(RETRY_MEMORY_AFTER))
     }
 
-    /// A model is loading.
+    /// Facts for a model that is loading.
     fn loading(retry_after: Duration) -> ErrorFacts<'a> {
         ErrorFacts::new(StatusCode::SERVICE_UNAVAILABLE, "model_loading", "model_loading")
             .advise(RETRY_AFTER, seconds(retry_after))
     }
 
-    /// A model cannot be loaded, at present or at all.
+    /// Facts for a model that cannot be loaded, at present or at all.
     fn not_loadable(why: &LoadFailure, retry_after: Duration) -> ErrorFacts<'a> {
         let (status, code) = match why {
             LoadFailure::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed"),

@@ -13,7 +13,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct KeyLimits {
     pub requests_per_minute: Option<u32>,
-    /// Tokens of prompts and answers together.
+    /// Maximum number of tokens per minute, those of prompts and answers together.
     pub tokens_per_minute: Option<u32>,
     pub concurrent_requests: Option<u32>,
 }

@@ -116,7 +116,8 @@ pub struct Answer<F: AnswerWriter> {
     /// Whether each choice has sent its first delta.
     has_begun: Vec<bool>,
     cached_tokens: u32,
-    /// Prefix miss of the first prompt that has one.
+    /// Why the first prompt with a prefix miss was not taken from the prefix cache as far as
+    /// possible.
     prefix_miss: Option<PrefixMiss>,
     times: Times,
     limits: Arc<ServerLimits>,

@@ -35,7 +35,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Appends the following delta.
+    /// Appends `next`, the delta after this one.
     pub fn absorb(&mut self, next: Delta) {
         self.reasoning.push_str(&next.reasoning);
         self.text.push_str(&next.text);

@@ -29,7 +29,7 @@ pub struct RequestParams {
 /// When a request is computed, and how long its client waits.
 #[derive(Clone, Debug, Default)]
 pub struct SchedulingParams {
-    /// Lower is computed earlier.
+    /// Priority of the request; requests with a lower one are computed earlier.
     pub priority: Option<i32>,
     /// Only requests with the same salt share cached prefixes.
     pub cache_salt: Option<String>,

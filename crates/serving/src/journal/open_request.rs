@@ -33,7 +33,7 @@ pub struct AnswerInProgress {
     pub caller: ApiCaller,
     /// Id of the model.
     pub model: String,
-    /// What was known when the answer began.
+    /// Properties of the answer that were known when it began.
     pub opening: AnswerStart,
     /// Time when the answer began.
     pub began: Instant,

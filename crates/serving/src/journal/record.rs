@@ -47,7 +47,7 @@ impl AnswerEnding {
 pub struct AnswerRecord {
     /// Name of the HTTP request.
     pub request_id: String,
-    /// What was known when the answer began.
+    /// Properties of the answer that were known when it began.
     pub start: AnswerStart,
     /// Token counts and times.
     pub summary: AnswerSummary,

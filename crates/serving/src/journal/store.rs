@@ -106,14 +106,14 @@ pub struct Totals {
     pub http_open: usize,
     /// Number of errors of the server and of requests refused for lack of capacity.
     pub num_errors: u64,
-    /// Records that the request log dropped; none without a log.
+    /// Number of records that the request log dropped; none without a log.
     pub log_dropped: Option<u64>,
-    /// Spans that were not exported; none without an exporter.
+    /// Number of spans that were not exported; none without an exporter.
     pub spans_dropped: Option<u64>,
 }
 
 impl Journal {
-    /// Creates an empty journal, which also passes records to these.
+    /// Creates an empty journal, which also passes its records to `log` and `spans`.
     pub fn new(log: Option<RequestLog>, spans: Option<SpanExporter>) -> Journal {
         Journal {
             started: Instant::now(),

@@ -84,7 +84,7 @@ pub struct KeyTotals {
     pub prompt_tokens: u64,
     /// Number of tokens sampled.
     pub completion_tokens: u64,
-    /// Requests refused because of a limit of the key.
+    /// Number of requests refused because of a limit of the key.
     pub limited: u64,
 }
 

@@ -57,7 +57,7 @@ impl Drop for Waiting<'_> {
 /// The result of looking up a model for a request.
 enum Found {
     Model(Arc<RunningModel>, Lease),
-    /// The request has to wait for a change.
+    /// The request has to wait until the state of a model changes.
     NotYet,
     /// The ranks of an engine that the caller manages are loading.
     Starting(EngineHandle),
