@@ -31,7 +31,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Starts with the system prompt.
+    /// Creates the history of a conversation, which starts with the system prompt `system`.
     pub(super) fn begin(system: Option<Content>) -> Result<History, ApiError> {
         let mut history = History::default();
         let mut texts = Texts::default();

@@ -79,7 +79,7 @@ fn check_tools(tools: &[Tool], limits: &ServerLimits) -> Result<(), ApiError> {
     check_tool_names(names, |idx| format!("tools[{idx}].function.name"))
 }
 
-/// Refuses images by name.
+/// Refuses images; the error names the field `param`.
 pub(super) fn check_images(images: Option<&[Value]>, param: &str) -> Result<(), ApiError> {
     let is_set = !images.unwrap_or_default().is_empty();
     ApiError::refuse_set(&[(param, is_set, "this model takes only text")])

@@ -107,7 +107,7 @@ fn num_predict(found: Option<i64>) -> Result<Option<u32>, ApiError> {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum LookBack {
     Nowhere,
-    /// 0 means all tokens.
+    /// This number of tokens; 0 means all tokens.
     Tokens(u32),
 }
 

@@ -23,7 +23,7 @@ pub(super) fn push_error(err: &ApiError, buffer: &mut Vec<u8>) {
     sse::push_event(buffer, &to_json(err));
 }
 
-/// The body of a response.
+/// Returns the body of the response to a request that failed with `err`.
 pub(crate) fn to_json(err: &ApiError) -> Value {
     let facts = err.facts();
     let message = err.message();

@@ -71,7 +71,7 @@ impl ResponseFormat {
         }
     }
 
-    /// Takes a delta.
+    /// Adds a delta of the answer to the output items.
     fn take(&mut self, delta: &Delta) {
         if !delta.reasoning.is_empty() {
             self.think(&delta.reasoning);
