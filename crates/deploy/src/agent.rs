@@ -27,7 +27,7 @@ pub const RECORD: &str = "agent";
 /// Time that an agent is given to end by itself.
 pub const END_GRACE: Duration = Duration::from_secs(3);
 
-/// How an agent listens, and for whom.
+/// Where an agent listens, and which peers it accepts.
 #[derive(Clone, Debug)]
 pub struct AgentServiceConfig {
     /// Secret of the cluster; peers without it are refused.

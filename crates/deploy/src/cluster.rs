@@ -44,7 +44,7 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of forming a group of ranks that are all loaded.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Timeout for ranks that are started by hand.
+/// Time in which ranks that are started by hand must connect.
 const BY_HAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// Minimum heartbeat timeout; a shorter silence may be caused by the network.

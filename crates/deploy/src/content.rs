@@ -56,13 +56,13 @@ impl HashingWatch {
         }
     }
 
-    /// Sets the total number of bytes.
+    /// Sets the total number of bytes to hash.
     pub(crate) fn expect(&self, num_bytes: u64) {
         self.total_bytes.store(num_bytes, Ordering::Relaxed);
         self.bar.expect(num_bytes);
     }
 
-    /// Counts finished bytes.
+    /// Counts bytes that have been hashed.
     pub(crate) fn add(&self, num_bytes: u64) {
         self.bar.add(num_bytes);
         let done_bytes = self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed) + num_bytes;

@@ -37,7 +37,7 @@ pub struct Deployment {
     pub memory_budgets: Vec<MemoryBudget>,
     /// Whether a request for a model that is not loaded loads it. Default: if there are several.
     pub load_on_demand: Option<bool>,
-    /// The HTTP API.
+    /// Configuration of the HTTP API.
     pub http: ServerConfig,
     /// Log of requests, and traces.
     pub reporting: Reporting,

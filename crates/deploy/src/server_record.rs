@@ -59,7 +59,7 @@ pub struct ServeRecord {
     operator_key: Option<String>,
 }
 
-/// The record of a server.
+/// Properties of a running server, from which its record is written.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeDescription<'a> {
     /// How the server was started.
@@ -74,7 +74,7 @@ pub struct ServeDescription<'a> {
     pub agent_port: u16,
     /// Command that was given to run as ssh.
     pub ssh: Option<&'a str>,
-    /// See [`jackalope_server::ApiKeys::with_operator`].
+    /// Key of the server's operator; see [`jackalope_server::ApiKeys::with_operator`].
     pub operator_key: &'a str,
 }
 
@@ -114,7 +114,7 @@ impl ServerStart {
         start
     }
 
-    /// Adds variables, and keeps secrets apart from the rest.
+    /// Adds the variables `env`; those with keys or tokens are stored apart from the rest.
     pub fn set(&mut self, env: &BTreeMap<String, String>) {
         let is_secret = |name: &str| SECRET_FLAGS.iter().any(|it| variable_of(it) == name);
         let (secrets, env): (BTreeMap<_, _>, BTreeMap<_, _>) =

@@ -35,7 +35,7 @@ pub enum SplitError {
     NumRanks {
         /// The option with the numbers.
         flag: &'static str,
-        /// Number of numbers.
+        /// Number of numbers that were given.
         num_numbers: usize,
         /// Number of ranks.
         num_ranks: usize,

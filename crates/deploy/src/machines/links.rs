@@ -250,7 +250,7 @@ impl Links {
 pub(super) struct Pair {
     pub(super) one: usize,
     pub(super) other: usize,
-    /// Whether both have ranks now.
+    /// Whether both machines have ranks now.
     pub(super) is_used: bool,
 }
 
