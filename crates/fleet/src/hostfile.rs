@@ -46,7 +46,7 @@ pub enum HostfileShape {
     /// A list of `{ssh, ips, rdma}`.
     #[default]
     Array,
-    /// `{backend, envs, hosts}` around such a list.
+    /// `{backend, envs, hosts}`, where `hosts` is such a list.
     Object,
     /// `"host:port"` for each rank, or a list of these for each rank: the format of MLX's ring.
     Ring,

@@ -92,13 +92,13 @@ pub struct NodesError(pub Vec<NodeError>);
 /// Why a machine cannot be used.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    /// Nothing can be run there.
+    /// No program can be run on the machine.
     #[error("{source}\nhint: {}", .source.kind.hint(&.source.host))]
     Shell {
         /// The shell's error.
         source: ShellError,
     },
-    /// Jackalope is not installed there.
+    /// Jackalope is not installed on the machine.
     #[error("{host} has no jackalope\nhint: `jackalope bootstrap {host}` puts it there")]
     NotInstalled {
         /// The machine.
@@ -107,7 +107,7 @@ pub enum NodeError {
     /// The programs to install cannot be read.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// Jackalope could not be installed there.
+    /// Jackalope could not be installed on the machine.
     #[error(transparent)]
     Install(#[from] InstallError),
     /// The agent did not start.

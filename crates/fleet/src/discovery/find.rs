@@ -68,7 +68,7 @@ pub struct Found {
     pub machines: Vec<FoundMachine>,
     /// Agents with another secret; anybody can claim to be one.
     pub strangers: Vec<Stranger>,
-    /// Number of further strangers.
+    /// Number of strangers that are not in `strangers`.
     pub num_more_strangers: usize,
 }
 

@@ -81,7 +81,7 @@ pub(super) fn join(socket: &UdpSocket, addr: &LinkAddr) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Asking {
     pub(super) v4: UdpSocket,
-    /// Absent if there is no IPv6.
+    /// Absent if this machine has no IPv6.
     pub(super) v6: Option<UdpSocket>,
 }
 

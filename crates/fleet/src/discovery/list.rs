@@ -25,7 +25,7 @@ pub struct Listed {
 /// A machine and its entry in a hostfile.
 #[derive(Clone, Debug)]
 pub struct ListedHost {
-    /// The entry.
+    /// The machine's entry in a hostfile.
     pub host: Host,
     /// Facts that the machine reported.
     pub facts: NodeFacts,

@@ -41,7 +41,7 @@ impl Sections {
         Sections(sections)
     }
 
-    /// Returns a section.
+    /// Returns the section of this name.
     pub fn get(&self, name: &str) -> Option<&Section> {
         self.0.get(name)
     }

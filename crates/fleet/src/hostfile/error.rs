@@ -217,9 +217,9 @@ pub enum Fault {
     OneWay {
         /// The other rank.
         to: usize,
-        /// Devices named here.
+        /// Number of devices in this entry.
         here: usize,
-        /// Devices named there.
+        /// Number of devices in the entry `back`.
         there: usize,
         /// Entry with the other rank's devices.
         back: String,

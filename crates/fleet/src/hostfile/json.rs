@@ -36,7 +36,7 @@ pub(super) struct Key {
 pub(super) struct SyntaxError {
     pub(super) at: usize,
     pub(super) expected: &'static str,
-    /// The character there; `None` at the end of the text.
+    /// The character at `at`; `None` at the end of the text.
     pub(super) found: Option<char>,
 }
 

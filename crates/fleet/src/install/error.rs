@@ -49,9 +49,9 @@ pub enum InstallError {
         home: String,
         /// The version.
         id: String,
-        /// Space that the installation needs, with a reserve.
+        /// Space in bytes that the installation needs, with a reserve.
         needed_bytes: u64,
-        /// Free space.
+        /// Free space in bytes.
         free_bytes: u64,
     },
     /// A file arrived with another content.

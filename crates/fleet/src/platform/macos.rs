@@ -113,7 +113,8 @@ pub fn system_version(text: &str) -> (Option<Version>, String) {
     (version, field(text, "BuildVersion").unwrap_or_default().to_owned())
 }
 
-/// Combines the outputs of the three commands.
+/// Derives the memory from the values of `hw.memsize` and `iogpu.wired_limit_mb` and the output of
+/// `vm_stat`.
 pub fn parse(memsize: &str, wired_limit_mb: &str, vm_stat: &str) -> Option<MachineMemory> {
     let total_bytes: u64 = memsize.trim().parse().ok()?;
     let gpu_bytes = match wired_limit_mb.trim().parse::<u64>().ok()? {

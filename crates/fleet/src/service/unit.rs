@@ -69,9 +69,9 @@ impl ServiceKind {
 /// Whose service manager runs a service: the user's or the system's.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Scope {
-    /// The user's.
+    /// The user's service manager.
     User,
-    /// The system's.
+    /// The system's service manager.
     System,
 }
 
@@ -91,9 +91,9 @@ impl Scope {
 /// The service manager of a platform.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Manager {
-    /// Linux.
+    /// systemd, on Linux.
     Systemd,
-    /// macOS.
+    /// launchd, on macOS.
     Launchd,
 }
 

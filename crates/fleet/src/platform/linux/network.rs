@@ -26,7 +26,7 @@ pub(super) fn ip_addr(text: &str) -> Vec<Interface> {
     interfaces
 }
 
-/// Parses `10.0.0.1/24`.
+/// Parses an address with its prefix length, such as `10.0.0.1/24`.
 pub fn address(text: &str) -> Option<InterfaceAddr> {
     let (ip, prefix_len) = text.split_once('/').unwrap_or((text, "32"));
     Some(InterfaceAddr { ip: ip.parse().ok()?, prefix_len: prefix_len.parse().ok()? })
