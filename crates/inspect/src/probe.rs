@@ -15,7 +15,7 @@ use jackalope_fleet::shell::{Shell, ShellError, quote};
 use crate::platform;
 use crate::report::NodeReport;
 
-/// Finds our own programs.
+/// Script that finds our own programs.
 const PROGRAMS: &str = include_str!("probe/programs.sh");
 /// Script that reports everything else.
 const REPORT: &str = include_str!("probe/report.sh");

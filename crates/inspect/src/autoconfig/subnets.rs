@@ -12,7 +12,7 @@ const RANGES: [([u8; 4], u8); 4] =
 /// Prefix length of a network with two addresses.
 pub(super) const PREFIX_LEN: u8 = 30;
 
-/// Assigns networks.
+/// Assigns a network to each link that needs one.
 #[derive(Debug)]
 pub(super) struct Subnets {
     taken: Vec<Network>,

@@ -32,7 +32,7 @@ pub(super) fn disk_free(text: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Parses `jackalope 0.1.0`.
+/// Parses the version from the output of `jackalope --version`, such as `jackalope 0.1.0`.
 pub(super) fn jackalope_version(text: &str) -> Option<String> {
     Some(text.trim().strip_prefix("jackalope ")?.to_owned())
 }

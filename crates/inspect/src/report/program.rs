@@ -23,7 +23,7 @@ pub struct HttpAnswer {
     /// Status of `/health/live`; 0 if nothing answered, `None` if there was no tool to query it
     /// with.
     pub live: Option<u16>,
-    /// Status of `/health/ready`, likewise.
+    /// Status of `/health/ready`; 0 and `None` as for `live`.
     pub ready: Option<u16>,
 }
 

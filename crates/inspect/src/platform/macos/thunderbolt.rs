@@ -49,7 +49,7 @@ fn port(bus: &Value) -> Option<ThunderboltPort> {
     })
 }
 
-/// Parses `80 Gb/s` and `Up to 120 Gb/s`.
+/// Parses a speed, such as `80 Gb/s` or `Up to 120 Gb/s`, into bits per second.
 fn speed(text: &str) -> Option<u64> {
     let number = text.strip_suffix("Gb/s")?.trim().rsplit(' ').next()?;
     Some(number.parse::<u64>().ok()? * 1_000_000_000)
