@@ -58,7 +58,7 @@ impl BlobId {
 }
 
 impl BlobHasher {
-    /// Adds further bytes.
+    /// Adds the next bytes of the content.
     pub fn update(&mut self, piece: &[u8]) {
         match self {
             BlobHasher::Content(hasher) => hasher.update(piece),

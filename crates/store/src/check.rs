@@ -89,7 +89,7 @@ pub enum Problem {
         name: String,
         /// Length according to the file's header.
         wanted: u64,
-        /// Actual length.
+        /// Actual length, in bytes.
         found: u64,
     },
     /// The index names a tensor that its file does not contain.

@@ -62,7 +62,7 @@ const CONTEXT: &str = "jackalope 2026 identity of a checkpoint";
 /// A checkpoint's identity, and the hashes from which it is derived.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CheckpointContent {
-    /// The root of the tree.
+    /// Identity of the checkpoint: the root of the tree.
     pub id: CheckpointId,
     /// Hashes of the checkpoint's files and blocks.
     pub tree: ContentTree,
@@ -106,9 +106,9 @@ pub enum ContentError {
     /// The hashes are larger than what can be sent to a rank.
     #[error("{} has too many tensors: its hashes have {bytes} bytes, at most {TREE_BYTES_MAX}", .dir.display())]
     TooLarge {
-        /// The checkpoint.
+        /// Directory of the checkpoint.
         dir: PathBuf,
-        /// Bytes of all hashes.
+        /// Number of bytes of all hashes.
         bytes: usize,
     },
     /// The caller cancelled hashing.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-/// Shows progress.
+/// Shows the progress of work to people, for example on a terminal.
 pub trait Progress: Debug + Send + Sync {
     /// Begins to show the progress of work on this number of bytes.
     fn begin(&self, doing: &str, total_bytes: u64) -> Box<dyn ByteCount>;
@@ -13,14 +13,14 @@ pub trait ByteCount: Send + Sync {
     /// Sets the number of bytes, once it is known.
     fn expect(&self, num_bytes: u64);
 
-    /// Counts further bytes.
+    /// Counts bytes that have been processed.
     fn add(&self, num_bytes: u64);
 
     /// Subtracts bytes that must be processed again.
     fn take_back(&self, num_bytes: u64);
 }
 
-/// Shows nothing.
+/// A [`Progress`] that shows nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 
