@@ -25,7 +25,7 @@ const PLANNED_STATES: u64 = 2;
 /// The memory that a rank needs, in bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RankNeed {
-    /// Weights.
+    /// Memory of the weights.
     pub weights_bytes: u64,
     /// KV cache at the planned context, and states of recurrent layers.
     pub kv_bytes: u64,

@@ -43,7 +43,7 @@ pub const DEFAULT_CONTEXT_TOKENS: u32 = 8192;
 pub struct NodeOffer {
     /// Name of the machine, for messages.
     pub name: String,
-    /// Memory that the rank may use.
+    /// Memory that the rank may use, in bytes.
     pub usable_bytes: u64,
     /// Memory bandwidth, if known.
     pub memory_bytes_per_s: Option<u64>,
