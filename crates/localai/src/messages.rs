@@ -167,7 +167,7 @@ pub(crate) struct ChatDelta {
     pub(crate) tool_calls: Vec<ToolCallDelta>,
 }
 
-/// `ToolCallDelta`.
+/// `ToolCallDelta`: the next part of a tool call.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ToolCallDelta {
     #[prost(int32, tag = "1")]
@@ -207,7 +207,7 @@ pub(crate) struct Outcome {
     pub(crate) success: bool,
 }
 
-/// `EmbeddingResult`.
+/// `EmbeddingResult`: the vectors of a text.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct EmbeddingResult {
     #[prost(float, repeated, tag = "1")]
@@ -224,7 +224,7 @@ pub(crate) struct EmbeddingResult {
     pub(crate) layout: i32,
 }
 
-/// `EmbeddingLayout`.
+/// `EmbeddingLayout`: what the vectors of an embedding stand for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, prost::Enumeration)]
 #[repr(i32)]
 pub(crate) enum EmbeddingLayout {
@@ -234,7 +234,7 @@ pub(crate) enum EmbeddingLayout {
     PerToken = 2,
 }
 
-/// `TokenizationResponse`.
+/// `TokenizationResponse`: the tokens of a prompt.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct TokenizationResponse {
     #[prost(int32, tag = "1")]
@@ -243,14 +243,14 @@ pub(crate) struct TokenizationResponse {
     pub(crate) tokens: Vec<i32>,
 }
 
-/// `DetokenizeRequest`.
+/// `DetokenizeRequest`: the tokens to turn into text.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct DetokenizeRequest {
     #[prost(int32, repeated, tag = "1")]
     pub(crate) tokens: Vec<i32>,
 }
 
-/// `DetokenizeResponse`.
+/// `DetokenizeResponse`: the text of the tokens.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct DetokenizeResponse {
     #[prost(string, tag = "1")]
@@ -268,7 +268,7 @@ pub(crate) struct ModelMetadataResponse {
     pub(crate) rendered_template: String,
 }
 
-/// `StatusResponse`.
+/// `StatusResponse`: the state of the backend and its memory.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct StatusResponse {
     #[prost(enumeration = "BackendState", tag = "1")]
@@ -277,7 +277,7 @@ pub(crate) struct StatusResponse {
     pub(crate) memory: Option<MemoryUsage>,
 }
 
-/// `StatusResponse.State`.
+/// `StatusResponse.State`: the state of the backend.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, prost::Enumeration)]
 #[repr(i32)]
 pub(crate) enum BackendState {
@@ -287,7 +287,7 @@ pub(crate) enum BackendState {
     Error = -1,
 }
 
-/// `MemoryUsageData`, in bytes.
+/// `MemoryUsageData`: memory that is used, in bytes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct MemoryUsage {
     #[prost(uint64, tag = "1")]

@@ -26,7 +26,7 @@ use crate::state::LocalAi;
 /// Name of the prompt's field.
 const PROMPT: &str = "prompt";
 
-/// `Predict`: answers as a whole.
+/// `Predict`: sends the answer as a whole.
 pub(crate) async fn predict(
     State(state): State<LocalAi>,
     request: Request<Body>,
