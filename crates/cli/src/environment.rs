@@ -117,7 +117,7 @@ pub(crate) struct Environment {
 pub(crate) struct MlxEnvironment {
     pub(crate) rank: Option<u32>,
     pub(crate) hostfile: Option<PathBuf>,
-    /// `HOST:PORT`.
+    /// Address of JACCL's rank 0, as `HOST:PORT`.
     pub(crate) coordinator: Option<String>,
 }
 

@@ -198,7 +198,7 @@ impl Row {
         self.faults.values().map(|(count, _)| count).sum()
     }
 
-    /// `3 × http 429: too many requests`
+    /// Formats the failures, as in `3 × http 429: too many requests`.
     fn fault_text(&self) -> String {
         let words = self.faults.iter().map(|(name, (count, first))| {
             let first = first.lines().next().unwrap_or_default();

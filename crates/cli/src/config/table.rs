@@ -37,7 +37,7 @@ pub(super) enum Rule {
         most: u32,
     },
     YesNo,
-    /// One of these, ignoring case.
+    /// One of these words, ignoring case.
     OneOf(&'static [&'static str]),
     /// These values are known; others are left out with a warning.
     Known(&'static [&'static str]),
@@ -48,7 +48,7 @@ pub(super) enum Rule {
 pub(super) enum Effect {
     /// Sets this flag of `serve`.
     Flag(&'static str),
-    /// Is read, but does not correspond to a flag.
+    /// The variable is read, but does not correspond to a flag.
     Read,
     /// Has no effect, for this reason.
     Nothing(&'static str),
