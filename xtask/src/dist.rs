@@ -5,7 +5,7 @@
 //! target/dist/jackalope-VERSION-PLATFORM.tar.gz          bin/, lib/, share/, SHA256SUMS, ID
 //! target/dist/jackalope-VERSION-PLATFORM-symbols.tar.gz  debug information of the programs
 //! target/dist/jackalope-VERSION-PLATFORM.cdx.json        its bill of materials (CycloneDX)
-//! target/dist/install.sh, SHA256SUMS                     what else a release publishes
+//! target/dist/install.sh, SHA256SUMS                     the other files of a release
 //! ```
 //!
 //! The layout of programs and libraries is that of `bootstrap`: the program writes it itself

@@ -14,10 +14,10 @@ use super::gguf::{number, ones, put_repeated, q4_0_bytes, random_blocks};
 const MODEL_MAGIC: u32 = 0x0A00_ABCD;
 const TOKENIZER_MAGIC: u32 = 0x56_7124;
 
-/// Id of the architecture.
+/// Id of the architecture Qwen3.
 const QWEN3: u64 = 0xAB_CD01;
 
-/// Id of the block type.
+/// Id of the block type Q4_0.
 const Q40: u64 = 2;
 
 /// Writes a model with the dimensions of a Qwen3 `config.json`.

@@ -242,7 +242,7 @@ struct Ceiling {
     threads: u32,
     read_bytes_per_s: f64,
     weights_bytes: f64,
-    /// Tokens per second.
+    /// Tokens per second that Jackalope reached.
     ours: f64,
 }
 
@@ -280,7 +280,7 @@ struct Programs {
     jackalope: PathBuf,
     model: PathBuf,
     llama: Option<(PathBuf, PathBuf)>,
-    /// The program, its model and its tokenizer.
+    /// The program dllama, its model and its tokenizer.
     dllama: Option<[PathBuf; 3]>,
 }
 

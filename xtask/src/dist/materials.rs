@@ -32,7 +32,7 @@ const WHEEL_LIBRARIES: [(&str, &str, &str); 5] = [
 struct Crate {
     name: String,
     version: String,
-    /// SPDX expression.
+    /// Licence, as an SPDX expression.
     licence: Option<String>,
     repository: Option<String>,
     dir: PathBuf,

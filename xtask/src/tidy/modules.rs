@@ -248,7 +248,7 @@ impl Modules {
     }
 }
 
-/// One name of a `use`: none for a glob.
+/// One import of a `use`; its `name` is `None` for a glob.
 #[derive(Debug, Eq, PartialEq)]
 struct Import {
     path: Vec<String>,
