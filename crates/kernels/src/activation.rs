@@ -17,6 +17,14 @@ pub enum ActivationFunction {
         /// Upper bound of the activation, and bound of the values on both sides.
         limit: f32,
     },
+    /// `beta * tanh(x / beta) * sigmoid(x)` (Kimi team 2026); [`scale_logits`] with a cap bounds what it
+    /// is multiplied by before.
+    Situ {
+        /// Bound of the hyperbolic tangent.
+        beta: f32,
+        /// Cap of what it is multiplied by; `None` if there is none.
+        cap: Option<f32>,
+    },
     /// `x * (1 + erf(x / √2)) / 2` (Hendrycks and Gimpel 2016).
     Gelu,
     /// [`ActivationFunction::Gelu`] approximated by the hyperbolic tangent (ibid.).
@@ -35,17 +43,6 @@ pub enum ActivationFunction {
         /// Largest argument of the exponential.
         eps: f32,
     },
-}
-
-impl ActivationFunction {
-    /// Returns the bound, on both sides, of the values that the activation is multiplied by; `None`
-    /// if they are unbounded.
-    pub fn value_limit(self) -> Option<f32> {
-        match self {
-            ActivationFunction::BoundedSilu { limit } => Some(limit),
-            _ => None,
-        }
-    }
 }
 
 /// Replaces each value by the nearest one from `-limit` to `limit`. NaN stays NaN.
@@ -138,6 +135,9 @@ fn run_piece_with<S: Simd>(
             let value = x * logistic::<S>(x);
             if limit < value { limit } else { value }
         }),
+        ActivationFunction::Situ { beta, .. } => {
+            each(x, up, out, |x| beta * tanh::<S>(x / beta) * logistic::<S>(x));
+        }
         ActivationFunction::Gelu => each(x, up, out, gelu::<S>),
         ActivationFunction::GeluTanh => each(x, up, out, gelu_tanh::<S>),
         ActivationFunction::ReluSquared => each(x, up, out, |x| if x < 0.0 { 0.0 } else { x * x }),
@@ -167,7 +167,7 @@ fn each(x: &[f32], up: Option<&[f32]>, out: &mut ElementsMut<'_>, activation: im
 
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
-fn logistic<S: Simd>(x: f32) -> f32 {
+pub(crate) fn logistic<S: Simd>(x: f32) -> f32 {
     // The exponential of a negative number cannot overflow.
     let power = exp::<S>(-x.abs());
     let numerator = if x < 0.0 { power } else { 1.0 };

@@ -165,7 +165,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Cuts the view into pieces of `len` elements; the last one may be shorter.
-    pub(crate) fn chunks(self, len: usize) -> Vec<ElementsMut<'a>> {
+    pub fn chunks(self, len: usize) -> Vec<ElementsMut<'a>> {
         assert!(len > 0, "chunks need at least one element");
         let mut pieces = Vec::with_capacity(self.len().div_ceil(len));
         let mut rest = self;

@@ -149,7 +149,7 @@ fn assert_lengths(
     assert!(is_long(inputs.values, value_heads * value_dim), "values for each row");
     let (decays, rates) = match weights.rule() {
         RecurrenceRule::GatedDelta { .. } => (value_heads, value_heads),
-        RecurrenceRule::KimiDelta => (value_heads * key_dim, value_heads),
+        RecurrenceRule::KimiDelta { .. } => (value_heads * key_dim, value_heads),
         RecurrenceRule::StateSpace { .. } => (value_heads, 0),
         RecurrenceRule::Lightning => (0, 0),
     };

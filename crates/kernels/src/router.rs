@@ -29,7 +29,7 @@ pub enum Scores {
 }
 
 /// Groups of experts. Experts are chosen from the best groups only.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertGroups {
     /// Number of groups of neighbouring experts; a divisor of the number of experts.
     pub count: usize,
@@ -39,6 +39,8 @@ pub struct ExpertGroups {
     /// Number of scores of a group that are added up to compare it with others: its 2 best
     /// (DeepSeek V3), or its best (V2).
     pub best: usize,
+    /// What the scores in other groups become: zero, or minus infinity.
+    pub excluded: f32,
 }
 
 /// Settings of a router.
@@ -94,13 +96,12 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
         ranked.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
     }
     if let Some(groups) = config.groups {
-        // As in mlx-lm, the scores of other groups become zero, not minus infinity.
         let size = ranked.len() / groups.count;
         let best: Vec<f32> = ranked.chunks(size).map(|it| sum_of_best(it, groups.best)).collect();
         let kept = largest(&best, groups.chosen);
         for (group, scores) in ranked.chunks_mut(size).enumerate() {
             if !kept.contains(&group) {
-                scores.fill(0.0);
+                scores.fill(groups.excluded);
             }
         }
     }
@@ -258,15 +259,28 @@ mod tests {
 
     #[test]
     fn experts_of_other_groups_are_not_chosen() {
-        let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 2 });
+        let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 2, excluded: 0.0 });
         let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
         // The single best expert is in the second group, the better pair in the first.
         let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
         assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1]);
-        let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 1 });
+        let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 1, excluded: 0.0 });
         let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
         let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
         assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [3, 4]);
+    }
+
+    #[test]
+    fn a_group_whose_scores_are_negative_is_kept_if_others_are_excluded_wholly() {
+        let bias = [-2.0, -2.0, -5.0, -5.0];
+        let choose = |excluded| {
+            let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 2, excluded });
+            let scores = Scores::Sigmoid;
+            let config = RouterConfig { groups, scores, selection_bias: Some(&bias), ..PLAIN };
+            let found = chosen(&[1.0, 2.0, 3.0, 4.0], config);
+            found.iter().map(|it| it.0).collect::<Vec<_>>()
+        };
+        assert_eq!((choose(0.0), choose(f32::NEG_INFINITY)), (vec![2, 3], vec![0, 1]));
     }
 
     #[test]

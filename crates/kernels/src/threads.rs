@@ -84,7 +84,7 @@ impl Threads {
 
     /// Calls `work` once for each item, on whichever thread is free. If `work` panics, this call
     /// panics too, after every thread has stopped.
-    pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Sync) {
+    pub fn for_each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Sync) {
         let idle_pool = match &self.pool {
             Some(pool) if items.len() > 1 => pool.claim().map(|claim| (pool, claim)),
             _ => None,

@@ -35,6 +35,7 @@ mod shortcut;
 mod stack;
 mod state_space;
 mod stock_attention;
+mod stream_mix;
 
 pub(crate) use altup::{AltUp, AltUpParts, StreamEnds};
 pub(crate) use attention::{Attention, AttentionParts, KeyValues, OwnKeyValues};
@@ -64,3 +65,4 @@ pub(crate) use short_conv::{ShortConv, ShortConvParts};
 pub(crate) use shortcut::Shortcut;
 pub(crate) use stack::{Stack, StackSizes, Stream};
 pub(crate) use state_space::{StateSpace, StateSpaceParts};
+pub(crate) use stream_mix::StreamMix;

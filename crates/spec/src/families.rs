@@ -1,6 +1,7 @@
 //! The families of models: for each `model_type`, what its fields in `config.json` say of its
 //! layers. One file per family; the table below is the only list of what is supported.
 
+mod afmoe;
 mod altup;
 mod apertus;
 mod bailing_hybrid;
@@ -15,6 +16,7 @@ mod dense;
 mod ernie4_5_moe;
 mod exaone;
 mod exaone4;
+mod exaone_moe;
 mod falcon_h1;
 mod gated_delta;
 mod gemma;
@@ -111,6 +113,8 @@ const FAMILIES: &[Family] = &[
     family("bailing_moe", bailing_moe::read),
     family("llama4", llama4::read),
     family("exaone4", exaone4::read),
+    family("exaone_moe", exaone_moe::read),
+    family("afmoe", afmoe::read),
     family("olmo3", olmo3::read),
     family("cohere2", cohere2::read),
     family("minimax", minimax::read),
@@ -134,6 +138,7 @@ const FAMILIES: &[Family] = &[
     family("kimi_k2", deepseek::read_v3),
     family("longcat_flash", deepseek::read_longcat),
     family("kimi_linear", kimi::read),
+    family("kimi_k3", kimi::read_k3),
     family("bailing_hybrid", bailing_hybrid::read),
     family("bailing_moe_linear", bailing_hybrid::read_linear),
     family("kimi_k25", deepseek::read_kimi_k25),

@@ -35,6 +35,9 @@ pub struct LatentSpec {
     pub query_growth: Option<QueryGrowth>,
     /// How the positions that a query attends to are chosen; `None` if it attends to all that it sees.
     pub choice: Option<PositionChoice>,
+    /// Number of gates of a head, by whose logistic functions its result is multiplied: one, or one for
+    /// each element; `None` if there are none.
+    pub gate_width: Option<usize>,
     /// Prefix of the names of its tensors.
     pub module: String,
     /// Output projection.

@@ -192,7 +192,8 @@ impl ModelLayout {
                 add_parts(&mut outside, find(tensor), |_| rows);
             }
         }
-        for tensor in spec.altup.iter().flat_map(AltUpSpec::tensors) {
+        let ends = spec.residuals.iter().flat_map(|it| it.end.tensors());
+        for tensor in spec.altup.iter().flat_map(AltUpSpec::tensors).chain(ends) {
             add_parts(&mut outside, find(tensor), |_| Division::Whole);
         }
         let formats =

@@ -28,6 +28,7 @@ mod per_layer;
 mod quantization;
 mod recurrent;
 mod report;
+mod residuals;
 mod rope;
 mod shard;
 mod tensor;
@@ -56,6 +57,7 @@ pub use recurrent::{
     ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
 };
 pub use report::{CheckReport, TensorProblem, UnusedTensors};
+pub use residuals::{BlockResiduals, LayerResiduals, StreamReader};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
 pub use tensor::{

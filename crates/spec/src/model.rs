@@ -10,6 +10,7 @@ use crate::quantization::QuantizationMap;
 use crate::recurrent::{
     GatedDeltaSpec, LightningSpec, ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
 };
+use crate::residuals::{BlockResiduals, LayerResiduals};
 use crate::rope::{QueryGrowth, RopeSpec};
 use crate::tensor::{FusedSource, TensorSpec};
 
@@ -36,6 +37,8 @@ pub struct ModelSpec {
     pub per_layer_inputs: Option<PerLayerInputsSpec>,
     /// The streams, if there are several.
     pub altup: Option<AltUpSpec>,
+    /// Set if layers read the streams at the ends of earlier blocks of layers.
+    pub residuals: Option<BlockResiduals>,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
     /// Norm after the last layer. It is never quantised; the whole model is computed in its type.
@@ -73,6 +76,7 @@ impl ModelSpec {
         let head = (!is_tied).then_some(&self.head).into_iter().chain(&self.head_bias);
         let inputs = self.per_layer_inputs.iter().flat_map(PerLayerInputsSpec::tensors);
         let inputs = inputs.chain(self.altup.iter().flat_map(AltUpSpec::tensors));
+        let inputs = inputs.chain(self.residuals.iter().flat_map(|it| it.end.tensors()));
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(inputs).chain(layers).chain(head)
     }
@@ -136,6 +140,8 @@ pub struct LayerSpec {
     /// Prediction and correction of the streams, if there are several; it also reads the layer's
     /// inputs then.
     pub altup: Option<AltUpLayer>,
+    /// What its blocks read of the streams of all blocks of layers, if they read several.
+    pub residuals: Option<LayerResiduals>,
     /// Name of a number by which it multiplies the stream at its end; `None` if it does not.
     pub stream_scale: Option<String>,
     /// Kind of its cache.
@@ -340,6 +346,8 @@ pub enum OutputGate {
     Elements,
     /// A number for each head; the name of the projection, relative to the block.
     Heads(&'static str),
+    /// A number for each element of each head; the name of the projection, relative to the block.
+    Apart(&'static str),
 }
 
 /// Norm of queries and keys.
@@ -404,6 +412,14 @@ pub enum Activation {
         /// Bound of both.
         limit: f32,
     },
+    /// `beta * tanh(x / beta) * sigmoid(x)` (Kimi team 2026, "SiTU"); what it is multiplied by becomes
+    /// `cap * tanh(value / cap)` before, if there is a cap.
+    Situ {
+        /// Bound of the hyperbolic tangent.
+        beta: f32,
+        /// Cap of what it is multiplied by.
+        cap: Option<f32>,
+    },
     /// `x * (1 + erf(x / √2)) / 2`.
     Gelu,
     /// The approximation of [`Activation::Gelu`] by the hyperbolic tangent.
@@ -462,6 +478,8 @@ pub struct ExpertLatent {
     pub width: usize,
     /// Projection of the stream, `[width, hidden]`.
     pub down: String,
+    /// Norm of the experts' sum; `None` if there is none.
+    pub norm: Option<String>,
     /// Projection to the stream, `[hidden, width]`.
     pub up: String,
 }
@@ -484,6 +502,13 @@ pub enum ExpertActivation {
         alpha: f32,
         /// Bound of both projections.
         limit: f32,
+    },
+    /// As [`Activation::Situ`].
+    Situ {
+        /// Bound of the hyperbolic tangent of the gate.
+        beta: f32,
+        /// Cap of the other projection.
+        cap: Option<f32>,
     },
     /// There is no gate: the square of `max(up, 0)`.
     ReluSquared,
@@ -547,7 +572,7 @@ pub enum RouterScores {
 }
 
 /// Groups of neighbouring experts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterGroups {
     /// Number of groups.
     pub count: usize,
@@ -555,6 +580,9 @@ pub struct RouterGroups {
     pub chosen: usize,
     /// Number of a group's best scores whose sum ranks the group.
     pub best: usize,
+    /// What the scores in other groups become for the choice: zero or minus infinity. A bias may make
+    /// scores negative.
+    pub excluded: f32,
 }
 
 /// Names of the tensors of a block of experts.

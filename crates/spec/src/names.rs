@@ -123,6 +123,12 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
+    /// Names of EXAONE with experts, whose conversions move a vector into the router.
+    pub(crate) const EXAONE_MOE: TensorNames = TensorNames {
+        renamed: &[(".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")],
+        ..TensorNames::DRAFTING
+    };
+
     /// Names of Step 3.5, whose conversions name blocks as other families do.
     pub(crate) const STEP: TensorNames = TensorNames {
         renamed: &[

@@ -45,25 +45,22 @@ pub struct GatedDeltaSpec {
 
 /// What differs in Kimi delta attention (Kimi team 2025, "Kimi Linear", section 3): each element of
 /// a key decays separately, the gates are logistic functions, and the projections to decays and
-/// gates read vectors of low rank. There are as many key heads as value heads.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// gates may read vectors of low rank. There are as many key heads as value heads.
+#[derive(Clone, Debug, PartialEq)]
 pub struct KimiDelta {
-    /// Projection from the residual stream to what the decays are computed from, `[rank]`.
-    pub decays: String,
-    /// Projection from the residual stream to what the gates are computed from, `[rank]`.
-    pub gates: String,
+    /// Projection from the residual stream to what the decays are computed from, `[rank]`; `None` if
+    /// they are computed from the stream.
+    pub decays: Option<String>,
+    /// As `decays`, for the gates.
+    pub gates: Option<String>,
     /// Width of these vectors.
     pub rank: usize,
+    /// Minimum of the decays' logarithms (Kimi team 2026): `min * sigmoid(exp(a_log) (x + dt_bias))`;
+    /// `None` if they have none.
+    pub log_decay_min: Option<f32>,
 }
 
 impl GatedDeltaSpec {
-    /// Returns the dimensions of the stored logarithm of the decay's factor, whose elements are one for
-    /// each value head.
-    pub fn a_log_shape(&self) -> Vec<usize> {
-        let heads = self.sizes.value_heads;
-        if self.kimi.is_some() { vec![1, 1, heads, 1] } else { vec![heads] }
-    }
-
     /// Returns the number of decays of a value head.
     pub fn decays_per_head(&self) -> usize {
         if self.kimi.is_some() { self.sizes.key_dim } else { 1 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::weights::{Decay, RecurrenceRule, RecurrenceWeights};
 use super::{BLOCK, RecurrenceInputs};
-use crate::attention::exp::exp;
+use crate::activation::logistic;
 use crate::simd::{Simd, dispatched};
 
 /// A row of a block.
@@ -109,7 +109,7 @@ fn run<S: Simd>(
                 let token = Token { query, key, value, decay: head_decay() };
                 delta_step::<S>(state, &token, rate_max * logistic::<S>(inputs.rates[head_idx]))
             }
-            RecurrenceRule::KimiDelta => {
+            RecurrenceRule::KimiDelta { .. } => {
                 decay_rows(state, decays);
                 let token = Token { query, key, value, decay: Decay::NONE };
                 delta_step::<S>(state, &token, logistic::<S>(inputs.rates[head_idx]))
@@ -198,13 +198,4 @@ fn space_step<S: Simd>(state: &mut [Row], token: &Token<'_>, skip: f32) -> Row {
 #[inline(always)]
 pub(super) fn silu<S: Simd>(x: f32) -> f32 {
     x * logistic::<S>(x)
-}
-
-/// `1 / (1 + e^-x)`.
-#[inline(always)]
-pub(super) fn logistic<S: Simd>(x: f32) -> f32 {
-    // The exponential of a negative number cannot overflow.
-    let power = exp::<S>(-x.abs());
-    let numerator = if x < 0.0 { power } else { 1.0 };
-    numerator / (1.0 + power)
 }

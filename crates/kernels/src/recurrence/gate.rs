@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::block::{logistic, silu};
+use super::block::silu;
+use crate::activation::logistic;
 use crate::elements::{Elements, ElementsMut};
 use crate::norm::{Norm, WideNorm};
 use crate::simd::{Simd, dispatched};

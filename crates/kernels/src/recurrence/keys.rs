@@ -51,7 +51,7 @@ fn key_rows_with<S: Simd>(
         }
         let (query, key) = placed.split_at_mut(key_dim);
         match weights.rule() {
-            RecurrenceRule::GatedDelta { .. } | RecurrenceRule::KimiDelta => {
+            RecurrenceRule::GatedDelta { .. } | RecurrenceRule::KimiDelta { .. } => {
                 let scale = 1.0 / (key_dim as f32).sqrt();
                 scale_to(simd, query, scale);
                 scale_to(simd, key, 1.0);

@@ -16,7 +16,10 @@ pub enum RecurrenceRule {
     /// Kimi delta attention (Kimi team 2025, "Kimi Linear", equation 1): the gated delta rule with
     /// rates of at most one, where each element of a key has a decay of its own. There are as many
     /// heads of keys as of values.
-    KimiDelta,
+    KimiDelta {
+        /// Minimum of the decays' logarithms, which are it times a logistic function then.
+        log_decay_min: Option<f32>,
+    },
     /// The state space of Mamba-2 (Dao and Gu 2024, section 3): `S = g S + t v kᵀ`, the result is
     /// `S q + d v`. The token's time step `t` is the softplus of its projection to the decay, within
     /// bounds; `d` is a weight of the head.
@@ -88,7 +91,8 @@ pub struct ConvBiases<'a> {
     pub values: &'a [f32],
 }
 
-/// The decay of each value head: `exp(-exp(a_log) softplus(x + dt_bias))` (Gu and Dao 2023).
+/// The decay of each value head: `exp(-exp(a_log) softplus(x + dt_bias))` (Gu and Dao 2023), or
+/// `exp(min * sigmoid(exp(a_log) (x + dt_bias)))` with a minimum.
 #[derive(Clone, Copy, Debug)]
 pub struct DecayWeights<'a> {
     /// `a_log` of the formula, `[value_heads]`.
@@ -120,7 +124,7 @@ impl RecurrenceWeights {
         let biases = match rule {
             RecurrenceRule::GatedDelta { .. } | RecurrenceRule::StateSpace { .. } => value_heads,
             RecurrenceRule::Lightning => panic!("lightning attention convolves nothing"),
-            RecurrenceRule::KimiDelta => {
+            RecurrenceRule::KimiDelta { .. } => {
                 assert_eq!(key_heads, value_heads, "as many heads of keys as of values");
                 value_heads * key_dim
             }
@@ -228,7 +232,7 @@ impl RecurrenceWeights {
     /// Number of elements that belong to a row of a key head: its query, its key, and the decays of the
     /// key's elements, if each has one.
     pub(super) fn key_width(&self) -> usize {
-        let parts = if self.rule == RecurrenceRule::KimiDelta { 3 } else { 2 };
+        let parts = if matches!(self.rule, RecurrenceRule::KimiDelta { .. }) { 3 } else { 2 };
         parts * self.sizes.key_dim
     }
 
@@ -279,6 +283,10 @@ impl RecurrenceWeights {
     }
 
     fn biased_decay(&self, head: usize, x: f64) -> Decay {
+        if let RecurrenceRule::KimiDelta { log_decay_min: Some(min) } = self.rule {
+            let share = 1.0 / (1.0 + (-self.factors[head] * x).exp());
+            return Decay { step: 1.0, factor: (f64::from(min) * share).exp() as f32 };
+        }
         let mut step = x.max(0.0) + (-x.abs()).exp().ln_1p();
         if let RecurrenceRule::StateSpace { step_min, step_max } = self.rule {
             step = step.clamp(f64::from(step_min), f64::from(step_max));

@@ -35,13 +35,17 @@ const SIZES: [RecurrenceSizes; 4] = [
 
 const DELTA: RecurrenceRule = RecurrenceRule::GatedDelta { rate_max: 2.0 };
 
+const KIMI: RecurrenceRule = RecurrenceRule::KimiDelta { log_decay_min: None };
+
+const BOUNDED: RecurrenceRule = RecurrenceRule::KimiDelta { log_decay_min: Some(-3.5) };
+
 /// Bounds of the time step that some tokens reach.
 const SPACE: RecurrenceRule = RecurrenceRule::StateSpace { step_min: 0.3, step_max: 1.5 };
 
 /// Each rule with sizes that it allows.
 fn samples() -> Vec<(RecurrenceSizes, RecurrenceRule)> {
     let of_any = SIZES.into_iter().flat_map(|sizes| [(sizes, DELTA), (sizes, SPACE)]);
-    let kimi = [SIZES[1], SIZES[3]].map(|sizes| (sizes, RecurrenceRule::KimiDelta));
+    let kimi = [(SIZES[1], KIMI), (SIZES[3], KIMI), (SIZES[1], BOUNDED), (SIZES[3], BOUNDED)];
     of_any.chain(kimi).chain([(SIZES[3], RecurrenceRule::Lightning)]).collect()
 }
 
@@ -211,6 +215,10 @@ impl Sample {
                     let offset = element % per_head;
                     let x = f64::from(self.decays[idx * per_head + offset])
                         + f64::from(self.dt_bias[head * per_head + offset]);
+                    if let RecurrenceRule::KimiDelta { log_decay_min: Some(min) } = self.rule {
+                        let factor = f64::from(self.a_log[head]).exp();
+                        return -f64::from(min) / factor / (1.0 + (-factor * x).exp());
+                    }
                     x.exp().ln_1p()
                 };
                 let mut times: Vec<f64> = (0..key_dim).map(step).collect();
@@ -247,14 +255,14 @@ impl Sample {
 /// Returns the number of decays of a value head that a token has.
 fn decays_per_head(rule: RecurrenceRule, sizes: RecurrenceSizes) -> usize {
     match rule {
-        RecurrenceRule::KimiDelta => sizes.key_dim,
+        RecurrenceRule::KimiDelta { .. } => sizes.key_dim,
         RecurrenceRule::Lightning => 0,
         RecurrenceRule::GatedDelta { .. } | RecurrenceRule::StateSpace { .. } => 1,
     }
 }
 
 fn has_rates(rule: RecurrenceRule) -> bool {
-    matches!(rule, RecurrenceRule::GatedDelta { .. } | RecurrenceRule::KimiDelta)
+    matches!(rule, RecurrenceRule::GatedDelta { .. } | RecurrenceRule::KimiDelta { .. })
 }
 
 fn to_length_one(x: &mut [f64]) {
@@ -334,7 +342,7 @@ fn a_sequence_in_chunks_and_among_others_has_the_bits_of_the_whole() {
 #[test]
 fn a_part_of_the_heads_has_the_bits_of_all() {
     const ROWS: usize = 9;
-    let rules = [DELTA, SPACE, RecurrenceRule::KimiDelta];
+    let rules = [DELTA, SPACE, KIMI, BOUNDED];
     let samples = rules.map(|rule| Sample::new(SIZES[1], rule, ROWS));
     let lightning = RecurrenceSizes { conv_width: 1, ..SIZES[1] };
     let lightning = Sample::new(lightning, RecurrenceRule::Lightning, ROWS);

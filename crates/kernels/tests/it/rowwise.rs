@@ -69,6 +69,10 @@ fn activated(activation: ActivationFunction, x: f64) -> f64 {
     match activation {
         ActivationFunction::Silu => x / (1.0 + (-x).exp()),
         ActivationFunction::BoundedSilu { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
+        ActivationFunction::Situ { beta, .. } => {
+            let beta = f64::from(beta);
+            beta * (x / beta).tanh() / (1.0 + (-x).exp())
+        }
         ActivationFunction::Gelu => 0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt())),
         ActivationFunction::GeluTanh => {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
@@ -83,9 +87,10 @@ fn activated(activation: ActivationFunction, x: f64) -> f64 {
     }
 }
 
-const ACTIVATIONS: [ActivationFunction; 6] = [
+const ACTIVATIONS: [ActivationFunction; 7] = [
     ActivationFunction::BoundedSilu { limit: 1.5 },
     ActivationFunction::Silu,
+    ActivationFunction::Situ { beta: 1.7, cap: None },
     ActivationFunction::Gelu,
     ActivationFunction::GeluTanh,
     ActivationFunction::ReluSquared,

@@ -7,8 +7,8 @@ use super::parts::LayerParts;
 use super::{Dimensions, Network};
 use crate::cache::LayerCacheShape;
 use crate::layers::{
-    Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Ropes, Stack,
-    StackSizes, Stream, StreamEnds, TableSize, vocabulary,
+    Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Residual,
+    Ropes, Stack, StackSizes, Stream, StreamEnds, StreamMix, TableSize, vocabulary,
 };
 use crate::parallel::Parallel;
 use crate::split::Cut;
@@ -25,6 +25,8 @@ pub(super) struct Decoder {
     per_layer_inputs: Option<PerLayerInputs>,
     /// Set if there are several streams.
     streams: Option<StreamEnds>,
+    /// What the last norm reads of the streams of all blocks of layers, if later ones read them.
+    mix: Option<StreamMix>,
     layers: Stack<DecoderLayer>,
     norm: Norm,
     lm_head: Head,
@@ -68,17 +70,21 @@ impl Decoder {
         let inputs = spec.per_layer_inputs.as_ref();
         let input_width = inputs.map_or(0, |inputs| inputs.width);
         let num_streams = spec.altup.as_ref().map_or(1, |altup| altup.num_streams);
-        let sizes = StackSizes { num_layers, hidden: num_streams * hidden, input_width };
+        let block_layers = spec.residuals.as_ref().map(|it| it.block_layers);
+        let hidden_of_all = num_streams * hidden;
+        let sizes = StackSizes { num_layers, hidden: hidden_of_all, input_width, block_layers };
         let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
         let streams = spec.altup.as_ref().map(|altup| StreamEnds::load(w, altup, hidden, parallel));
         let inputs =
             inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
         let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;
+        let mix = spec.residuals.as_ref().map(|it| StreamMix::load(w, &it.end, spec.norm_eps));
         Ok(Decoder {
             embed_tokens,
             per_layer_inputs: inputs.transpose()?.flatten(),
             streams: streams.transpose()?,
+            mix: mix.transpose()?,
             heads: reported_heads(&layers, parallel),
             layers,
             norm,
@@ -108,15 +114,20 @@ impl Network for Decoder {
         };
         let add =
             |h, layer: &DecoderLayer, input: Option<LayerInput<'_>>| layer.forward(h, input, step);
-        let Some(streams) = &self.streams else {
-            return self.layers.forward(tokens.host.len(), embed, add);
-        };
         let embed = || {
             let Stream { residual, inputs } = embed();
-            Stream { residual: residual.replaced(|h| streams.begin(&h)), inputs }
+            let residual = match &self.streams {
+                Some(streams) => residual.replaced(|h| streams.begin(&h)),
+                None => residual,
+            };
+            Stream { residual, inputs }
         };
-        let end = self.layers.forward(tokens.host.len(), embed, add);
-        if self.layers.has_last() { streams.end(&end) } else { end }
+        let finish = |end: Residual| match (&self.streams, &self.mix) {
+            (Some(streams), _) => streams.end(&end.finish()),
+            (None, Some(mix)) => end.mixed(mix),
+            (None, None) => end.finish(),
+        };
+        self.layers.forward(tokens.host.len(), embed, add, finish)
     }
 
     fn norm(&self, h: &Array) -> Array {

@@ -80,6 +80,7 @@ fn activation(
     Ok(match activation {
         Activation::Silu => kernels::ActivationFunction::Silu,
         Activation::BoundedSilu { limit } => kernels::ActivationFunction::BoundedSilu { limit },
+        Activation::Situ { beta, cap } => kernels::ActivationFunction::Situ { beta, cap },
         Activation::Gelu => kernels::ActivationFunction::Gelu,
         Activation::GeluTanh => kernels::ActivationFunction::GeluTanh,
         Activation::ReluSquared => kernels::ActivationFunction::ReluSquared,
@@ -166,12 +167,13 @@ fn dense_beside(
 
 /// Loads the projections between the stream and what routed experts read and write.
 fn load_latent(spec: &ExpertLatent, parts: &LayerParts<'_, '_>) -> Result<Latent, LoadError> {
-    let &ExpertLatent { width, ref down, ref up } = spec;
+    let &ExpertLatent { width, ref down, ref norm, ref up } = spec;
     let (root, hidden) = (parts.root, parts.model.hidden_size);
     let whole = Cut::of_all_ranks(width);
     let input = RowInput { cut: &whole, terms: parts.parallel.terms(width) };
     Ok(Latent {
         down: Linear::column(&root.at(down), hidden, &whole, HasBias::No)?,
+        norm: norm.as_ref().map(|name| parts.norm(&root.at(name), width)).transpose()?,
         up: Linear::row(&root.at(up), input, hidden, HasBias::No)?,
         width,
     })
@@ -195,6 +197,7 @@ fn settings(spec: &ExpertsSpec) -> RouterSettings {
             count: groups.count,
             chosen: groups.chosen,
             best: groups.best,
+            excluded: groups.excluded,
         }),
         normalization_eps,
         scale,

@@ -28,6 +28,8 @@ pub(super) struct DecoderLayer {
     reader: Option<PerLayerReader>,
     /// Set if there are several streams.
     altup: Option<AltUp>,
+    /// Whether a block of layers begins here.
+    starts_block: bool,
 }
 
 /// What follows the mixer.
@@ -57,9 +59,14 @@ impl DecoderLayer {
         };
         assert!(!is_parallel || scale == 1.0, "no family scales the stream after parallel blocks");
         Ok(DecoderLayer {
-            mixer_frame: parts.frame(&parts.spec.norms.mixer, 1.0)?,
+            starts_block: parts.spec.residuals.as_ref().is_some_and(|it| !it.mixer.has_current),
+            mixer_frame: parts.mixed_frame(&parts.spec.norms.mixer, |it| &it.mixer, 1.0)?,
             mixer: MixerBlock::load(&parts.spec.mixer, parts)?,
-            feed_forward_frame: parts.frame(&parts.spec.norms.feed_forward, scale)?,
+            feed_forward_frame: parts.mixed_frame(
+                &parts.spec.norms.feed_forward,
+                |it| &it.feed_forward,
+                scale,
+            )?,
             rest: match &parts.spec.second {
                 None => Rest::FeedForward(FeedForwardBlock::load(parts)?),
                 Some(second) => Rest::Second(Box::new(SecondBlock::load(second, parts)?)),
@@ -81,6 +88,7 @@ impl DecoderLayer {
             let input = input.expect("a layer with several streams gets inputs");
             return x.replaced(|streams| self.update(altup, &streams, input, step));
         }
+        let x = if self.starts_block { x.begin_block() } else { x };
         let h = self.blocks(x, step);
         match (&self.reader, input) {
             (Some(reader), Some(input)) => reader.add_to(h, input),

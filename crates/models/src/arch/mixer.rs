@@ -201,6 +201,10 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         }
     };
     let whole = || Linear::column(&q, hidden, &heads.queries(), qkv_bias);
+    let gate = |name: &str, width: usize| {
+        let module = root.at(&spec.modules.block).at(name);
+        Linear::column(&module, hidden, &heads.cut.heads.scaled(width), HasBias::No)
+    };
     let (q_proj, gate) = match spec.output_gate {
         None => (whole()?, None),
         Some(OutputGate::Elements) => {
@@ -208,10 +212,8 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
             let [query, gate] = own.map(|rows| Linear::of_rows(&q, hidden, &rows, qkv_bias));
             (query?, Some(gate?))
         }
-        Some(OutputGate::Heads(name)) => {
-            let gate = root.at(&spec.modules.block).at(name);
-            (whole()?, Some(Linear::column(&gate, hidden, &heads.cut.heads, HasBias::No)?))
-        }
+        Some(OutputGate::Heads(name)) => (whole()?, Some(gate(name, 1)?)),
+        Some(OutputGate::Apart(name)) => (whole()?, Some(gate(name, spec.value_dim)?)),
     };
     let output_bias = HasBias::when(spec.has_output_bias);
     let (block, queries) = (root.at(&spec.modules.block), &heads.cut.heads);
@@ -354,12 +356,16 @@ fn latent(spec: &LatentSpec, parts: &LayerParts<'_, '_>) -> Result<LatentAttenti
             HeadMatrix::load(&w.at("unembed_out"), own, [value_dim, kv_rank])?,
         ]
     };
+    let gate = spec
+        .gate_width
+        .map(|width| Linear::column(&w.at("g_proj"), hidden, &own.scaled(width), HasBias::No));
     let latent = LatentParts {
         queries,
         kv_down: whole("kv_a_proj_with_mqa", kv_rank + rope_dim)?,
         kv_norm: norm("kv_a_layernorm", kv_rank)?,
         embed,
         unembed,
+        gate: gate.transpose()?,
         o_proj: heads.o_proj(&parts.root.at(&spec.output), hidden, bias)?,
         rope: spec.rope.as_ref().map(|rope| parts.ropes.of(rope)),
         chooser: chooser(w, spec, parts)?,

@@ -2,13 +2,13 @@
 
 use jackalope_mlx::Dtype;
 use jackalope_spec::{
-    AltUpLayer, BlockNorms, HeadRows, InwardModules, LayerLayout, LayerSpec, MlpModules, ModelSpec,
-    NormKind,
+    AltUpLayer, BlockNorms, HeadRows, InwardModules, LayerLayout, LayerResiduals, LayerSpec,
+    MlpModules, ModelSpec, NormKind, StreamReader,
 };
 
 use crate::layers::{
     AltUp, AltUpParts, BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes,
-    Ropes,
+    Ropes, StreamMix,
 };
 use crate::parallel::Parallel;
 use jackalope_weights::LoadError;
@@ -51,7 +51,20 @@ impl LayerParts<'_, '_> {
         };
         let factor = self.spec.residual_factor;
         let (input, output) = (load(&norms.input)?, load(&norms.output)?);
-        Ok(BlockFrame { input, output, factor, scale })
+        Ok(BlockFrame { mix: None, input, output, factor, scale })
+    }
+
+    /// Like [`LayerParts::frame`], for a block that reads what `reader` makes of all streams, if there are
+    /// several.
+    pub(super) fn mixed_frame(
+        &self,
+        norms: &BlockNorms,
+        reader: impl Fn(&LayerResiduals) -> &StreamReader,
+        scale: f32,
+    ) -> Result<BlockFrame, LoadError> {
+        let load = |it| StreamMix::load(self.root, reader(it), self.model.norm_eps);
+        let mix = self.spec.residuals.as_ref().map(load).transpose()?;
+        Ok(BlockFrame { mix, ..self.frame(norms, scale)? })
     }
 
     /// Loads the factor of the stream after the layer.

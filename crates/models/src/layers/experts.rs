@@ -226,6 +226,9 @@ fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> A
         ExpertActivation::BoundedSwiglu { limit } => {
             stock_gated(ActivationFunction::BoundedSilu { limit }, gate, up)
         }
+        ExpertActivation::Situ { beta, cap } => {
+            stock_gated(ActivationFunction::Situ { beta, cap }, gate, up)
+        }
         ExpertActivation::ClampedSwiglu { alpha, limit } => {
             let number = |value: f32| Array::scalar_of(value, gate.dtype());
             let gate = gate.minimum(&number(limit));
@@ -283,13 +286,16 @@ impl ExpertsKernel {
             ExpertActivation::Geglu => function = ActivationFunction::GeluTanh,
             ExpertActivation::BoundedSwiglu { limit } => {
                 function = ActivationFunction::BoundedSilu { limit };
-                kernels::clamp(&mut up, limit);
+            }
+            ExpertActivation::Situ { beta, cap } => {
+                function = ActivationFunction::Situ { beta, cap };
             }
             ExpertActivation::ClampedSwiglu { alpha, limit } => {
                 kernels::clamp_gates(&mut gate, &mut up, alpha, limit);
             }
             ExpertActivation::ReluSquared => panic!("such experts have no gates"),
         }
+        activation::bound_values(function, &mut up, threads);
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         kernels::gated(function, &gate, &up, inner.elements_mut(), threads);
@@ -331,6 +337,8 @@ pub(crate) struct SparseMlp {
 pub(crate) struct Latent {
     /// Projection `[hidden] -> [width]`.
     pub(crate) down: Linear,
+    /// Norm of the experts' sum, if there is one.
+    pub(crate) norm: Option<Norm>,
     /// Projection `[width] -> [hidden]`.
     pub(crate) up: Linear,
     /// Width of the vectors.
@@ -399,6 +407,7 @@ impl SparseMlp {
         let first = LatentExpertsKernel { routed, down: latent.down.kernel(), width: latent.width };
         let second = LatentSumKernel {
             shared,
+            norm: latent.norm.as_ref().map(Norm::kernel),
             up: self.experts.adds_once().then(|| latent.up.divisible_kernel()),
             hidden: self.hidden,
             dtype: self.experts.dtype,
@@ -495,7 +504,7 @@ impl SparseMlp {
         let sum = self.parallel.all_sum(&sum).astype(self.experts.dtype);
         // What every rank returns depends on the sum, so that all take part in it in the same order.
         let routed = if self.experts.adds_once() {
-            latent.up.stock(&sum)
+            latent.up.stock(&latent.norm.as_ref().map_or(sum.clone(), |norm| norm.stock(&sum)))
         } else {
             zeros_after(&sum, self.hidden, self.experts.dtype)
         };
@@ -606,6 +615,8 @@ impl LatentExpertsKernel {
 /// The second part: the projection of the experts' sum, and the expert that every token passes.
 struct LatentSumKernel {
     shared: Option<SharedKernel>,
+    /// Norm of the experts' sum, if there is one.
+    norm: Option<NormKernel>,
     /// `None` if another rank adds it.
     up: Option<DivisibleKernel>,
     hidden: usize,
@@ -622,7 +633,13 @@ impl LatentSumKernel {
         };
         let routed = self.up.as_ref().map(|up| {
             let sums: Vec<f32> = sums.iter().map(|sum| *sum as f32).collect();
-            up.multiply(rounded(&sums).elements(), threads)
+            let mut latents = rounded(&sums);
+            if let Some(norm) = &self.norm {
+                let sums = latents;
+                latents = Floats::zeros(float(self.dtype), sums.elements().len());
+                norm.norm(sums.elements(), latents.elements_mut(), threads);
+            }
+            up.multiply(latents.elements(), threads)
         });
         // The rows were in the type of the model before.
         let shared =

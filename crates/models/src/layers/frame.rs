@@ -1,10 +1,13 @@
 //! What surrounds a block between two states of the residual stream.
 
 use super::norm::Norm;
+use super::stream_mix::StreamMix;
 
 /// The norms and factors around a block: `scale * (stream + factor * output(block(input(stream))))`.
 #[derive(Debug)]
 pub(crate) struct BlockFrame {
+    /// What the block reads of several streams, before the norm; `None` if it reads the current one.
+    pub(crate) mix: Option<StreamMix>,
     /// Norm of the stream that the block reads; `None` if it reads the stream itself.
     pub(crate) input: Option<Norm>,
     /// Norm of what the block returns.

@@ -44,11 +44,10 @@ pub(crate) struct GatedDeltaParts<'a, 'w> {
 /// A gated delta net, or this rank's heads of it.
 #[derive(Debug)]
 pub(crate) struct GatedDelta {
-    /// Queries, keys, values, gates, rates and decays; in Kimi delta attention what gates and decays
-    /// are computed from.
+    /// Queries, keys, values, gates, rates and decays, or what gates and decays are computed from.
     projections: [Linear; 6],
-    /// Gates and decays from vectors of low rank, in Kimi delta attention.
-    up: Option<[Linear; 2]>,
+    /// Gates and decays from vectors of low rank, if they are computed from such.
+    up: [Option<Linear>; 2],
     out_proj: Linear,
     norm: Norm,
     small: SmallWeights,
@@ -57,7 +56,7 @@ pub(crate) struct GatedDelta {
     heads: Heads,
     /// Sizes of this rank's part.
     sizes: RecurrenceSizes,
-    rate_max: f32,
+    rule: RecurrenceRule,
     layer_idx: usize,
     dtype: Dtype,
     parallel: Parallel,
@@ -80,18 +79,17 @@ impl GatedDelta {
             Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), HasBias::No)
         };
         let (keys, values) = (&heads.cut.kv_heads, &heads.cut.heads);
-        let (gates, decays, up) = match &spec.kimi {
-            None => (column(&spec.gates, values)?, column(&spec.decays, values)?, None),
-            Some(KimiDelta { decays, gates, rank }) => {
-                let whole = Cut::of_all_ranks(*rank);
-                let down = |module| Linear::column(&root.at(module), hidden, &whole, HasBias::No);
-                let up = |rows: &HeadRows| {
-                    let own = OwnRows::new(rows, values);
-                    Linear::of_rows(&root.at(&rows.module), *rank, &own, HasBias::No)
-                };
-                (down(gates)?, down(decays)?, Some([up(&spec.gates)?, up(&spec.decays)?]))
-            }
+        let low_rank = |rows: &HeadRows, down: Option<&String>| {
+            let (Some(down), Some(kimi)) = (down, &spec.kimi) else {
+                return Ok::<_, LoadError>((column(rows, values)?, None));
+            };
+            let (whole, own) = (Cut::of_all_ranks(kimi.rank), OwnRows::new(rows, values));
+            let up = Linear::of_rows(&root.at(&rows.module), kimi.rank, &own, HasBias::No)?;
+            Ok((Linear::column(&root.at(down), hidden, &whole, HasBias::No)?, Some(up)))
         };
+        let kimi = spec.kimi.as_ref();
+        let (gates, gates_up) = low_rank(&spec.gates, kimi.and_then(|it| it.gates.as_ref()))?;
+        let (decays, decays_up) = low_rank(&spec.decays, kimi.and_then(|it| it.decays.as_ref()))?;
         let projections = [
             column(&spec.queries, keys)?,
             column(&spec.keys, keys)?,
@@ -108,7 +106,6 @@ impl GatedDelta {
             conv_width,
             has_conv_bias: false,
             a_log: &spec.a_log,
-            a_log_shape: &spec.a_log_shape(),
             dt_bias: &spec.dt_bias,
             decays_per_head: spec.decays_per_head(),
             skips: None,
@@ -117,7 +114,7 @@ impl GatedDelta {
         let rate_max = f32::from(spec.rate_max);
         let rule = match spec.kimi {
             None => RecurrenceRule::GatedDelta { rate_max },
-            Some(_) => RecurrenceRule::KimiDelta,
+            Some(KimiDelta { log_decay_min, .. }) => RecurrenceRule::KimiDelta { log_decay_min },
         };
         let weights = match parallel.compute() {
             Compute::Kernels(_) => Some(Arc::new(small.arranged(sizes, rule))),
@@ -125,14 +122,14 @@ impl GatedDelta {
         };
         Ok(GatedDelta {
             projections,
-            up,
+            up: [gates_up, decays_up],
+            rule,
             out_proj,
             norm,
             small,
             weights,
             heads,
             sizes,
-            rate_max,
             layer_idx,
             dtype: root.dtype(),
             parallel: parallel.clone(),
@@ -147,6 +144,11 @@ impl GatedDelta {
     /// Returns the shape of this layer's cache for one sequence on this rank.
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         LayerCacheShape::State { elements: self.sizes.state_len() }
+    }
+
+    /// Whether it is Kimi delta attention.
+    fn is_kimi(&self) -> bool {
+        matches!(self.rule, RecurrenceRule::KimiDelta { .. })
     }
 
     /// Adds the output of this block to the stream.
@@ -164,7 +166,8 @@ impl GatedDelta {
         let weights = self.weights.as_ref().expect("they are arranged for our kernels");
         let kernel = GatedDeltaKernel {
             projections: self.projections.each_ref().map(Linear::kernel),
-            up: self.up.as_ref().map(|up| up.each_ref().map(Linear::kernel)),
+            up: self.up.each_ref().map(|up| up.as_ref().map(Linear::kernel)),
+            is_kimi: self.is_kimi(),
             output: self.out_proj.divisible_kernel(),
             norm: self.norm.kernel(),
             recurrence: RecurrenceKernel::new(weights, self.layer_idx, step),
@@ -178,21 +181,30 @@ impl GatedDelta {
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let [queries, keys, values, gates, rates, decays] =
             self.projections.each_ref().map(|linear| linear.stock(x));
-        let [gates, decays] = match &self.up {
-            None => [gates, decays],
-            Some([of_gates, of_decays]) => [of_gates.stock(&gates), of_decays.stock(&decays)],
+        let expanded = |up: &Option<Linear>, x: Array| match up {
+            Some(up) => up.stock(&x),
+            None => x,
         };
+        let (gates, decays) = (expanded(&self.up[0], gates), expanded(&self.up[1], decays));
         let inputs = Array::concatenate(&[&queries, &keys, &values], 1); // [tokens, channels]
         let [inputs, gates, rates, decays] =
             [inputs, gates, rates, decays].map(|x| x.astype(Dtype::F32));
-        let rates = &rates.sigmoid() * self.rate_max;
-        let decays = self.small.stock_log_decays(&self.small.stock_steps(&decays));
+        let rates = match self.rule {
+            RecurrenceRule::GatedDelta { rate_max } => &rates.sigmoid() * rate_max,
+            _ => rates.sigmoid(),
+        };
+        let decays = match self.rule {
+            RecurrenceRule::KimiDelta { log_decay_min: Some(min) } => {
+                self.small.stock_bounded_decays(&decays, min)
+            }
+            _ => self.small.stock_log_decays(&self.small.stock_steps(&decays)),
+        };
         let empty = || empty_state(self.sizes);
         let scan = |rows| self.stock_scan(rows);
         let projected = [inputs, rates, decays];
         let outs = stock_sequences(step, self.layer_idx, &projected, empty, scan);
         let normed = self.norm.stock(&outs).reshape(&gates.shape());
-        let gates = if self.up.is_some() { gates.sigmoid() } else { gates.silu() };
+        let gates = if self.is_kimi() { gates.sigmoid() } else { gates.silu() };
         normed.mul(&gates).astype(self.dtype)
     }
 
@@ -216,11 +228,7 @@ impl GatedDelta {
         let values = x.slice_axis(2, keys_end, values_end);
         let values = values.reshape(&[num_sequences, seq, dim(value_heads), dim(value_dim)]);
         let by_element = [num_sequences, seq, dim(value_heads), dim(key_dim)];
-        let log_decays = if decays.dim(2) == dim(value_heads) && self.up.is_none() {
-            decays.clone()
-        } else {
-            decays.reshape(&by_element)
-        };
+        let log_decays = if self.is_kimi() { decays.reshape(&by_element) } else { decays.clone() };
         let tokens = Tokens {
             rule: Rule::Delta,
             queries: &queries,
@@ -239,7 +247,9 @@ impl GatedDelta {
 /// The state of the primitive's closure: everything except the weights' arrays.
 struct GatedDeltaKernel {
     projections: [LinearKernel; 6],
-    up: Option<[LinearKernel; 2]>,
+    up: [Option<LinearKernel>; 2],
+    /// Whether the gates are logistic functions.
+    is_kimi: bool,
     output: DivisibleKernel,
     norm: NormKernel,
     recurrence: RecurrenceKernel,
@@ -251,12 +261,11 @@ impl GatedDeltaKernel {
     fn product(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let [queries, keys, values, gates, rates, decays] =
             LinearKernel::products(&self.projections, x, threads);
-        let [gates, decays] = match &self.up {
-            None => [gates, decays],
-            Some([of_gates, of_decays]) => {
-                [self.expand(of_gates, &gates, threads), self.expand(of_decays, &decays, threads)]
-            }
+        let expanded = |up: &Option<LinearKernel>, x: Vec<f32>| match up {
+            Some(up) => self.expand(up, &x, threads),
+            None => x,
         };
+        let (gates, decays) = (expanded(&self.up[0], gates), expanded(&self.up[1], decays));
         let inputs = RecurrenceInputs {
             queries: &queries,
             keys: &keys,
@@ -267,10 +276,8 @@ impl GatedDeltaKernel {
         let out = self.recurrence.results(&inputs, threads);
         let mut normed = Floats::zeros(float(self.dtype), out.len());
         let norm = self.norm.view();
-        let gates = match self.up {
-            None => OutputGates::Silu(&gates),
-            Some(_) => OutputGates::Sigmoid(&gates),
-        };
+        let gates =
+            if self.is_kimi { OutputGates::Sigmoid(&gates) } else { OutputGates::Silu(&gates) };
         kernels::gated_norm(&out, norm, gates, normed.elements_mut(), threads);
         self.output.multiply(normed.elements(), threads)
     }

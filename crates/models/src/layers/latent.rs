@@ -86,6 +86,8 @@ pub(crate) struct LatentParts {
     pub(crate) embed: HeadMatrix,
     /// For each head `[rank] -> [value]`.
     pub(crate) unembed: HeadMatrix,
+    /// Projection to the logits of the results' gates, `[heads, width]`; `None` if there are none.
+    pub(crate) gate: Option<Linear>,
     /// Projection `[heads, value] -> [hidden]`, summed over ranks.
     pub(crate) o_proj: Linear,
     /// `None` if nothing is rotated.
@@ -170,6 +172,7 @@ impl LatentAttention {
             kv_norm: parts.kv_norm.kernel(),
             embed: parts.embed.kernel(),
             unembed: parts.unembed.kernel(),
+            gate: parts.gate.as_ref().map(Linear::kernel),
             output: parts.o_proj.divisible_kernel(),
             query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
             rotations: parts.rope.as_ref().map(|rope| step.rotations(rope)),
@@ -233,7 +236,12 @@ impl LatentAttention {
         let kv = StockKv::New { k: k.expand_dims(1), v };
         let out = attention.forward(&StockHeads { q, kv }, step);
         let out = self.parts.unembed.stock(&of_heads(&out.reshape(&[tokens, -1, rank])));
-        of_heads(&out).reshape(&[tokens, -1])
+        let out = of_heads(&out); // [tokens, heads, value]
+        let gated = self.parts.gate.as_ref().map(|gate| {
+            let gates = gate.stock(x).sigmoid().reshape(&[tokens, out.dim(1), -1]);
+            out.mul(&gates)
+        });
+        gated.unwrap_or(out).reshape(&[tokens, -1])
     }
 }
 
@@ -255,6 +263,7 @@ struct LatentKernel {
     kv_norm: NormKernel,
     embed: HeadMatrixKernel,
     unembed: HeadMatrixKernel,
+    gate: Option<LinearKernel>,
     output: DivisibleKernel,
     /// Factor of each token's queries.
     query_factors: Option<Vec<f32>>,
@@ -289,7 +298,20 @@ impl LatentKernel {
         let mut out = Floats::zeros(float(self.dtype), tokens * self.num_heads * value);
         let results = HeadResults { values: out.elements_mut(), width: value, first: 0 };
         self.unembed.multiply(latents.elements(), results, threads);
+        let out = self.gated(x, out, threads);
         self.output.multiply(out.elements(), threads)
+    }
+
+    /// Multiplies the heads' results `[tokens, heads, value]` by their gates, if there are any.
+    fn gated(&self, x: Elements<'_>, out: Floats, threads: &Threads) -> Floats {
+        let Some(gate) = &self.gate else { return out };
+        let [gates] = LinearKernel::products(std::array::from_ref(gate), x, threads);
+        let repeats = out.elements().len() / gates.len().max(1);
+        let gates = gates.iter().flat_map(|gate| std::iter::repeat_n(*gate, repeats));
+        let gates: Vec<f32> = gates.collect();
+        let mut gated = Floats::zeros(float(self.dtype), gates.len());
+        kernels::sigmoid_gate(out.elements(), &gates, gated.elements_mut(), threads);
+        gated
     }
 
     /// Returns the vectors from which queries are computed, normalised; `None` if `first` are queries.

@@ -189,9 +189,7 @@ impl MlpKernel {
         let inner = match &self.inward {
             InwardKernel::Gated(linears) => {
                 let [gate, mut up] = LinearKernel::products(linears, x, threads);
-                if let Some(limit) = self.activation.value_limit() {
-                    kernels::clamp(&mut up, limit);
-                }
+                activation::bound_values(self.activation, &mut up, threads);
                 if let Some(factors) = factors {
                     kernels::scale_rows(&mut up, factors);
                 }

@@ -29,8 +29,6 @@ pub(super) struct RecurrentTensors<'a> {
     /// Whether the convolutions have biases.
     pub(super) has_conv_bias: bool,
     pub(super) a_log: &'a str,
-    /// Dimensions of that tensor, whose elements are one for each value head.
-    pub(super) a_log_shape: &'a [usize],
     pub(super) dt_bias: &'a str,
     /// Number of decays of a value head: one, or one for each element of its key.
     pub(super) decays_per_head: usize,
@@ -87,7 +85,7 @@ impl SmallWeights {
         let taps = taps(&Array::concatenate(&convolutions.each_ref(), 0));
         let joined = |biases: &[Array; 3]| Array::concatenate(&biases.each_ref(), 0);
         let joined_biases = conv_biases.as_ref().map(joined);
-        let a_log = decay_factors(tensors, values, root)?;
+        let a_log = vector(tensors.a_log, values)?;
         let log_decay_factors = a_log.exp().neg().repeat(dim(tensors.decays_per_head), 0);
         let computed = [&taps, &log_decay_factors].into_iter().chain(&joined_biases);
         jackalope_mlx::eval(&computed.collect::<Vec<_>>())?;
@@ -132,6 +130,13 @@ impl SmallWeights {
         projected.add(&self.dt_bias).logaddexp(&Array::scalar(0.0))
     }
 
+    /// Returns the logarithms of decays that are at least `min` for `projected`
+    /// `[tokens, value_heads * decays_per_head]`, with MLX.
+    pub(super) fn stock_bounded_decays(&self, projected: &Array, min: f32) -> Array {
+        let x = self.log_decay_factors.neg().mul(&projected.add(&self.dt_bias));
+        &x.sigmoid() * min
+    }
+
     /// Returns the logarithms of the factors by which the states decay in steps
     /// `[tokens, value_heads * decays_per_head]`, with MLX.
     pub(super) fn stock_log_decays(&self, steps: &Array) -> Array {
@@ -144,22 +149,6 @@ impl SmallWeights {
         let sum = convolution(inputs, &self.taps);
         self.joined_biases.as_ref().map_or(sum.clone(), |biases| sum.add(biases)).silu()
     }
-}
-
-/// Loads the logarithms of the decays' factors of this rank's heads, `[value_heads]`.
-fn decay_factors(
-    tensors: RecurrentTensors<'_>,
-    heads: &Cut,
-    root: &Weights<'_>,
-) -> Result<Array, LoadError> {
-    let (path, name) = tensors.a_log.rsplit_once('.').unwrap_or(("", tensors.a_log));
-    let shape = tensors.a_log_shape;
-    let axis = shape.iter().position(|dim| *dim != 1).unwrap_or(shape.len() / 2);
-    let own = Part::Axis { axis, cut: heads };
-    let a_log = root.at(path).floats_as(Dtype::F32, name, shape, own)?;
-    let a_log = a_log.reshape(&[dim(heads.len())]);
-    a_log.eval()?;
-    Ok(a_log)
 }
 
 /// Returns the state of an empty sequence for MLX's operations.

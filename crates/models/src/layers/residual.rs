@@ -19,15 +19,19 @@ use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, T
 use jackalope_mlx::{Array, ArrayType, Dtype, Pinned};
 
 use super::frame::BlockFrame;
-use super::kernel::{Outputs, dim, elements, float, primitives, zeros_after};
+use super::kernel::{Outputs, dim, elements, float, primitive, primitives, zeros_after};
 use super::norm::{Norm, NormKernel};
 use super::output::{Bias, BlockOutput};
+use super::stream_mix::{StreamMix, StreamMixKernel, beside};
 use crate::parallel::{Compute, Parallel};
 
 /// The residual stream between two blocks, `[tokens, hidden]`.
 #[derive(Debug)]
 pub(crate) struct Residual {
     h: Array,
+    /// Streams at the ends of earlier blocks of layers, `[tokens, streams * hidden]`, if layers read
+    /// them.
+    earlier: Option<Array>,
     /// Terms of the previous blocks that are not yet added.
     pending: Option<Pending>,
     /// Blocks that are not yet in the graph: consecutive ones without a sum over ranks in between.
@@ -96,10 +100,27 @@ impl Closing {
 
 /// A block for the kernels.
 struct BlockKernel {
-    /// Norm of the stream that it reads; `None` if it reads the stream itself.
-    norm: Option<NormKernel>,
+    input: BlockInput,
     work: Work,
     closing: Closing,
+}
+
+/// What a block reads of the stream.
+#[derive(Debug)]
+struct BlockInput {
+    /// See [`BlockFrame::mix`].
+    mix: Option<StreamMixKernel>,
+    /// Norm of what it reads; `None` if it reads that itself.
+    norm: Option<NormKernel>,
+}
+
+impl BlockInput {
+    fn new(frame: &BlockFrame) -> BlockInput {
+        BlockInput {
+            mix: frame.mix.as_ref().map(StreamMix::kernel),
+            norm: frame.input.as_ref().map(Norm::kernel),
+        }
+    }
 }
 
 /// The computation of a block with sums over the ranks in its middle. The second part gets what the
@@ -126,14 +147,48 @@ type Work = Box<dyn Fn(Elements<'_>, &Threads) -> Vec<f64> + Send>;
 
 impl fmt::Debug for BlockKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockKernel").field("norm", &self.norm).finish_non_exhaustive()
+        f.debug_struct("BlockKernel").field("input", &self.input).finish_non_exhaustive()
     }
 }
 
 impl Residual {
     /// Creates the stream from the embedded tokens.
     pub(crate) fn new(h: Array, parallel: &Parallel) -> Residual {
-        Residual { h, pending: None, blocks: Vec::new(), parallel: parallel.clone() }
+        let (pending, blocks) = (None, Vec::new());
+        Residual { h, earlier: None, pending, blocks, parallel: parallel.clone() }
+    }
+
+    /// Puts streams `[tokens, streams * hidden]` before this one, which later blocks read.
+    pub(super) fn after(self, earlier: Option<Array>) -> Residual {
+        Residual { earlier, ..self }
+    }
+
+    /// Begins a block of layers: the stream joins the earlier ones, and a new one begins at zero.
+    pub(crate) fn begin_block(self) -> Residual {
+        let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
+        let h = self.finish();
+        let zeros = Array::zeros(&h.shape(), h.dtype());
+        Residual::new(zeros, &parallel).after(Some(beside(earlier.as_ref(), &h)))
+    }
+
+    /// Returns the mean of all streams.
+    pub(crate) fn mixed(self, mix: &StreamMix) -> Array {
+        let parallel = self.parallel.clone();
+        let earlier = self.earlier.clone().expect("earlier streams");
+        let h = self.finish();
+        let Compute::Kernels(threads) = parallel.compute() else { return mix.stock(&earlier, &h) };
+        let kernel = mix.kernel();
+        let out = h.array_type();
+        primitive("stream_mix", &[&earlier, &h], out, threads, move |inputs, mut out, threads| {
+            let [earlier, h] = [(); 2].map(|()| inputs.elements());
+            out.copy_from(kernel.mean(earlier, h, threads).elements());
+        })
+    }
+
+    /// Returns the earlier streams and this one, `[tokens, streams * hidden]`.
+    pub(super) fn finish_all(self) -> Array {
+        let earlier = self.earlier.clone();
+        beside(earlier.as_ref(), &self.finish())
     }
 
     /// Returns another stream in the place of this one.
@@ -162,7 +217,11 @@ impl Residual {
         output: BlockOutput<'_>,
         work: impl FnOnce(&Array) -> Array,
     ) -> Residual {
-        let x = frame.input.as_ref().map_or_else(|| self.h.clone(), |norm| norm.stock(&self.h));
+        let x = frame.mix.as_ref().map_or_else(
+            || self.h.clone(),
+            |mix| mix.stock(self.earlier.as_ref().expect("earlier streams"), &self.h),
+        );
+        let x = frame.input.as_ref().map_or(x.clone(), |norm| norm.stock(&x));
         let part = if output.is_empty {
             let after = without_sums(&self.parallel, x, output.num_sums, Dtype::F32);
             zeros_after(&after, output.hidden, output.dtype)
@@ -195,15 +254,15 @@ impl Residual {
     ) -> Residual {
         let closing = Closing::new(frame, &output);
         if output.is_empty {
-            let parallel = self.parallel.clone();
+            let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
             let h = self.finish();
             let after = without_sums(&parallel, h.clone(), output.num_sums, Dtype::F64);
             let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
             let pending = Some(Pending { product, closing });
-            return Residual { h, pending, blocks: Vec::new(), parallel };
+            return Residual { h, earlier, pending, blocks: Vec::new(), parallel };
         }
-        let norm = frame.input.as_ref().map(Norm::kernel);
-        self.blocks.push(BlockKernel { norm, work: Box::new(work), closing });
+        let input = BlockInput::new(frame);
+        self.blocks.push(BlockKernel { input, work: Box::new(work), closing });
         if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
     }
 
@@ -224,15 +283,15 @@ impl Residual {
             let work = move |x: Elements<'_>, threads: &Threads| second(first(x, threads), threads);
             return self.kernel_block(frame, output, threads, work);
         }
-        let parallel = self.parallel.clone();
+        let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
         let closing = Closing::new(frame, &output);
-        let norm = frame.input.as_ref().map(Norm::kernel);
+        let input = BlockInput::new(frame);
         let stream = self.h.array_type();
         let rows = |width, dtype| ArrayType { shape: vec![self.h.dim(0), dim(width)], dtype };
         let values = rows(widths.iter().sum(), Dtype::F32);
         let out = [values, rows(output.num_sums, Dtype::F64), stream.clone()];
         let mut results = self.node(&out, threads, move |mut chain, outputs, threads| {
-            let middle = chain.read(norm.as_ref(), &first, threads);
+            let middle = chain.read(&input, &first, threads);
             outputs.next_values().copy_from_slice(&middle.values.concat());
             outputs.next_sums().copy_from_slice(&middle.sums);
             outputs.next().copy_from(chain.h.elements());
@@ -255,12 +314,12 @@ impl Residual {
             });
         let product = parallel.all_sum(&product.remove(0));
         let pending = Some(Pending { product, closing });
-        Residual { h, pending, blocks: Vec::new(), parallel }
+        Residual { h, earlier, pending, blocks: Vec::new(), parallel }
     }
 
     /// Adds the pending blocks and the sum of their products over the ranks to the graph.
     fn sum_over_ranks(self, threads: &Arc<Threads>) -> Residual {
-        let parallel = self.parallel.clone();
+        let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
         let last = self.blocks.last().expect("a block was added");
         let closing = last.closing.clone();
         let stream = self.h.array_type();
@@ -269,7 +328,8 @@ impl Residual {
             self.node(&out, threads, |chain, outputs, threads| chain.split(outputs, threads));
         let h = results.remove(1);
         let product = parallel.all_sum(&results.remove(0));
-        Residual { h, pending: Some(Pending { product, closing }), blocks: Vec::new(), parallel }
+        let pending = Some(Pending { product, closing });
+        Residual { h, earlier, pending, blocks: Vec::new(), parallel }
     }
 
     /// Creates a node that computes the blocks and passes the stream to `end`.
@@ -279,9 +339,11 @@ impl Residual {
         threads: &Arc<Threads>,
         end: impl Fn(Chain<'_>, &mut Outputs<'_, '_>, &Threads) + Send + 'static,
     ) -> Vec<Array> {
-        let Residual { h, pending, blocks, .. } = self;
+        let Residual { h, earlier, pending, blocks, .. } = self;
         let mut inputs = vec![&h];
         inputs.extend(pending.as_ref().map(|pending| &pending.product));
+        inputs.extend(earlier.as_ref());
+        let has_earlier = earlier.is_some();
         let (dtype, hidden) = (h.dtype(), h.dim(-1) as usize);
         let closing = pending.as_ref().map(|pending| pending.closing.clone());
         primitives("blocks", &inputs, outputs, threads, move |inputs, outputs, threads| {
@@ -290,7 +352,8 @@ impl Residual {
                 let product = inputs.next().values::<f64>().into();
                 Added { product, closing }
             });
-            let mut chain = Chain { h, added, hidden, dtype };
+            let earlier = has_earlier.then(|| inputs.elements());
+            let mut chain = Chain { h, earlier, added, hidden, dtype };
             for block in &blocks {
                 chain.run(block, threads);
             }
@@ -308,6 +371,8 @@ fn without_sums(parallel: &Parallel, x: Array, num_sums: usize, dtype: Dtype) ->
 /// The stream while a node computes it.
 struct Chain<'a> {
     h: Stream<'a>,
+    /// See [`Residual::earlier`].
+    earlier: Option<Elements<'a>>,
     /// Terms still to be added.
     added: Option<Added<'a>>,
     /// Width of the stream.
@@ -352,10 +417,10 @@ impl<'a> Chain<'a> {
     }
 
     /// Adds the terms that are still to be added, and returns what `work` makes of the stream, which
-    /// is normalised if there is a norm.
+    /// is mixed with earlier streams and normalised as `input` says.
     fn read<R>(
         &mut self,
-        norm: Option<&NormKernel>,
+        input: &BlockInput,
         work: impl Fn(Elements<'_>, &Threads) -> R,
         threads: &Threads,
     ) -> R {
@@ -364,8 +429,11 @@ impl<'a> Chain<'a> {
             self.add(&added, h.elements_mut(), threads);
             self.h = Stream::Made(h);
         }
-        let h = self.h.elements();
-        match norm {
+        let mixed = input.mix.as_ref().map(|mix| {
+            mix.mean(self.earlier.expect("earlier streams"), self.h.elements(), threads)
+        });
+        let h = mixed.as_ref().map_or_else(|| self.h.elements(), Floats::elements);
+        match &input.norm {
             Some(norm) => {
                 let mut normed = Floats::zeros(float(self.dtype), h.len());
                 norm.norm(h, normed.elements_mut(), threads);
@@ -376,7 +444,7 @@ impl<'a> Chain<'a> {
     }
 
     fn run(&mut self, block: &'a BlockKernel, threads: &Threads) {
-        let product = self.read(block.norm.as_ref(), &block.work, threads);
+        let product = self.read(&block.input, &block.work, threads);
         self.added = Some(Added { product: product.into(), closing: &block.closing });
     }
 

@@ -217,7 +217,7 @@ fn mixed(logits: &Array, experts: &Array, jitter: f32) -> Array {
     Array::concatenate(&weights.iter().collect::<Vec<_>>(), 1)
 }
 
-/// Replaces the scores of all but the best groups by zero, as mlx-lm does.
+/// Replaces the scores of all but the best groups.
 fn within_groups(scores: &Array, groups: ExpertGroups) -> Array {
     let (tokens, experts) = (scores.dim(0), scores.dim(1));
     let count = dim(groups.count);
@@ -227,8 +227,8 @@ fn within_groups(scores: &Array, groups: ExpertGroups) -> Array {
     // A group is kept if its rank among the groups is low enough.
     let rank = sums.neg().argsort(-1).argsort(-1);
     let kept = rank.astype(Dtype::I32).less(&Array::from_slice(&[dim(groups.chosen)], &[1]));
-    let zeros = Array::zeros(&[1], scores.dtype());
-    Array::where_(&kept.expand_dims(2), &grouped, &zeros).reshape(&[tokens, experts])
+    let excluded = Array::scalar_of(groups.excluded, scores.dtype());
+    Array::where_(&kept.expand_dims(2), &grouped, &excluded).reshape(&[tokens, experts])
 }
 
 /// A router for the kernels.

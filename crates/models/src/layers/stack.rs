@@ -7,6 +7,7 @@ use jackalope_mlx::{Array, Dtype};
 use super::kernel::dim;
 use super::per_layer::LayerInput;
 use super::residual::Residual;
+use super::stream_mix::apart;
 use crate::parallel::Parallel;
 use jackalope_weights::LoadError;
 
@@ -30,6 +31,9 @@ pub(crate) struct StackSizes {
     pub(crate) hidden: usize,
     /// Width of what each layer reads beside it; 0 if nothing.
     pub(crate) input_width: usize,
+    /// Number of layers of a block at whose end the stream is kept for all later layers; `None` if
+    /// they read only the current stream.
+    pub(crate) block_layers: Option<usize>,
 }
 
 /// What passes from layer to layer.
@@ -55,12 +59,13 @@ impl<L> Stack<L> {
 
     /// Returns the last layer's output for every row, `[tokens, hidden]`; if another rank has that
     /// layer, the activations that are sent on. `embed` creates the beginning of the stream on the
-    /// rank that has the first layer.
+    /// rank that has the first layer; `finish` is applied on the rank that has the last one.
     pub(crate) fn forward(
         &self,
         num_rows: usize,
         embed: impl FnOnce() -> Stream,
         mut add: impl FnMut(Residual, &L, Option<LayerInput<'_>>) -> Residual,
+        finish: impl FnOnce(Residual) -> Array,
     ) -> Array {
         let parallel = &self.parallel;
         let Stream { residual, inputs } =
@@ -71,10 +76,10 @@ impl<L> Stack<L> {
             let input = inputs.as_ref().map(|rows| LayerInput { rows, first: idx * width });
             add(residual, layer, input)
         });
-        let end = end.finish();
         if parallel.has_last_layer() {
-            return end;
+            return finish(end);
         }
+        let end = end.finish_all();
         match inputs {
             None => parallel.send(&end),
             Some(rows) => {
@@ -86,12 +91,15 @@ impl<L> Stack<L> {
 
     /// Receives the stream, and beside it what this rank's layers and those after them read.
     fn receive(&self, num_rows: usize) -> Stream {
-        let StackSizes { num_layers, hidden, input_width } = self.sizes;
+        let StackSizes { num_layers, hidden: own, input_width, block_layers } = self.sizes;
         let parallel = &self.parallel;
+        let num_earlier = block_layers.map_or(0, |len| self.range.start.div_ceil(len));
+        let hidden = (num_earlier + 1) * own;
         let inputs_width = (num_layers - self.range.start) * input_width;
         let received = parallel.receive(&[dim(num_rows), dim(hidden + inputs_width)], self.dtype);
         if inputs_width == 0 {
-            return Stream { residual: Residual::new(received, parallel), inputs: None };
+            let (earlier, h) = apart(&received, own);
+            return Stream { residual: Residual::new(h, parallel).after(earlier), inputs: None };
         }
         let residual = received.slice_axis(1, 0, dim(hidden));
         let inputs = received.slice_axis(1, dim(hidden), dim(hidden + inputs_width));
@@ -99,11 +107,6 @@ impl<L> Stack<L> {
             residual: Residual::new(residual.contiguous(), parallel),
             inputs: Some(inputs.contiguous()),
         }
-    }
-
-    /// Whether the model's last layer is here.
-    pub(crate) fn has_last(&self) -> bool {
-        self.parallel.has_last_layer()
     }
 
     /// Returns the layers of this rank, in order.

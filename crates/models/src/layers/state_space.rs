@@ -108,7 +108,6 @@ impl StateSpace {
             conv_width,
             has_conv_bias: spec.has_conv_bias,
             a_log: &spec.a_log,
-            a_log_shape: &[spec.sizes.heads],
             dt_bias: &spec.dt_bias,
             decays_per_head: 1,
             skips: Some(&spec.skips),

@@ -42,7 +42,7 @@ MODEL_REMAPPING["lfm2_vl"] = "lfm2-vl"
 # Dimensions of an embedding that are written down.
 POOLED = 32
 # Families whose large factor of embeddings would otherwise outweigh the layers.
-SCALED = ("gemma", "gemma2", "gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
+SCALED = ("afmoe", "gemma", "gemma2", "gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # Families that do not scale the products of queries and keys: their norms do.
 UNSCALED_SCORES = ("gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # Families that mlx-lm lacks: the family that their text part is, with what differs in its configuration.

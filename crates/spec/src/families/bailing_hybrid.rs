@@ -1,30 +1,47 @@
 //! Ling 2.5 and Ring 2.5 (Ant Group 2026), `bailing_hybrid`, and Ring-linear 2.0 before them: lightning
 //! attention, and in the last layer of each group latent attention, or grouped-query attention;
-//! experts as in Ling.
+//! experts as in Ling. Ling 3 has Kimi delta attention instead of lightning attention.
 
 mod config;
+mod newest;
 
 use serde_json::{Value, json};
 
 use self::config::{Hybrid, Latent};
 use super::bailing_moe::{Config, attention_at, describe, feed_forward};
 use super::blocks::MixerBlock;
-use super::decoder::{Description, mixed_layer};
+use super::decoder::{Description, Sizes, mixed_layer};
 use super::latent::{ExpansionForm, latent_attention};
 use super::lightning::LightningLayer;
-use crate::config::{bad_value, completed, count, parse};
+use crate::config::{completed, count, parse};
 use crate::error::SpecError;
 
 /// The mixers of the layers.
 struct Mixers<'a> {
-    lightning: LightningLayer,
-    /// Number of the first layer whose states decay less than those of the layer before it, less one.
-    first: usize,
+    /// Returns the mixer of a layer, by its module and number.
+    linear: &'a dyn Fn(&str, usize) -> MixerBlock,
     /// Returns the mixer of the last layer of a group.
     global: &'a dyn Fn(&str) -> MixerBlock,
 }
 
+/// Returns lightning attention, whose states decay less from layer to layer after the layer `first`.
+fn lightning_at(
+    lightning: LightningLayer,
+    sizes: Sizes,
+    first: usize,
+) -> impl Fn(&str, usize) -> MixerBlock {
+    move |module: &str, layer_idx: usize| {
+        let depth = layer_idx.saturating_sub(first) as f64;
+        let factor = 1.0 - depth / sizes.num_layers.saturating_sub(1).max(1) as f64 + 1e-5;
+        lightning.at(module, sizes.hidden, factor)
+    }
+}
+
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let names = config["architectures"].as_array().into_iter().flatten();
+    if names.filter_map(Value::as_str).any(|name| name == newest::ARCHITECTURE) {
+        return newest::read(config);
+    }
     let defaults = json!({
         "score_function": "sigmoid",
         "use_qk_norm": true,
@@ -34,10 +51,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         "rope_traditional": null,
     });
     let fields = completed(config, &[], &defaults);
-    if let Some(found) = fields["architectures"][0].as_str().filter(|it| it.contains("V3")) {
-        return Err(bad_value("architectures", found, "BailingMoeV2_5ForCausalLM"));
-    }
-    let config: Config = parse(&fields)?;
+    let mut config: Config = parse(&fields)?;
+    config.excluded_score = f32::NEG_INFINITY;
     let sizes = config.sizes()?;
     let hybrid: Hybrid = parse(&fields)?;
     let head_dim = sizes.head_dim_or(config.head_dim)?;
@@ -50,7 +65,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let is_total = config.moe_shared_expert_intermediate_size.is_some_and(|inner| inner != 0);
     let num_shared = config.num_shared_experts as usize;
     let num_shared = if is_total { num_shared.min(1) } else { num_shared };
-    let mixers = Mixers { lightning, first: 0, global: &global };
+    let linear = lightning_at(lightning, sizes, 0);
+    let mixers = Mixers { linear: &linear, global: &global };
     layers(&config, &hybrid, &mixers, config.shared_inner() * num_shared)
 }
 
@@ -62,7 +78,8 @@ pub(super) fn read_linear(config: &Value) -> Result<Description, SpecError> {
     let lightning = hybrid.lightning(&config, sizes, sizes.head_dim())?;
     let attention = config.attention(sizes, sizes.head_dim_or(config.head_dim)?)?;
     let global = |module: &str| attention_at(module, sizes.hidden, &attention);
-    let mixers = Mixers { lightning, first: 1, global: &global };
+    let linear = lightning_at(lightning, sizes, 1);
+    let mixers = Mixers { linear: &linear, global: &global };
     let shared = config.shared_inner() * config.num_shared_experts as usize;
     layers(&config, &hybrid, &mixers, shared)
 }
@@ -85,9 +102,7 @@ fn layers(
         let mixer = if is_last || num_layers / group * group <= layer_idx {
             (mixers.global)(&module)
         } else {
-            let depth = layer_idx.saturating_sub(mixers.first) as f64;
-            let factor = 1.0 - depth / num_layers.saturating_sub(1).max(1) as f64 + 1e-5;
-            mixers.lightning.at(&module, hidden, factor)
+            (mixers.linear)(&module, layer_idx)
         };
         let block = feed_forward(config, sizes, layer_idx, shared)?;
         layers.push(mixed_layer(prefix, hidden, mixer, block));

@@ -160,8 +160,13 @@ pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<Tens
             inward(queries + keys + values).segments(module, &rows)
         }
     };
-    if let Some(OutputGate::Heads(name)) = spec.output_gate {
-        let gate = Linear { role, output: heads, input: hidden, has_bias: false };
+    let gate = match spec.output_gate {
+        Some(OutputGate::Heads(name)) => Some((name, heads)),
+        Some(OutputGate::Apart(name)) => Some((name, heads * value_dim)),
+        Some(OutputGate::Elements) | None => None,
+    };
+    if let Some((name, output)) = gate {
+        let gate = Linear { role, output, input: hidden, has_bias: false };
         let module = format!("{}.{name}", spec.modules.block);
         tensors.extend(gate.column(&module, Dimension::Heads));
     }
@@ -285,6 +290,11 @@ pub(super) struct ExpertNames {
     pub(super) shared_projections: SharedProjections,
     /// Name of the gate of the shared expert, relative to the block; `None` if it has none.
     pub(super) shared_gate: Option<&'static str>,
+    /// Names of the projections to and from what routed experts read and write, if it is not the stream,
+    /// relative to the block.
+    pub(super) latent: [&'static str; 2],
+    /// Name of the norm before the second of them, relative to the block; `None` if there is none.
+    pub(super) latent_norm: Option<&'static str>,
 }
 
 /// Names of the projections of a shared expert, relative to its module.
@@ -331,6 +341,8 @@ impl ExpertNames {
         shared: "shared_expert",
         shared_projections: SharedProjections::Apart,
         shared_gate: None,
+        latent: ["fc1_latent_proj", "fc2_latent_proj"],
+        latent_norm: None,
     };
 }
 
@@ -428,7 +440,7 @@ impl RouterGroups {
         if !num_experts.is_multiple_of(groups) {
             return Err(bad_value(field, groups, format!("a divisor of {num_experts} experts")));
         }
-        let stated = RouterGroups { count: groups, chosen, best: 2 };
+        let stated = RouterGroups { count: groups, chosen, best: 2, excluded: 0.0 };
         Ok((chosen < groups).then_some(stated))
     }
 }
@@ -474,6 +486,17 @@ impl ExpertSizes {
     }
 }
 
+/// Returns the inner dimension of all experts that every token passes; `None` if there are none.
+///
+/// # Errors
+/// Fails if their number is out of bounds.
+pub(super) fn shared_inner(inner: usize, number: u32) -> Result<Option<usize>, SpecError> {
+    match number {
+        0 => Ok(None),
+        _ => Ok(Some(inner * count("num_shared_experts", number)?)),
+    }
+}
+
 /// Returns a block of routed experts at `module`.
 pub(super) fn experts(
     module: &str,
@@ -493,12 +516,18 @@ pub(super) fn experts(
     if let Some(name) = &modules.selection_bias {
         tensors.push(vector(name, role, num_scores, TensorCut::Replicated));
     }
+    let at = |name: &str| format!("{module}.{name}");
     let latent = sizes.latent.map(|width| ExpertLatent {
         width,
-        down: format!("{module}.fc1_latent_proj"),
-        up: format!("{module}.fc2_latent_proj"),
+        down: at(names.latent[0]),
+        norm: names.latent_norm.map(at),
+        up: at(names.latent[1]),
     });
-    if let Some(ExpertLatent { width, down, up }) = &latent {
+    if let Some(ExpertLatent { width, down, norm, up }) = &latent {
+        tensors.extend(norm.iter().map(|module| {
+            let name = format!("{module}.weight");
+            vector(&name, TensorRole::Norm, *width, TensorCut::Replicated)
+        }));
         let role = TensorRole::Mlp;
         let linear = |output, input| Linear { role, output, input, has_bias: false };
         tensors.extend(linear(*width, hidden).whole(down));

@@ -14,6 +14,7 @@ use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
 use crate::per_layer::PerLayerInputsSpec;
 use crate::quantization::QuantizationMap;
+use crate::residuals::BlockResiduals;
 use crate::rope::RopeConfig;
 use crate::tensor::{Dimension, TensorCut, TensorRole, TensorSpec};
 
@@ -55,6 +56,7 @@ pub(super) struct Description {
     pub(super) embedding_scale: Option<f32>,
     pub(super) per_layer_inputs: Option<PerLayerInputsSpec>,
     pub(super) altup: Option<AltUpSpec>,
+    pub(super) residuals: Option<BlockResiduals>,
     pub(super) logits: LogitsSpec,
     pub(super) modules: DecoderNames,
     pub(super) layers: Vec<LayerSpec>,
@@ -125,6 +127,7 @@ impl DecoderConfig {
             embedding_scale: None,
             per_layer_inputs: None,
             altup: None,
+            residuals: None,
             logits: LogitsSpec::PLAIN,
             modules: DecoderNames::LLAMA,
             layers,
@@ -204,6 +207,7 @@ impl Description {
             embedding_scale: self.embedding_scale,
             per_layer_inputs: self.per_layer_inputs,
             altup: self.altup,
+            residuals: self.residuals,
             layers: self.layers,
             norm: norms.next().expect("a norm has a weight"),
             norm_bias: norms.next(),
@@ -279,6 +283,7 @@ impl LayerBuilder {
             residual_factor,
             per_layer_input: None,
             altup: None,
+            residuals: None,
             stream_scale: None,
             cache,
             tensors,

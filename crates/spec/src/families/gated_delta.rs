@@ -230,8 +230,7 @@ fn block(hidden: usize, spec: GatedDeltaSpec, projections: Vec<TensorSpec>) -> M
         let cut = TensorCut::whole_column(Dimension::Heads, len);
         vector(name, TensorRole::Mixer, len, cut)
     };
-    let a_log = of_heads(&spec.a_log, sizes.value_heads);
-    tensors.push(TensorSpec { shape: spec.a_log_shape(), ..a_log });
+    tensors.push(of_heads(&spec.a_log, sizes.value_heads));
     tensors.push(of_heads(&spec.dt_bias, sizes.value_heads * spec.decays_per_head()));
     tensors.push(norm(&spec.norm, sizes.value_dim));
     let input = sizes.value_heads * sizes.value_dim;
@@ -240,37 +239,98 @@ fn block(hidden: usize, spec: GatedDeltaSpec, projections: Vec<TensorSpec>) -> M
     MixerBlock { mixer: Mixer::GatedDelta(Box::new(spec)), cache: cache(sizes), tensors }
 }
 
-/// Returns Kimi delta attention at `module`: a projection and a convolution each of queries, keys and
-/// values; decays and gates of low rank.
-pub(super) fn kimi(module: &str, hidden: usize, sizes: GatedDeltaSizes) -> MixerBlock {
+/// How checkpoints store Kimi delta attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KimiForm {
+    /// Projections to queries, keys and values; all of them have one name if they are in one tensor.
+    pub(super) projections: [&'static str; 3],
+    /// Their convolutions, as `projections`.
+    pub(super) convolutions: [&'static str; 3],
+    /// Projection to decays.
+    pub(super) decays: &'static str,
+    /// Projection to the vectors of low rank that it reads, if it does not read the stream.
+    pub(super) decays_down: Option<&'static str>,
+    /// Projection to gates.
+    pub(super) gates: &'static str,
+    /// As `decays_down`, for the gates.
+    pub(super) gates_down: Option<&'static str>,
+    /// See [`KimiDelta::log_decay_min`].
+    pub(super) log_decay_min: Option<f32>,
+}
+
+impl KimiForm {
+    /// As Kimi Linear.
+    pub(super) const LINEAR: KimiForm = KimiForm {
+        projections: ["q_proj", "k_proj", "v_proj"],
+        convolutions: ["q_conv.conv", "k_conv.conv", "v_conv.conv"],
+        decays: "f_b_proj",
+        decays_down: Some("f_a_proj"),
+        gates: "g_b_proj",
+        gates_down: Some("g_a_proj"),
+        log_decay_min: None,
+    };
+}
+
+/// Returns the minimum of the decays' logarithms after checking it.
+///
+/// # Errors
+/// Fails if it is positive.
+pub(super) fn log_decay_min(field: &'static str, found: f32) -> Result<f32, SpecError> {
+    if found.is_finite() && found <= 0.0 {
+        return Ok(found);
+    }
+    Err(bad_value(field, found, "a number that is not positive"))
+}
+
+/// Returns Kimi delta attention at `module`.
+pub(super) fn kimi(
+    module: &str,
+    hidden: usize,
+    sizes: GatedDeltaSizes,
+    form: KimiForm,
+) -> MixerBlock {
     let GatedDeltaSizes { value_heads: heads, key_dim, .. } = sizes;
-    let at = |name: &str| format!("{module}.{name}");
+    let (at, width) = (|name: &str| format!("{module}.{name}"), heads * key_dim);
     let rows = |name: &str| HeadRows::whole(at(name), heads, key_dim);
+    let three = |names: [&str; 3]| {
+        let is_one = names[0] == names[1];
+        let part =
+            |idx: usize| HeadRows { num_rows: 3 * width, start: idx * width, ..rows(names[0]) };
+        [0, 1, 2].map(|idx| if is_one { part(idx) } else { rows(names[idx]) })
+    };
+    let [queries, keys, values] = three(form.projections);
     let spec = GatedDeltaSpec {
-        queries: rows("q_proj"),
-        keys: rows("k_proj"),
-        values: rows("v_proj"),
-        gates: rows("g_b_proj"),
+        queries,
+        keys,
+        values,
+        gates: rows(form.gates),
         rates: HeadRows::whole(at("b_proj"), heads, 1),
-        decays: rows("f_b_proj"),
-        convolutions: ["q_conv.conv", "k_conv.conv", "v_conv.conv"].map(rows),
+        decays: rows(form.decays),
+        convolutions: three(form.convolutions),
         norm: at("o_norm"),
         output: at("o_proj"),
-        kimi: Some(KimiDelta { decays: at("f_a_proj"), gates: at("g_a_proj"), rank: key_dim }),
+        kimi: Some(KimiDelta {
+            decays: form.decays_down.map(at),
+            gates: form.gates_down.map(at),
+            rank: key_dim,
+            log_decay_min: form.log_decay_min,
+        }),
         ..unfused(module, sizes)
     };
-    let width = heads * key_dim;
-    let dimensions = [Dimension::KvHeads, Dimension::KvHeads, Dimension::Heads];
-    let mut projections = Vec::new();
-    for (rows, dimension) in [&spec.queries, &spec.keys, &spec.values].into_iter().zip(dimensions) {
-        projections.push(projection(&rows.module, hidden, &[(dimension, width)]));
-    }
+    let all = [Dimension::KvHeads, Dimension::KvHeads, Dimension::Heads].map(|it| (it, width));
+    let mut projections: Vec<TensorSpec> = if spec.queries.module == spec.keys.module {
+        vec![projection(&spec.queries.module, hidden, &all)]
+    } else {
+        let three = [&spec.queries, &spec.keys, &spec.values].into_iter().zip(all);
+        three.map(|(rows, own)| projection(&rows.module, hidden, &[own])).collect()
+    };
     projections.push(projection(&spec.rates.module, hidden, &[(Dimension::Heads, heads)]));
-    for (down, up) in [("f_a_proj", &spec.decays), ("g_a_proj", &spec.gates)] {
+    for (down, up) in [(form.decays_down, &spec.decays), (form.gates_down, &spec.gates)] {
         let whole =
-            Linear { role: TensorRole::Mixer, output: key_dim, input: hidden, has_bias: false };
-        projections.extend(whole.whole(&at(down)));
-        projections.push(projection(&up.module, key_dim, &[(Dimension::Heads, width)]));
+            |input, output| Linear { role: TensorRole::Mixer, output, input, has_bias: false };
+        projections.extend(down.iter().flat_map(|down| whole(hidden, key_dim).whole(&at(down))));
+        let input = if down.is_some() { key_dim } else { hidden };
+        projections.push(projection(&up.module, input, &[(Dimension::Heads, width)]));
     }
     block(hidden, spec, projections)
 }

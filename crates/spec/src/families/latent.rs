@@ -63,6 +63,10 @@ pub(super) fn latent_attention(
     if let (Some(indexer), Some(rank)) = (spec.indexer(), q_rank) {
         tensors.extend(indexer_tensors(&at("indexer"), hidden, rank, indexer));
     }
+    if let Some(width) = spec.gate_width {
+        let gate = linear(heads * width, hidden, false);
+        tensors.extend(gate.column(&at("g_proj"), Dimension::Heads));
+    }
     let output = linear(hidden, heads * value_dim, has_bias);
     tensors.extend(output.row(&spec.output, Dimension::Heads));
     MixerBlock { cache: spec.cache(), mixer: Mixer::Latent(Box::new(spec)), tensors }

@@ -88,6 +88,7 @@ fn latent(config: &Config) -> Result<LatentSpec, SpecError> {
         query_growth: None,
         latent_factor: 1.0,
         choice: None,
+        gate_width: None,
         module: String::new(),
         output: "o_proj".to_owned(),
     })

@@ -56,6 +56,8 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("longcat_flash", EACH),
     // Its blocks of experts have another name; see the test of names.
     ("kimi_linear", NUMBERED),
+    // Published with packed experts; conversions join the projections of its delta attention.
+    ("kimi_k3", NUMBERED),
     ("kimi_k2", EACH),
     ("kimi_k25", EACH),
     ("kimi_vl", EACH),
@@ -67,6 +69,8 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("lfm2_moe", NUMBERED),
     ("glm4v_moe", EACH),
     ("mimo_v2_flash", EACH),
+    ("exaone_moe", EACH),
+    ("afmoe", EACH),
     // Published stacked under other names; golden values show that they are found.
     ("step3p5", EACH),
     ("gemma4_text", Stored::Rows(FUSED)),

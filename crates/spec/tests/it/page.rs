@@ -71,6 +71,7 @@ fn layers(cases: &[Case]) -> String {
             });
             parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));
             parts.extend(layer.experts().map(|_| "experts"));
+            parts.extend(layer.residuals.as_ref().map(|_| "attention residuals"));
         }
     }
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")

@@ -115,6 +115,44 @@ fn check_sample(name: &str, edit: &Value, expected: &str) {
 }
 
 #[test]
+fn what_the_newest_families_do_not_compute_is_refused_by_its_field() {
+    let k3 = |edit: Value, expected: &str| {
+        let mut text = crate::checkpoints::sample("kimi_k3-f32").config["text_config"].clone();
+        text.as_object_mut().unwrap().extend(edit.as_object().unwrap().clone());
+        // Whether the fields are nested or not.
+        let nested = json!({"model_type": "kimi_k3", "text_config": text});
+        text["model_type"] = json!("kimi_k3");
+        for config in [nested, text] {
+            let err = ModelSpec::from_config(&config).unwrap_err().to_string();
+            assert!(err.contains(expected), "`{expected}` is not in: {err}");
+        }
+    };
+    k3(json!({"hidden_act": "silu"}), "unsupported activation: `silu`");
+    k3(json!({"mla_use_nope": false}), "`mla_use_nope` is false");
+    k3(json!({"moe_router_activation_func": "softmax"}), "is softmax, expected sigmoid");
+    k3(json!({"attn_res_block_size": 0}), "`attn_res_block_size` is 0");
+    k3(json!({"activation_situ_linear_beta": -1.0}), "expected a positive number");
+    k3(json!({"routed_expert_hidden_size": 0}), "`routed_expert_hidden_size` is 0");
+    let ling = |edit: Value, expected: &str| check_sample("bailing_hybrid-v3-f32", &edit, expected);
+    ling(json!({"no_kda_lora": false}), "`no_kda_lora` is false, expected true");
+    ling(json!({"kda_safe_gate": false}), "`kda_safe_gate` is false, expected true");
+    ling(json!({"rope_interleave": false}), "`rope_interleave` is false, expected true");
+    ling(json!({"norm_topk_prob": false}), "`norm_topk_prob` is false, expected true");
+    ling(json!({"use_qkv_bias": true}), "`use_qkv_bias` is true, expected false");
+    ling(json!({"score_function": "softmax"}), "`score_function` is softmax, expected sigmoid");
+    ling(json!({"kda_lower_bound": 1.0}), "`kda_lower_bound` is 1, expected a number");
+    let exaone = |edit: Value, expected: &str| check_sample("exaone_moe-f32", &edit, expected);
+    exaone(json!({"scoring_func": "softmax"}), "unsupported scoring_func: `softmax`");
+    exaone(json!({"topk_method": "greedy"}), "unsupported topk_method: `greedy`");
+    exaone(json!({"is_moe_layer": [true]}), "`is_moe_layer` is 1, expected 4 entries");
+    let llama3 = json!({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}});
+    exaone(llama3.clone(), "unsupported rope type: `llama3`");
+    check_sample("afmoe-f32", &llama3, "unsupported rope type: `llama3`");
+    let scores = json!({"score_func": "tanh"});
+    check_sample("afmoe-f32", &scores, "`score_func` is tanh, expected sigmoid or softmax");
+}
+
+#[test]
 fn what_a_family_does_not_compute_is_refused_by_its_field() {
     let limit = json!({"swiglu_limit": 5.0});
     check_sample("gpt_oss-f32", &limit, "`swiglu_limit` is 5, expected 7");
@@ -145,6 +183,14 @@ fn what_a_family_does_not_compute_is_refused_by_its_field() {
     kimi(json!({"qk_rope_head_dim": null}), "`qk_rope_head_dim` is 0");
     let scores = json!({"moe_router_activation_func": "tanh"});
     kimi(scores, "`moe_router_activation_func` is tanh, expected sigmoid or softmax");
+    let delta = |field: &str, found: Value| {
+        let mut linear =
+            crate::checkpoints::sample("kimi_linear-f32").config["linear_attn_config"].clone();
+        linear[field] = found;
+        json!({"linear_attn_config": linear})
+    };
+    kimi(delta("gate_lower_bound", json!(-5.0)), "gate_lower_bound` is -5, expected null");
+    kimi(delta("use_full_rank_gate", json!(true)), "use_full_rank_gate` is true, expected false");
     let gate = json!({"moe_gate_act": "relu"});
     check_sample("ernie4_5_moe-f32", &gate, "unsupported moe_gate_act: `relu`");
     let layers = json!({"no_rope_layers": [1, 0]});

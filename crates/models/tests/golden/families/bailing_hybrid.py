@@ -32,6 +32,23 @@ def hybrid(**more):
     return dict(BASE, **SHARED) | own | LATENT | more
 
 
+def newest(**more):
+    own = dict(
+        architectures=["BailingMoeV3ForCausalLM"],
+        moe_shared_expert_intermediate_size=48,
+        short_conv_kernel_size=3,
+        kda_lower_bound=-4.0,
+        q_lora_rank=40,
+        head_dim=24,
+    )
+    return hybrid(num_hidden_layers=5) | own | more
+
+
+def q4_newest(path):
+    kept = ("_proj_with_mqa", "q_a_proj", "q_b_proj", "b_proj", "embed_q", "unembed_out", "lm_head", "embeddings")
+    return None if path.endswith(kept) else affine(4, 64)
+
+
 def linear(**more):
     own = dict(
         model_type="bailing_moe_linear",
@@ -61,6 +78,11 @@ def cases():
     # A token passes all experts, because rounding to 16 bits would change choices.
     settled = dict(num_experts_per_tok=12, n_group=1, topk_group=1)
     yield "bailing_hybrid-bf16", hybrid(**settled), "BF16", plain
+    yield "bailing_hybrid-v3-f32", newest(), "F32", plain
+    wide = dict(head_dim=64, num_attention_heads=4, layer_group_size=2, q_lora_rank=None)
+    wide |= dict(moe_shared_expert_intermediate_size=64, num_key_value_heads=4)
+    yield "bailing_hybrid-v3-q4-f32", newest(**WIDE | wide), "F32", q4_newest
+    yield "bailing_hybrid-v3-bf16", newest(num_hidden_layers=3, **settled), "BF16", plain
     yield "bailing_moe_linear-f32", linear(), "F32", plain
     sigmoid = dict(score_function="sigmoid", moe_router_enable_expert_bias=True, n_group=4, topk_group=2)
     yield "bailing_moe_linear-sigmoid-q4-f32", linear(rope_traditional=True, **sigmoid), "F32", q4

@@ -81,6 +81,7 @@ impl Latent {
             rope: Some(RopeSpec { is_traditional, ..rope.spec(rope_dim, None)? }),
             query_growth: None,
             choice: None,
+            gate_width: None,
             module: String::new(),
             output: "dense".to_owned(),
         })

@@ -34,6 +34,12 @@ pub(in crate::families) struct Config {
     routed_scaling_factor: Option<f32>,
     score_function: Option<String>,
     n_group: Option<u32>,
+    /// See [`RouterGroups::excluded`].
+    #[serde(skip)]
+    pub(in crate::families) excluded_score: f32,
+    /// Whether the weight of a single expert becomes one too.
+    #[serde(skip)]
+    pub(in crate::families) normalizes_one: bool,
     topk_group: Option<u32>,
     #[serde(flatten)]
     pub(in crate::families) decoder: DecoderConfig,
@@ -96,10 +102,12 @@ impl Config {
             }
         };
         let chosen = self.topk_group.unwrap_or(4);
-        let is_normalized = self.norm_topk_prob && 1 < self.num_experts_per_tok;
+        let groups = RouterGroups::stated("n_group", self.n_group, Some(chosen), num_experts)?;
+        let is_normalized =
+            self.norm_topk_prob && (1 < self.num_experts_per_tok || self.normalizes_one);
         Ok(RouterSpec {
             scores,
-            groups: RouterGroups::stated("n_group", self.n_group, Some(chosen), num_experts)?,
+            groups: groups.map(|groups| RouterGroups { excluded: self.excluded_score, ..groups }),
             normalization_eps: is_normalized.then_some(1e-20),
             scale: self.routed_scaling_factor.unwrap_or(1.0),
             ..RouterSpec::SOFTMAX

@@ -66,6 +66,7 @@ impl Config {
             rope: Some(RopeSpec { is_traditional, ..rope }),
             query_growth: growth,
             choice: None,
+            gate_width: None,
             module: String::new(),
             output: "o_proj".to_owned(),
         })

@@ -15,9 +15,9 @@ const CONV_WIDTH: u32 = 4;
 pub(super) struct Config {
     pub(super) intermediate_size: u32,
     head_dim: u32,
-    linear_attn_config: Linear,
+    pub(super) linear_attn_config: Linear,
     kv_lora_rank: u32,
-    q_lora_rank: Option<u32>,
+    pub(super) q_lora_rank: Option<u32>,
     qk_nope_head_dim: Option<u32>,
     qk_rope_head_dim: Option<u32>,
     v_head_dim: Option<u32>,
@@ -39,12 +39,15 @@ pub(super) struct Config {
 }
 
 #[derive(Debug, Deserialize)]
-struct Linear {
+pub(super) struct Linear {
     num_heads: u32,
     head_dim: u32,
     short_conv_kernel_size: Option<u32>,
     /// Numbers of the layers with Kimi delta attention; the first layer is 1.
     kda_layers: Vec<usize>,
+    pub(super) gate_lower_bound: Option<f32>,
+    #[serde(default)]
+    pub(super) use_full_rank_gate: bool,
 }
 
 impl Config {
@@ -71,9 +74,6 @@ impl Config {
         if self.mla_use_nope == Some(false) {
             return Err(bad_value("mla_use_nope", false, "true"));
         }
-        if let Some(rank) = self.q_lora_rank {
-            return Err(bad_value("q_lora_rank", rank, "null"));
-        }
         let or_head =
             |field, stated: Option<u32>| dimension(field, stated.unwrap_or(self.head_dim));
         let nope_dim = or_head("qk_nope_head_dim", self.qk_nope_head_dim)?;
@@ -84,7 +84,7 @@ impl Config {
             rope_dim,
             value_dim: or_head("v_head_dim", self.v_head_dim)?,
             kv_rank: dimension("kv_lora_rank", self.kv_lora_rank)?,
-            q_rank: None,
+            q_rank: self.q_lora_rank.map(|rank| dimension("q_lora_rank", rank)).transpose()?,
             has_bias: false,
             norm_eps: self.decoder.rms_norm_eps,
             scale: 1.0 / ((nope_dim + rope_dim) as f64).sqrt(),
@@ -92,6 +92,7 @@ impl Config {
             rope: None,
             query_growth: None,
             choice: None,
+            gate_width: None,
             module: String::new(),
             output: "o_proj".to_owned(),
         })

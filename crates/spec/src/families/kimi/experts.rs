@@ -1,9 +1,9 @@
 //! The experts of Kimi Linear.
 
 use super::config::Config;
-use crate::config::{bad_value, count, dimension};
+use crate::config::{bad_value, dimension};
 use crate::error::SpecError;
-use crate::families::blocks::{ExpertCounts, ExpertSizes};
+use crate::families::blocks::{ExpertCounts, ExpertSizes, shared_inner};
 use crate::model::{RouterGroups, RouterScores, RouterSpec};
 
 impl Config {
@@ -15,10 +15,7 @@ impl Config {
         let chosen = self.num_experts_per_token.unwrap_or(1);
         let counts = ExpertCounts::new("num_experts", self.num_experts, chosen)?;
         let inner = dimension("moe_intermediate_size", self.moe_intermediate_size)?;
-        let shared_inner = match self.num_shared_experts.unwrap_or(0) {
-            0 => None,
-            number => Some(inner * count("num_shared_experts", number)?),
-        };
+        let shared_inner = shared_inner(inner, self.num_shared_experts.unwrap_or(0))?;
         let router = self.router(counts)?;
         Ok(Some(ExpertSizes { shared_inner, ..ExpertSizes::plain(counts, inner, router) }))
     }
