@@ -50,7 +50,7 @@ fn ranks(lab: &Lab) -> Vec<u32> {
 
 /// Waits until the server names the broken link.
 fn wait_for_broken_link(lab: &Lab, server: &Server, ends: [usize; 2]) -> String {
-    let health = server.wait_for_health("the name of the link", |it| {
+    let health = server.wait_for_health("name of the link", |it| {
         it["reason"].as_str().is_some_and(|it| it.contains("the link between"))
     });
     let reason = health["reason"].as_str().unwrap();

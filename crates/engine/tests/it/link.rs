@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -126,7 +127,10 @@ impl Fixture {
 
     fn end(self) -> Arc<Log> {
         self.handle.shutdown();
-        self.thread.join().expect("the engine does not panic").expect("an orderly end");
+        let (ended, end) = mpsc::channel();
+        std::thread::spawn(move || ended.send(self.thread.join()));
+        let end = end.recv_timeout(LONG).expect("the engine ends in time");
+        end.expect("the engine does not panic").expect("an orderly end");
         self.log
     }
 
