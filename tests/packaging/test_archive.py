@@ -69,6 +69,7 @@ def test_the_bill_of_materials_and_the_licences_name_every_part(tree):
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     refs = [it["bom-ref"] for it in bill["components"]]
     assert len(refs) == len(set(refs)) and len(refs) > 150
+    assert any(it.startswith("pkg:npm/preact@") for it in refs), "the packages of the web page are parts too"
     known = {*refs, bill["metadata"]["component"]["bom-ref"]}
     for dependency in bill["dependencies"]:
         assert dependency["ref"] in known and set(dependency["dependsOn"]) <= known, dependency

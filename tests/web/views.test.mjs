@@ -96,6 +96,20 @@ test("views", { timeout: 170_000 }, async (t) => {
     await checkAccess(page, "a diagnosis");
   });
 
+  await t.test("the log shows the lines of all ranks, filtered, as text", async (t) => {
+    const { page } = await open(t, url, { at: "#/machines" });
+    await page.getByRole("button", { name: "Open the log" }).click();
+    const log = page.getByRole("log");
+    await page.waitForFunction(() => /rank=0[^]*rank=1|rank=1[^]*rank=0/.test(document.querySelector(".log").textContent));
+    await page.getByLabel("Only lines with").fill("no such line");
+    await page.waitForFunction(() => document.querySelector(".log").textContent === "");
+    await page.getByLabel("Only lines with").fill("RANK=1");
+    await page.waitForFunction(() => /rank=1/.test(document.querySelector(".log").textContent) && !/rank=0/.test(document.querySelector(".log").textContent));
+    await checkAccess(page, "the log");
+    await page.getByRole("button", { name: "Close the log" }).click();
+    await log.waitFor({ state: "detached" });
+  });
+
   await t.test("a server without keys says so", async (t) => {
     const { page } = await open(t, url, { at: "#/keys" });
     await page.getByText("requires no key").waitFor();

@@ -11,6 +11,7 @@ mod demo;
 mod dist;
 mod golden;
 mod gpu_check;
+mod licences;
 mod loc;
 mod mlx;
 mod mutants;

@@ -36,7 +36,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("inspect", &["fleet", "protocol"]),
     ("testing", &[]),
     ("serving", &["engine", "protocol", "text"]),
-    ("web", &["engine", "serving"]),
+    ("web", &["engine", "protocol", "serving"]),
     ("server", &["engine", "protocol", "serving", "text", "web"]),
     ("deploy", &["engine", "fleet", "inspect", "placement", "protocol", "server", "store", "text"]),
     ("console", &["protocol"]),

@@ -1,6 +1,8 @@
 //! `cargo xtask web`: rebuilds the web page and compares it with the committed one, and runs its tests
 //! in a real browser.
 
+pub(crate) mod packages;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +51,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         [] => Tools::prepare().tests(&programs)?,
         [word] if word == "build" => {
             install_packages("web")?;
-            return quietly(command("npm").args(["run", "build"]).current_dir(dir("web")));
+            quietly(command("npm").args(["run", "build"]).current_dir(dir("web")))?;
+            return packages::write(&packages::installed()?);
         }
         _ => anyhow::bail!("`web` takes no options but `build`, which writes {COMMITTED}"),
     };
@@ -107,6 +110,10 @@ fn compare() -> anyhow::Result<()> {
     ensure!(
         differs.is_empty(),
         "{COMMITTED} is not what web/ builds: {differs:?}\nhint: cargo xtask web build, and commit it"
+    );
+    ensure!(
+        packages::committed()? == packages::installed()?,
+        "web/packages.json does not have the packages of the page\nhint: cargo xtask web build, and commit it"
     );
     println!("   web page: as committed, {} files", committed.len());
     Ok(())

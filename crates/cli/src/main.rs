@@ -41,13 +41,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use jackalope_console::output::OutputError;
-use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter};
-use tracing_subscriber::EnvFilter;
+use jackalope_protocol::log::{self, FLUSH_TIMEOUT, LogWriter, RecentLines};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 use crate::args::{Args, Command};
 use crate::config::Resolved;
 use crate::environment::Environment;
 use crate::report::{INTERRUPTED, Interrupted};
+
+/// Filter of the lines that stay in memory.
+const KEPT_LOG: &str = "warn,jackalope=info";
 
 fn main() -> ExitCode {
     let environment = Environment::read(config::setting_names());
@@ -86,11 +91,7 @@ fn main() -> ExitCode {
     log::report_panics();
     keys::warn_of_typed(&words);
     let default = if args.verbose { "info" } else { resolved.log_level.unwrap_or("warn") };
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into()))
-        .with_writer(LogWriter::new)
-        .with_ansi(has_colors)
-        .init();
+    start_log(default, has_colors);
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(err) => {
@@ -111,6 +112,18 @@ fn main() -> ExitCode {
     };
     log::flush(FLUSH_TIMEOUT);
     code
+}
+
+/// Starts the log: to standard error, and to memory, where the web page reads it. `default` filters the
+/// former unless `RUST_LOG` is set.
+fn start_log(default: &str, has_colors: bool) {
+    let printed = EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
+    let to_stderr = fmt::layer().with_writer(LogWriter::new).with_ansi(has_colors);
+    let to_memory = fmt::layer().with_writer(RecentLines::new).with_ansi(false);
+    tracing_subscriber::registry()
+        .with(to_stderr.with_filter(printed))
+        .with(to_memory.with_filter(EnvFilter::new(KEPT_LOG)))
+        .init();
 }
 
 fn failed(err: &anyhow::Error, has_colors: bool) -> ExitCode {

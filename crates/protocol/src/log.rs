@@ -2,7 +2,10 @@
 //!
 //! A paused terminal or a full pipe blocks the process that writes to it. Therefore a dedicated
 //! thread writes the lines, from a bounded queue. Lines that do not fit are dropped and counted;
-//! one line reports their number once writing resumes.
+//! one line reports their number once writing resumes. The last lines also stay in memory
+//! ([`RecentLines`]).
+
+mod recent;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
@@ -12,6 +15,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use crate::counted;
+
+pub use self::recent::{LogLine, RECENT_LINES_MAX, RecentLines, recent_lines, without_colours};
 
 /// Maximum number of queued lines; further ones are dropped.
 pub const LOG_LINES_MAX: usize = 4096;
@@ -61,8 +66,9 @@ impl Write for LogWriter {
     }
 }
 
-/// Queues a line for standard error, after those already queued.
+/// Queues a line for standard error, after those already queued, and keeps it in memory.
 pub fn line(text: &str) {
+    recent::keep(text.as_bytes());
     // Never fails.
     let _ = LogWriter.write(format!("{text}\n").as_bytes());
 }

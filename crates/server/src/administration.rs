@@ -1,5 +1,5 @@
-//! What administrators do on the web page: downloads, keys, whether a model fits, and a diagnosis of
-//! the machines.
+//! What administrators do on the web page: downloads, keys, whether a model fits, a diagnosis of the
+//! machines, and the log.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::extract::{JsonRequest, Name, Params};
-use crate::openapi::answers::{CreatedKey, Fields, KeyList, ModelFitAnswer, PullList};
+use crate::openapi::answers::{CreatedKey, Fields, KeyList, LogLines, ModelFitAnswer, PullList};
 use crate::route::{Route, delete, get, post};
 use crate::state::ServerState;
 
@@ -99,6 +99,9 @@ fn machine_routes() -> Vec<Route> {
              `jackalope doctor --json` prints.",
             |it| it.answers::<Fields>(),
         ),
+        get("/v1/logs", logs, "Returns the last lines of the server's log.", |it| {
+            it.query::<LogOptions>().answers::<LogLines>()
+        }),
     ]
 }
 
@@ -275,4 +278,16 @@ async fn diagnosis(State(state): State<ServerState>) -> Result<Json<Value>, ApiE
         format!("{} do not reach each other, for {seconds} s: {}", it.between, it.reason)
     });
     Ok(Json(doctor.diagnose(sentences.collect()).await))
+}
+
+/// Query parameters of a request for the log.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct LogOptions {
+    /// Return only lines with greater numbers. Default: 0.
+    after: Option<u64>,
+}
+
+async fn logs(Params(LogOptions { after }): Params<LogOptions>) -> Json<Value> {
+    Json(jackalope_web::log_lines(after.unwrap_or_default()))
 }

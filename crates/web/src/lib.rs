@@ -1,6 +1,6 @@
 //! What browsers show: the web page at `/` and its files, Swagger UI at `/docs`, the tables of the
 //! API's documentation, and what pages show: the overview of the cluster, snapshots, statistics, keys,
-//! downloads, and the interface to a doctor.
+//! downloads, the log, and the interface to a doctor.
 //!
 //! The page is built from `web/` (TypeScript) into `dist/`, which is committed and embedded here, so
 //! that building the program needs no JavaScript tools. This crate knows no routes and no requests:
@@ -12,6 +12,7 @@ mod docs;
 mod doctor;
 mod files;
 mod keys;
+mod logs;
 mod pulls;
 mod snapshot;
 mod stats;
@@ -23,6 +24,7 @@ pub use docs::documentation;
 pub use doctor::{ClusterDoctor, Diagnosis};
 pub use files::{asset, page};
 pub use keys::key_list;
+pub use logs::log_lines;
 pub use pulls::Pulls;
 pub use snapshot::snapshot;
 pub use stats::request_stats;

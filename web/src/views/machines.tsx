@@ -1,7 +1,7 @@
 // Machines: their ranks, links and memory, and what a diagnosis finds.
 
-import { useState } from "preact/hooks";
-import { callSlowly, message } from "../api";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { call, callSlowly, message } from "../api";
 import { bytes, count, digits, duration, percent, plural, seconds, shortName } from "../format";
 import { type Link, type Machine, type Rank, cluster } from "../state";
 import { holds, rate } from "../ui/graph";
@@ -39,6 +39,7 @@ export function Machines() {
       ))}
       <Links links={now.links} />
       <Doctor />
+      <Log />
     </div>
   );
 }
@@ -146,6 +147,73 @@ function Doctor() {
       )}
       {found?.nodes !== undefined && 0 < found.nodes.length && <Versions nodes={found.nodes} />}
       <Findings list={found?.findings ?? []} />
+    </Card>
+  );
+}
+
+interface LogLine {
+  number: number;
+  text: string;
+}
+
+/** Time between two requests for new lines of the log, in milliseconds. */
+const LOG_INTERVAL_MS = 1500;
+
+/** Maximum number of lines that the page keeps. */
+const LOG_LINES_MAX = 1000;
+
+/** Distance from the end within which the log follows new lines, in pixels. */
+const NEAR_END_PX = 40;
+
+/** The log of the server, which has the lines of all ranks and agents; it is read while it is open. */
+function Log() {
+  const [isOpen, setOpen] = useState(false);
+  const [lines, setLines] = useState<LogLine[]>([]);
+  const [words, setWords] = useState("");
+  const [problem, setProblem] = useState<string | null>(null);
+  const box = useRef<HTMLPreElement>(null);
+  const last = useRef(0);
+  useEffect(() => {
+    if (!isOpen) return;
+    let isStopped = false;
+    let timer = 0;
+    const read = async () => {
+      try {
+        const { lines: added } = await call<{ lines: LogLine[] }>("GET", `/v1/logs?after=${last.current}`);
+        if (isStopped) return;
+        last.current = added.at(-1)?.number ?? last.current;
+        if (0 < added.length) setLines((known) => [...known, ...added].slice(-LOG_LINES_MAX));
+        setProblem(null);
+      } catch (error) {
+        if (isStopped) return;
+        setProblem(message(error));
+      }
+      timer = window.setTimeout(() => void read(), LOG_INTERVAL_MS);
+    };
+    void read();
+    return () => {
+      isStopped = true;
+      window.clearTimeout(timer);
+    };
+  }, [isOpen]);
+  const isAtEnd = box.current === null || box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < NEAR_END_PX;
+  useEffect(() => {
+    if (box.current !== null && isAtEnd) box.current.scrollTop = box.current.scrollHeight;
+  });
+  const wanted = words.toLowerCase();
+  const shown = lines.filter((it) => it.text.toLowerCase().includes(wanted));
+  return (
+    <Card title="Log" aside={<Button label={isOpen ? "Close the log" : "Open the log"} expanded={isOpen} onClick={() => setOpen(!isOpen)} />}>
+      {!isOpen && <Empty>The last lines of the server, its ranks and its agents on all machines.</Empty>}
+      {isOpen && problem !== null && <Problem message={problem} />}
+      {isOpen && (
+        <>
+          <input type="search" aria-label="Only lines with" placeholder="Only lines with: rank=1, a machine, WARN" value={words} onInput={(event) => setWords(event.currentTarget.value)} />
+          <pre class="log" ref={box} tabIndex={0} role="log" aria-label="Log">
+            {shown.map((it) => `${it.text}\n`).join("")}
+          </pre>
+        </>
+      )}
     </Card>
   );
 }

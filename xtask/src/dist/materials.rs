@@ -1,5 +1,5 @@
-//! What an archive consists of: the crates in both programs, libmlx and its libraries. Their licences
-//! as text, and all of them as a CycloneDX bill of materials.
+//! What an archive consists of: the crates in both programs, the packages in the web page, libmlx and
+//! its libraries. Their licences as text, and all of them as a CycloneDX bill of materials.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,13 +10,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::archive;
+use crate::licences;
 use crate::process::{target_dir, workspace_dir};
+use crate::web::packages::{self, PagePackage};
 
 /// The packages of the two programs.
 const PROGRAMS: [&str; 2] = ["jackalope-cli", "jackalope-runner"];
-
-/// Beginnings of the names of files with licences.
-const LICENCE_FILES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
 /// Licences of the libraries that MLX's wheels for Linux bring along, by the beginning of the file's
 /// name: SPDX expression and source.
@@ -54,6 +53,7 @@ struct SharedLibrary {
 pub(super) struct Materials {
     /// The crates, by package id.
     crates: BTreeMap<String, Crate>,
+    page: Vec<PagePackage>,
     libraries: Vec<SharedLibrary>,
     mlx_version: String,
     /// Texts of MLX's licences.
@@ -66,6 +66,7 @@ pub(super) fn read(tree: &Path) -> anyhow::Result<Materials> {
     ensure!(!mlx.is_empty(), "libmlx comes without a licence\nhint: unset MLX_PREFIX");
     Ok(Materials {
         crates: crates(&super::metadata()?)?,
+        page: packages::committed()?,
         libraries: libraries(tree)?,
         mlx_version: crate::mlx::wheels::MLX_VERSION.to_owned(),
         mlx_licences: mlx,
@@ -190,8 +191,18 @@ impl Materials {
             let licence = it.licence.as_deref().unwrap_or("see its licence below");
             let from = it.repository.as_deref().unwrap_or("https://crates.io");
             text.push_str(&format!("{named}: {licence} ({from})\n"));
-            for licence in licence_texts(&it.dir)? {
+            for licence in licences::texts(&it.dir)? {
                 texts.entry(licence).or_default().insert(named.clone());
+            }
+        }
+        for it in &self.page {
+            let (named, licence) = (format!("{} {}", it.name, it.version), &it.licence);
+            text.push_str(&format!(
+                "{named}: {licence} (https://www.npmjs.com/package/{})\n",
+                it.name
+            ));
+            for licence in &it.texts {
+                texts.entry(licence.clone()).or_default().insert(named.clone());
             }
         }
         for library in &self.libraries {
@@ -244,6 +255,7 @@ impl Materials {
             "purl": mlx, "licenses": [{ "expression": "MIT" }],
         }));
         components.extend(self.libraries.iter().map(library));
+        components.extend(self.page.iter().map(page_component));
         let uses = |it: &Crate| {
             let used: Vec<String> =
                 it.uses.iter().filter_map(|id| self.crates.get(id)).map(purl).collect();
@@ -256,6 +268,7 @@ impl Materials {
         let programs = self.crates.values().filter(|it| PROGRAMS.contains(&it.name.as_str()));
         let mut parts: Vec<String> = programs.map(purl).collect();
         parts.push(mlx);
+        parts.extend(self.page.iter().map(PagePackage::purl));
         dependencies.push(json!({"ref": root, "dependsOn": parts}));
         json!({
             "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
@@ -268,24 +281,16 @@ impl Materials {
     }
 }
 
+fn page_component(it: &PagePackage) -> Value {
+    json!({
+        "type": "library", "bom-ref": it.purl(), "name": it.name, "version": it.version,
+        "purl": it.purl(), "licenses": [{ "expression": it.licence }],
+    })
+}
+
 /// Returns the package URL (purl) of a crate.
 fn purl(it: &Crate) -> String {
     format!("pkg:cargo/{}@{}", it.name, it.version)
-}
-
-/// Returns the texts of the licences in a crate's folder.
-fn licence_texts(dir: &Path) -> anyhow::Result<Vec<String>> {
-    let mut texts = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
-        if path.is_file() && LICENCE_FILES.iter().any(|it| name.starts_with(it)) {
-            let text = String::from_utf8_lossy(&fs::read(&path)?).replace("\r\n", "\n");
-            texts.push(text.trim().to_owned());
-        }
-    }
-    texts.sort();
-    Ok(texts)
 }
 
 #[cfg(test)]
@@ -298,7 +303,7 @@ mod tests {
         let of = |name: &str| crates.values().find(|it| it.name == name);
         let serde = of("serde").unwrap();
         assert!(serde.checksum.is_some() && serde.licence.is_some());
-        assert!(!licence_texts(&serde.dir).unwrap().is_empty());
+        assert!(!licences::texts(&serde.dir).unwrap().is_empty());
         assert!(of("jackalope-mlx").is_some_and(|it| it.checksum.is_none()));
         // Tests and builds alone use these.
         assert!(of("proptest").is_none() && of("cxx-build").is_none());

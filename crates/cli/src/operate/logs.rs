@@ -10,6 +10,7 @@ use jackalope_deploy::log_file::{read_between, serve_log};
 use jackalope_deploy::machines;
 use jackalope_fleet::facts::at_once;
 use jackalope_fleet::shell::Shell;
+use jackalope_protocol::log::without_colours;
 
 use crate::args::operate::LogsArgs;
 use crate::environment::Environment;
@@ -137,17 +138,6 @@ fn follow(
     let whole: Vec<u8> = part.drain(..end).collect();
     let text = String::from_utf8_lossy(&whole);
     Ok(text.lines().filter(|line| wanted.shows(line)).map(str::to_owned).collect())
-}
-
-/// Removes the colour escapes of a terminal from a line.
-fn without_colours(line: &str) -> String {
-    let mut plain = String::new();
-    let mut rest = line;
-    while let Some((before, after)) = rest.split_once('\u{1b}') {
-        plain.push_str(before);
-        rest = after.split_once('m').map_or("", |(_, behind)| behind);
-    }
-    plain + rest
 }
 
 #[cfg(test)]

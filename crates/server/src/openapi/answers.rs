@@ -460,6 +460,13 @@ pub(crate) struct CreatedKey {
     key: String,
 }
 
+/// The last lines of the log, in order; at most 500 are kept.
+#[derive(ToSchema)]
+pub(crate) struct LogLines {
+    /// `number`, from 1 on since the server started, and `text`.
+    lines: Vec<Fields>,
+}
+
 /// The memory that a model takes.
 #[derive(ToSchema)]
 pub(crate) struct ModelFitAnswer {

@@ -75,6 +75,7 @@ async fn only_administrators_touch_what_is_others() {
         (Method::GET, "/requests", 200),
         (Method::GET, "/requests/recent", 200),
         (Method::GET, "/requests/stats", 200),
+        (Method::GET, "/v1/logs", 200),
         (Method::DELETE, "/v1/cache", 200),
         (Method::DELETE, "/v1/requests/nobody", 404),
         (Method::POST, "/v1/requests/nobody/cancel", 404),
@@ -399,4 +400,20 @@ async fn without_a_file_no_keys_are_created() {
     assert_eq!(listed, json!({"required": false, "editable": false, "keys": []}));
     let reply = server.post("/v1/keys", &json!({"name": "carol"})).await;
     assert_eq!((reply.status.as_u16(), reply.error()["code"].clone()), (403, json!("no_key_file")));
+}
+
+#[tokio::test]
+async fn administrators_read_the_last_lines_of_the_log() {
+    let file = KeyFile::new(&json!([{"name": "ops", "key": "sk-ops", "admin": true}]));
+    let server = keyed(&file.path).start().await;
+    jackalope_protocol::log::line("\u{1b}[33mWARN\u{1b}[0m rank 1 <b>stumbles</b>");
+    let reply = ask(&server, Method::GET, "/v1/logs", "sk-ops").await;
+    let lines = reply.ok()["lines"].as_array().unwrap().clone();
+    let found = lines.iter().find(|it| it["text"] == "WARN rank 1 <b>stumbles</b>");
+    let number = found.expect("the line is there, without colours")["number"].as_u64().unwrap();
+    let later = ask(&server, Method::GET, &format!("/v1/logs?after={number}"), "sk-ops").await;
+    let later = later.ok()["lines"].as_array().unwrap().clone();
+    assert!(later.iter().all(|it| number < it["number"].as_u64().unwrap()), "{later:?}");
+    let wrong = ask(&server, Method::GET, "/v1/logs?after=x", "sk-ops").await;
+    assert_eq!(wrong.status, 400, "{}", wrong.body);
 }

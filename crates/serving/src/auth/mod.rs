@@ -35,7 +35,7 @@ const OPEN_PREFIXES: [&str; 2] = ["/assets/", "/docs/"];
 
 /// Paths and path prefixes that need an administrator's key, because they show or affect
 /// everybody's requests or models.
-const ADMIN_PATHS: [&str; 4] = ["/errors", "/requests", "/v1/keys", "/v1/diagnosis"];
+const ADMIN_PATHS: [&str; 5] = ["/errors", "/requests", "/v1/keys", "/v1/diagnosis", "/v1/logs"];
 const ADMIN_PREFIXES: [&str; 4] = ["/requests/", "/v1/requests/", "/v1/keys/", "/v1/pulls/"];
 
 /// Paths that need an administrator's key for methods that change something.
