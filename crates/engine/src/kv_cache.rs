@@ -100,14 +100,13 @@ struct CacheEntry {
 /// The part of a sequence that the prefix cache holds, and how the sequence uses it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PrefixHit {
-    /// With an empty cache.
+    /// The sequence starts with an empty cache.
     Fresh,
-    /// In a kept cache, cut to its first `num_tokens` positions.
+    /// It continues in a kept cache, cut to its first `num_tokens` positions.
     TakeOver { cache: CacheId, num_tokens: usize },
-    /// In a copy of the first `num_tokens` positions of `source`.
+    /// It continues in a copy of the first `num_tokens` positions of `source`.
     Fork { source: CacheId, num_tokens: usize },
-    /// Not now, because a running sequence is computing the first `num_tokens` positions, in
-    /// `cache`.
+    /// It waits, because a running sequence is computing the first `num_tokens` positions, in `cache`.
     Wait { cache: CacheId, num_tokens: usize },
 }
 

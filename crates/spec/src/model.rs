@@ -96,7 +96,7 @@ pub struct NormKind {
 /// How logits are scaled and capped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsSpec {
-    /// Factor.
+    /// Factor of every logit.
     pub scale: f32,
     /// With a cap, a scaled logit becomes `cap * tanh(logit / cap)`.
     pub soft_cap: Option<f32>,

@@ -69,10 +69,10 @@ impl Default for InwardModules {
 /// The norms around the blocks of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerNorms {
-    /// Around the mixer.
+    /// Norms around the mixer.
     pub mixer: BlockNorms,
-    /// Around the feed-forward block. In a layer whose blocks are parallel, both read what the
-    /// mixer's norm returns.
+    /// Norms around the feed-forward block. If the two blocks of a layer run in parallel, this block has
+    /// no input norm of its own: it reads the output of the mixer's.
     pub feed_forward: BlockNorms,
     /// Epsilon of these norms, if it differs from that of the model's last norm.
     pub eps: Option<f32>,

@@ -12,7 +12,7 @@ pub struct BlockResiduals {
     pub end: StreamReader,
 }
 
-/// What the blocks of a layer read.
+/// The means of streams that the two blocks of a layer read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerResiduals {
     /// The mixer, before its norm.

@@ -183,8 +183,8 @@ impl StockAttention<'_> {
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
 
-    /// Rotates queries or keys, and normalises them by the norm of this number if they are normalised
-    /// after it.
+    /// Rotates queries (`norm_idx` 0) or keys (1), and applies their norm afterwards in models that
+    /// normalise rotated heads.
     fn placed(&self, x: &Array, norm_idx: usize, place: RopeOffset<'_>) -> Array {
         let rotated = self.rope.map_or(x.clone(), |rope| rope.stock(x, place));
         self.norms.map_or(rotated.clone(), |norms| norms[norm_idx].stock(&rotated))

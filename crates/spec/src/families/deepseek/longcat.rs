@@ -61,7 +61,7 @@ pub(in crate::families) fn read(config: &Value) -> Result<Description, SpecError
     Ok(config.decoder.with_layers(sizes, layers).without(["model.mtp".to_owned()]))
 }
 
-/// Returns half of a layer.
+/// Returns one of the two halves of a layer, each with a mixer and a dense MLP.
 fn half(prefix: &str, idx: usize, hidden: usize, latent: &LatentSpec, inner: usize) -> LayerSpec {
     let norm =
         |name: &str| BlockNorms { input: Some(format!("{prefix}.{name}.{idx}")), output: None };
