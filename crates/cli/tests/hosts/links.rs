@@ -132,7 +132,7 @@ fn a_hung_agent_is_replaced_beside_its_rank_which_computes_on() {
     let replaced = wait_for("another agent", || {
         requests.check(requests.open(&server));
         let now = lab.hosts[1].pids_of("agent --detached");
-        assert!(began.elapsed() < AGENT_BOUND, "{now:?}");
+        assert!(began.elapsed() < AGENT_BOUND, "the agent is not replaced: {now:?}");
         now.into_iter().find(|pid| *pid != agent && !is_there(agent))
     });
     println!("the agent is replaced after {:.1} s", began.elapsed().as_secs_f32());
