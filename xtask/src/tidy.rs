@@ -29,7 +29,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("spec", &["protocol"]),
     ("engine", &["protocol"]),
-    ("text", &["protocol"]),
+    ("text", &["protocol", "spec"]),
     ("placement", &["protocol", "spec"]),
     ("store", &["protocol", "spec"]),
     ("fleet", &["protocol"]),

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
+use jackalope_spec::parse_config;
 use serde::de::DeserializeOwned;
 
 use crate::error::TextLoadError;
@@ -46,13 +47,16 @@ pub(crate) fn read_text(path: &Path, limit_bytes: u64) -> Result<Option<String>,
     Ok(Some(text))
 }
 
-/// Reads a JSON file; `None` if there is no such file.
+/// Reads a JSON file, in which Python may have written `NaN` or `Infinity`; `None` if there is no such
+/// file.
 pub(crate) fn read_json<T: DeserializeOwned>(
     path: &Path,
     limit_bytes: u64,
 ) -> Result<Option<T>, TextLoadError> {
     let Some(bytes) = read(path, limit_bytes)? else { return Ok(None) };
+    let of_python = || T::deserialize(parse_config(&bytes).ok()?).ok();
     let value = serde_json::from_slice(&bytes)
+        .or_else(|source| of_python().ok_or(source))
         .map_err(|source| TextLoadError::Json { path: path.to_owned(), source })?;
     Ok(Some(value))
 }

@@ -26,6 +26,12 @@ fn an_answer_ends_at_the_tokens_of_the_model_and_of_the_tokenizer() {
     assert_eq!(eos(&qwen().with("config.json", config)), [5]);
     let inner = r#"{"eos_token_id": null, "text_config": {"eos_token_id": [6, 7]}}"#;
     assert_eq!(eos(&qwen().with("config.json", inner)), [6, 7]);
+    // Python writes numbers that JSON does not have, as in the configurations of Mamba-2 hybrids.
+    let of_python = r#"{"time_step_limit": [0.0, Infinity], "eos_token_id": [7, 9]}"#;
+    assert_eq!(eos(&qwen().with("config.json", of_python)), [7, 9]);
+    let torn = qwen().with("config.json", r#"{"time_step_limit": [0.0, Infinity"#);
+    let torn = Tokenizer::load(torn.dir()).unwrap_err().to_string();
+    assert!(torn.contains("config.json"), "{torn}");
     // The generation configuration takes precedence, if it names any.
     let both = qwen().with("config.json", config);
     assert_eq!(eos(&both.with("generation_config.json", r#"{"eos_token_id": [9, 8, 9]}"#)), [8, 9]);
