@@ -4,7 +4,7 @@
 
 mod clients;
 mod lanes;
-mod tests;
+mod programs;
 
 use std::path::Path;
 use std::process::Command;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Clients speak to the same ones: they check arithmetic and assertions, which released ones do not.
     step("programs", PROFILE.build())?;
     println!("── building tests");
-    let mut jobs = tests::jobs()?;
+    let mut jobs = programs::jobs()?;
     step("examples in documentation", cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     // The programs that the tests have built: a release would be built from nothing.
     println!("── dist");
@@ -61,10 +61,10 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     page.current_dir(workspace_dir());
     clients.push(Job { name: "web page".to_owned(), command: page });
     // After the longest and before the shortest, so that both lanes end at about the same time.
-    let after_longest = tests::LONGEST.len();
+    let after_longest = programs::LONGEST.len();
     jobs.splice(after_longest..after_longest, clients);
     println!("── tests, built and installed after {:.0} s", started.elapsed().as_secs_f64());
-    tests::report(&lanes::run(jobs)?);
+    programs::report(&lanes::run(jobs)?);
     println!("── mutations");
     crate::mutants::run_in_ci()?;
     step("chaos", crate::chaos::chaos(&CHAOS.map(str::to_owned))?)?;

@@ -550,6 +550,8 @@ impl Simulation {
     fn random_options(&mut self) -> RequestOptions {
         let prompt = self.random_prompt();
         let stable_tokens = self.num_steps * 7 % (2 * prompt.len());
+        // A request for more tokens than the context has room for is refused.
+        let room = CONTEXT_TOKENS - prompt.len() as u32;
         let rng = &mut self.rng;
         let mut one_in = |odds: usize| rng.below(odds) == 0;
         let (is_scored, has_logprobs) = (one_in(6), one_in(6));
@@ -565,7 +567,10 @@ impl Simulation {
             sampling: SamplingOptions::default(),
             stop_tokens: vec![rng.below(VOCAB_SIZE as usize) as TokenId],
             ignore_eos,
-            min_tokens: if is_eager { 0 } else { rng.below(max_tokens as usize + 1) as u32 },
+            min_tokens: match is_eager {
+                true => 0,
+                false => room.min(rng.below(max_tokens as usize + 1) as u32),
+            },
             allowed_tokens: is_bound.then(|| random_tokens_exact(rng, 20)),
             banned_tokens: vec![],
             logprobs: has_logprobs.then_some(2),
