@@ -1,4 +1,4 @@
-//! `cargo xtask golden`: regenerates the results of a pinned version of mlx-lm for the tiny
+//! `cargo xtask golden`: regenerates the results of pinned versions of mlx-lm and mlx-vlm for the tiny
 //! checkpoints with which models are tested, and the tensors that it gives to mixtures of
 //! experts.
 
@@ -11,6 +11,9 @@ use crate::process;
 
 /// The Python packages for the references: the MLX version that we link, and mlx-lm.
 const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
+
+/// The package for families that mlx-lm lacks (`vlm.py` beside `make.py`).
+const VLM_PACKAGE: (&str, &str) = ("mlx-vlm", "0.7.10");
 
 /// MLX for machines without a GPU, which is a separate wheel on Linux only.
 const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
@@ -25,7 +28,8 @@ const OUTPUT: &str = "crates/models/tests/data/golden";
 /// Installs the pinned packages in an environment under `target/`, and runs the scripts. Arguments are
 /// the families whose golden values are computed; all if there are none.
 pub(crate) fn run(families: &[String]) -> Result<()> {
-    let python = python()?;
+    let wanted = [packages(), vec![VLM_PACKAGE]].concat();
+    let python = environment(&process::target_dir().join("venv-golden"), &wanted)?;
     let root = process::workspace_dir();
     for (script, output) in SCRIPTS {
         println!("writing {output}");
@@ -44,7 +48,7 @@ pub(crate) fn run(families: &[String]) -> Result<()> {
 
 /// Returns the interpreter of an environment with the pinned packages, made if there is none.
 pub(crate) fn python() -> Result<PathBuf> {
-    environment(&process::target_dir().join("venv"))
+    environment(&process::target_dir().join("venv"), &packages())
 }
 
 fn packages() -> Vec<(&'static str, &'static str)> {
@@ -53,9 +57,9 @@ fn packages() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Returns the interpreter of an environment that has the packages.
-fn environment(dir: &Path) -> Result<PathBuf> {
+fn environment(dir: &Path, packages: &[(&str, &str)]) -> Result<PathBuf> {
     let python = dir.join("bin/python");
-    if has_packages(&python) {
+    if has_packages(&python, packages) {
         return Ok(python);
     }
     if !python.exists() {
@@ -68,28 +72,29 @@ fn environment(dir: &Path) -> Result<PathBuf> {
         }
     }
     let wanted: Vec<String> =
-        packages().iter().map(|(name, version)| format!("{name}=={version}")).collect();
+        packages.iter().map(|(name, version)| format!("{name}=={version}")).collect();
     println!("installing {}", wanted.join(" "));
     let status = process::command(&python.to_string_lossy())
         .args(["-m", "pip", "install", "--disable-pip-version-check"])
         .args(&wanted)
         .status()
         .with_context(|| format!("starting {}", python.display()))?;
-    if !status.success() || !has_packages(&python) {
+    if !status.success() || !has_packages(&python, packages) {
         bail!("pip could not install {}", wanted.join(" "));
     }
     Ok(python)
 }
 
 /// Returns true if the interpreter exists and has exactly these versions of the packages.
-fn has_packages(python: &Path) -> bool {
-    let output = process::command(&python.to_string_lossy()).args(["-c", &probe()]).output();
+fn has_packages(python: &Path, packages: &[(&str, &str)]) -> bool {
+    let program = probe(packages);
+    let output = process::command(&python.to_string_lossy()).args(["-c", &program]).output();
     output.is_ok_and(|output| output.status.success())
 }
 
 /// Returns a Python program that fails unless the packages are installed.
-fn probe() -> String {
-    let checks = packages()
+fn probe(packages: &[(&str, &str)]) -> String {
+    let checks = packages
         .iter()
         .map(|(name, version)| format!("assert version('{name}') == '{version}'"))
         .collect::<Vec<_>>();
@@ -105,7 +110,8 @@ mod tests {
         for entry in std::fs::read_dir(process::workspace_dir().join(OUTPUT)).unwrap() {
             let path = entry.unwrap().path();
             let text = std::fs::read_to_string(&path).unwrap();
-            for (name, version) in PACKAGES {
+            let is_of_vlm = text[..200].contains("mlx_vlm");
+            for (name, version) in PACKAGES.iter().chain(is_of_vlm.then_some(&VLM_PACKAGE)) {
                 let stated = format!("\"{}\": \"{version}\"", name.replace('-', "_"));
                 let is_stated = text.starts_with('{') && text[..200].contains(&stated);
                 assert!(is_stated, "{}: {stated}", path.display());

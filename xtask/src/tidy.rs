@@ -27,7 +27,8 @@ const FAMILIES: &str = "crates/spec/src/families.rs";
 /// For each crate, the crates of this workspace that it may use: the arrows of ARCHITECTURE.md.
 const DIRECTIONS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
-    ("spec", &["protocol"]),
+    ("config", &["protocol"]),
+    ("spec", &["config", "protocol"]),
     ("engine", &["protocol"]),
     ("text", &["protocol", "spec"]),
     ("placement", &["protocol", "spec"]),

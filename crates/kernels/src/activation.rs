@@ -11,10 +11,12 @@ use crate::threads::Threads;
 pub enum ActivationFunction {
     /// `x * sigmoid(x)` (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
     Silu,
-    /// `min(x * sigmoid(x), limit)`; the values that it is multiplied by are clamped by [`clamp`]
+    /// `min(x * sigmoid(x), bound)`; the values that it is multiplied by are clamped by [`clamp`]
     /// before.
     BoundedSilu {
-        /// Upper bound of the activation, and bound of the values on both sides.
+        /// Upper bound of the activation.
+        bound: f32,
+        /// Bound of the values on both sides.
         limit: f32,
     },
     /// `beta * tanh(x / beta) * sigmoid(x)` (Kimi team 2026); [`scale_logits`] with a cap bounds what it
@@ -131,9 +133,9 @@ fn run_piece_with<S: Simd>(
 ) {
     match activation {
         ActivationFunction::Silu => each(x, up, out, |x| x * logistic::<S>(x)),
-        ActivationFunction::BoundedSilu { limit } => each(x, up, out, |x| {
+        ActivationFunction::BoundedSilu { bound, .. } => each(x, up, out, |x| {
             let value = x * logistic::<S>(x);
-            if limit < value { limit } else { value }
+            if bound < value { bound } else { value }
         }),
         ActivationFunction::Situ { beta, .. } => {
             each(x, up, out, |x| beta * tanh::<S>(x / beta) * logistic::<S>(x));

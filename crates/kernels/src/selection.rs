@@ -23,8 +23,8 @@ pub struct IndexQueries<'a> {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Position of the first row. A row sees the positions up to its own.
-    pub first_position: usize,
+    /// Number of positions that each row sees, from the first one on.
+    pub num_visible: &'a [usize],
     /// Number of positions that a row chooses.
     pub num_chosen: usize,
 }
@@ -42,12 +42,12 @@ pub fn choose_positions(
     threads: &Threads,
 ) -> Vec<Vec<usize>> {
     let _span = threads.span("indexer", 0);
-    let &IndexQueries { queries, weights, heads, head_dim, first_position, num_chosen } = rows;
-    assert!(0 < heads * head_dim && weights.len().is_multiple_of(heads), "a factor for each head");
-    let num_rows = weights.len() / heads;
+    let &IndexQueries { queries, weights, heads, head_dim, num_visible, num_chosen } = rows;
+    let num_rows = num_visible.len();
+    assert!(0 < heads * head_dim && weights.len() == num_rows * heads, "a factor for each head");
     assert_eq!(queries.len(), num_rows * heads * head_dim, "a query for each head");
     let page_tokens = keys.first().map_or(0, |page| page.len() / head_dim);
-    let num_positions = first_position + num_rows;
+    let num_positions = num_visible.iter().copied().max().unwrap_or(0);
     assert!(num_positions <= page_tokens * keys.len(), "keys of {num_positions} positions");
     let num_pages = num_positions.div_ceil(page_tokens.max(1));
     let mut scores = vec![0.0; num_rows * num_positions];
@@ -70,7 +70,7 @@ pub fn choose_positions(
     let mut chosen = vec![Vec::new(); num_rows];
     let jobs: Vec<_> = scores.chunks_exact(num_positions).zip(&mut chosen).enumerate().collect();
     threads.for_each(jobs, |(row, (scores, chosen)): (usize, (&[f32], &mut Vec<usize>))| {
-        *chosen = largest(&scores[..first_position + row + 1], num_chosen);
+        *chosen = largest(&scores[..num_visible[row]], num_chosen);
         chosen.sort_unstable();
     });
     chosen
@@ -156,7 +156,7 @@ mod tests {
 
     fn rows<'a>(queries: &'a [f32], weights: &'a [f32]) -> IndexQueries<'a> {
         let (heads, head_dim) = (2, 1);
-        IndexQueries { queries, weights, heads, head_dim, first_position: 4, num_chosen: 3 }
+        IndexQueries { queries, weights, heads, head_dim, num_visible: &[5, 6], num_chosen: 3 }
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
     fn a_row_that_sees_few_positions_chooses_all() {
         let threads = Threads::new(1);
         let keys = [1.0, 2.0, 3.0, 4.0];
-        let few = IndexQueries { first_position: 1, ..rows(&[1.0, 1.0], &[1.0, 1.0]) };
+        let few = IndexQueries { num_visible: &[2], ..rows(&[1.0, 1.0], &[1.0, 1.0]) };
         let found = choose_positions(&few, &[Elements::F32(&keys)], &threads);
         assert_eq!(found, [[0, 1]]);
     }

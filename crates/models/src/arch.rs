@@ -6,6 +6,7 @@ mod layer;
 mod mixer;
 mod parts;
 mod second;
+mod streams;
 
 use std::ops::Range;
 

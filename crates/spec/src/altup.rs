@@ -27,7 +27,8 @@ impl AltUpSpec {
     }
 }
 
-/// How a layer predicts and corrects the streams, and what it adds beside its mixer.
+/// How a layer predicts and corrects the streams, and what it adds beside its mixer. It also reads the
+/// layer's inputs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct AltUpLayer {
     /// Norm of what the router reads.

@@ -31,6 +31,7 @@ mod granitemoe;
 mod granitemoehybrid;
 mod hunyuan;
 mod hunyuan_dense;
+mod hyper;
 mod internlm;
 mod kimi;
 mod latent;
@@ -135,6 +136,7 @@ const FAMILIES: &[Family] = &[
     family("deepseek_v3", deepseek::read_v3),
     family("deepseek_v32", deepseek::read_v32),
     family("glm_moe_dsa", deepseek::read_glm_dsa),
+    family("glm5_next", deepseek::read_glm_next),
     family("kimi_k2", deepseek::read_v3),
     family("longcat_flash", deepseek::read_longcat),
     family("kimi_linear", kimi::read),

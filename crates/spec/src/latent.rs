@@ -33,6 +33,9 @@ pub struct LatentSpec {
     pub rope: Option<RopeSpec>,
     /// Growth of the queries with their position, if any.
     pub query_growth: Option<QueryGrowth>,
+    /// Whether checkpoints may have the projections from the residual stream to `q_rank` and `kv_rank` in
+    /// one tensor, the former first.
+    pub may_join_down: bool,
     /// How the positions that a query attends to are chosen; `None` if it attends to all that it sees.
     pub choice: Option<PositionChoice>,
     /// Number of gates of a head, by whose logistic functions its result is multiplied: one, or one for
@@ -71,16 +74,36 @@ impl LatentSpec {
 /// An indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): it scores the positions that a query
 /// sees, and the query attends to the best ones only. Of each position it keeps a key, which all of its
 /// heads share. Every rank with heads of the attention computes all of it, so that all choose alike.
+///
+/// With pools (Z.ai 2026, "GLM-5.3"), groups of `pool` positions from the first one on are chosen as a
+/// whole. The key of a group is the mean of its keys, weighted in each element by the soft-max over the
+/// group of gates: a projection of the stream and a weight for the place in the group. A query also
+/// attends to the positions after the last group that it sees whole. Of each position gates are kept
+/// beside the key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexerSpec {
     /// Number of heads.
     pub heads: usize,
     /// Width of a head's query, and of a key.
     pub head_dim: usize,
-    /// Number of positions that a query attends to at most.
+    /// Number of positions that are chosen for a query.
     pub num_chosen: usize,
-    /// Rotation of queries and keys.
-    pub rope: RopeSpec,
+    /// Set if neighbouring positions are chosen together.
+    pub pool: Option<usize>,
+    /// Rotation of queries and keys; `None` if they are not rotated.
+    pub rope: Option<RopeSpec>,
     /// Epsilon of the norm of the keys, added to their variance.
     pub norm_eps: f32,
+}
+
+impl IndexerSpec {
+    /// Returns the number of elements that it keeps of a position.
+    pub fn kept_dim(&self) -> usize {
+        if self.pool.is_some() { 2 * self.head_dim } else { self.head_dim }
+    }
+
+    /// Returns the number of positions that a query attends to at most.
+    pub fn attended_max(&self) -> usize {
+        self.num_chosen + self.pool.map_or(0, |pool| pool - 1)
+    }
 }

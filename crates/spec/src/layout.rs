@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
-use crate::altup::AltUpSpec;
 use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
 use crate::originals::NumberEdit;
 use crate::quantization::QuantizationFormat;
 use crate::report::UnusedTensors;
+use crate::streams::StreamsSpec;
 use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
 
 /// A tensor of the model, as the checkpoint has it.
@@ -193,7 +193,7 @@ impl ModelLayout {
             }
         }
         let ends = spec.residuals.iter().flat_map(|it| it.end.tensors());
-        for tensor in spec.altup.iter().flat_map(AltUpSpec::tensors).chain(ends) {
+        for tensor in spec.streams.iter().flat_map(StreamsSpec::tensors).chain(ends) {
             add_parts(&mut outside, find(tensor), |_| Division::Whole);
         }
         let formats =
@@ -347,6 +347,7 @@ fn divisions(
     let mut divisions = BTreeMap::from([
         (Dimension::Heads, Division::Heads(counts)),
         (Dimension::KvHeads, Division::KvHeads(counts)),
+        (Dimension::Whole, Division::Whole),
     ]);
     if let Some(shape) = layer.mixer.state_heads() {
         let counts = units.counts(shape);

@@ -14,8 +14,6 @@
 
 mod altup;
 mod check;
-mod config;
-mod error;
 mod families;
 mod latent;
 mod layout;
@@ -29,9 +27,11 @@ mod quantization;
 mod recurrent;
 mod report;
 mod residuals;
-mod rope;
 mod shard;
+mod streams;
 mod tensor;
+
+use jackalope_config::{error, fields as config, rope};
 
 pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
@@ -60,6 +60,7 @@ pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use residuals::{BlockResiduals, LayerResiduals, StreamReader};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
+pub use streams::{HyperConnectionSpec, LayerStreams, StreamsSpec};
 pub use tensor::{
     CutSegment, Dimension, ElementType, FusedForm, FusedSource, Presence, TensorCut, TensorHeader,
     TensorHeaders, TensorRole, TensorSpec,

@@ -1,7 +1,6 @@
 //! The description of a model.
 
-use crate::altup::{AltUpLayer, AltUpSpec};
-use crate::latent::{LatentSpec, PositionChoice};
+use crate::latent::{IndexerSpec, LatentSpec, PositionChoice};
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
@@ -12,6 +11,7 @@ use crate::recurrent::{
 };
 use crate::residuals::{BlockResiduals, LayerResiduals};
 use crate::rope::{QueryGrowth, RopeSpec};
+use crate::streams::{LayerStreams, StreamsSpec};
 use crate::tensor::{FusedSource, TensorSpec};
 
 /// A model, as its `config.json` describes it.
@@ -36,7 +36,7 @@ pub struct ModelSpec {
     /// What each layer reads of the tokens beside the stream; `None` if nothing.
     pub per_layer_inputs: Option<PerLayerInputsSpec>,
     /// The streams, if there are several.
-    pub altup: Option<AltUpSpec>,
+    pub streams: Option<StreamsSpec>,
     /// Set if layers read the streams at the ends of earlier blocks of layers.
     pub residuals: Option<BlockResiduals>,
     /// The decoder layers, in order.
@@ -75,7 +75,7 @@ impl ModelSpec {
         let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
         let head = (!is_tied).then_some(&self.head).into_iter().chain(&self.head_bias);
         let inputs = self.per_layer_inputs.iter().flat_map(PerLayerInputsSpec::tensors);
-        let inputs = inputs.chain(self.altup.iter().flat_map(AltUpSpec::tensors));
+        let inputs = inputs.chain(self.streams.iter().flat_map(StreamsSpec::tensors));
         let inputs = inputs.chain(self.residuals.iter().flat_map(|it| it.end.tensors()));
         let layers = self.layers.iter().flat_map(|layer| &layer.tensors);
         outside.chain(inputs).chain(layers).chain(head)
@@ -137,9 +137,8 @@ pub struct LayerSpec {
     pub residual_factor: f32,
     /// How it reads its inputs beside the stream, after its blocks; `None` if it has none.
     pub per_layer_input: Option<PerLayerBlock>,
-    /// Prediction and correction of the streams, if there are several; it also reads the layer's
-    /// inputs then.
-    pub altup: Option<AltUpLayer>,
+    /// What it does with the streams, if there are several.
+    pub streams: Option<LayerStreams>,
     /// What its blocks read of the streams of all blocks of layers, if they read several.
     pub residuals: Option<LayerResiduals>,
     /// Name of a number by which it multiplies the stream at its end; `None` if it does not.
@@ -407,9 +406,11 @@ impl MlpSpec {
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
-    /// `min(x * sigmoid(x), limit)`; what it is multiplied by is within the limit on both sides.
+    /// `min(x * sigmoid(x), bound)`; what it is multiplied by is within the limit on both sides.
     BoundedSilu {
-        /// Bound of both.
+        /// Bound of the result.
+        bound: f32,
+        /// Bound of what it is multiplied by.
         limit: f32,
     },
     /// `beta * tanh(x / beta) * sigmoid(x)` (Kimi team 2026, "SiTU"); what it is multiplied by becomes
@@ -491,9 +492,11 @@ pub enum ExpertActivation {
     Swiglu,
     /// `gelu(gate) * up`, with the approximation by the hyperbolic tangent.
     Geglu,
-    /// `min(silu(gate), limit) * clamp(up, -limit, limit)`.
+    /// `min(silu(gate), bound) * clamp(up, -limit, limit)`.
     BoundedSwiglu {
-        /// Bound of both.
+        /// Bound of the gate's result.
+        bound: f32,
+        /// Bound of the other projection.
         limit: f32,
     },
     /// `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
@@ -675,10 +678,10 @@ impl LatentSpec {
         HeadShape { heads: self.heads, kv_heads: 1, head_dim: self.value_dim }
     }
 
-    /// Returns what a layer with this attention keeps: the latent, the shared part of the key, and the
-    /// key of the indexer.
+    /// Returns what a layer with this attention keeps: the latent, the shared part of the key, and
+    /// what the indexer keeps.
     pub(crate) fn cache(&self) -> CacheKind {
-        let index_dim = self.indexer().map_or(0, |indexer| indexer.head_dim);
+        let index_dim = self.indexer().map_or(0, IndexerSpec::kept_dim);
         CacheKind::Positions { elements_per_kv_head: self.kv_rank + self.rope_dim + index_dim }
     }
 }

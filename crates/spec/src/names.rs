@@ -129,6 +129,18 @@ impl TensorNames {
         ..TensorNames::DRAFTING
     };
 
+    /// Names of GLM-5 Next, whose conversions name the connections of streams and the convolutions anew.
+    pub(crate) const GLM_NEXT: TensorNames = TensorNames {
+        renamed: &[
+            (".hc_attn_", ".attn_hc."),
+            (".hc_ffn_", ".ffn_hc."),
+            (".q_conv1d.", ".q_conv.conv."),
+            (".k_conv1d.", ".k_conv.conv."),
+            (".v_conv1d.", ".v_conv.conv."),
+        ],
+        ..TensorNames::WRAPPED
+    };
+
     /// Names of Step 3.5, whose conversions name blocks as other families do.
     pub(crate) const STEP: TensorNames = TensorNames {
         renamed: &[

@@ -41,6 +41,8 @@ pub struct GatedDeltaSpec {
     pub rate_max: u8,
     /// Set in Kimi delta attention.
     pub kimi: Option<KimiDelta>,
+    /// The same in checkpoints that have the projections in fewer tensors: those with that to its queries.
+    pub joined: Option<Box<GatedDeltaSpec>>,
 }
 
 /// What differs in Kimi delta attention (Kimi team 2025, "Kimi Linear", section 3): each element of
@@ -50,9 +52,9 @@ pub struct GatedDeltaSpec {
 pub struct KimiDelta {
     /// Projection from the residual stream to what the decays are computed from, `[rank]`; `None` if
     /// they are computed from the stream.
-    pub decays: Option<String>,
+    pub decays: Option<HeadRows>,
     /// As `decays`, for the gates.
-    pub gates: Option<String>,
+    pub gates: Option<HeadRows>,
     /// Width of these vectors.
     pub rank: usize,
     /// Minimum of the decays' logarithms (Kimi team 2026): `min * sigmoid(exp(a_log) (x + dt_bias))`;

@@ -168,6 +168,8 @@ pub enum Dimension {
     ExpertInner,
     /// Inner dimension of the experts that every token passes.
     SharedInner,
+    /// Rows beside those of others that every rank holds.
+    Whole,
 }
 
 /// An element type of a checkpoint.

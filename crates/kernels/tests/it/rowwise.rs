@@ -68,7 +68,9 @@ fn activated(activation: ActivationFunction, x: f64) -> f64 {
     };
     match activation {
         ActivationFunction::Silu => x / (1.0 + (-x).exp()),
-        ActivationFunction::BoundedSilu { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
+        ActivationFunction::BoundedSilu { bound, .. } => {
+            (x / (1.0 + (-x).exp())).min(f64::from(bound))
+        }
         ActivationFunction::Situ { beta, .. } => {
             let beta = f64::from(beta);
             beta * (x / beta).tanh() / (1.0 + (-x).exp())
@@ -88,7 +90,7 @@ fn activated(activation: ActivationFunction, x: f64) -> f64 {
 }
 
 const ACTIVATIONS: [ActivationFunction; 7] = [
-    ActivationFunction::BoundedSilu { limit: 1.5 },
+    ActivationFunction::BoundedSilu { bound: 1.5, limit: 1.5 },
     ActivationFunction::Silu,
     ActivationFunction::Situ { beta: 1.7, cap: None },
     ActivationFunction::Gelu,

@@ -1,6 +1,7 @@
 //! The decoder that all architectures share: embedding, layers, final norm, head.
 
 use jackalope_mlx::Array;
+use jackalope_spec::StreamsSpec;
 
 use super::layer::DecoderLayer;
 use super::parts::LayerParts;
@@ -69,13 +70,14 @@ impl Decoder {
         };
         let inputs = spec.per_layer_inputs.as_ref();
         let input_width = inputs.map_or(0, |inputs| inputs.width);
-        let num_streams = spec.altup.as_ref().map_or(1, |altup| altup.num_streams);
+        let num_streams = spec.streams.as_ref().map_or(1, StreamsSpec::num_streams);
         let block_layers = spec.residuals.as_ref().map(|it| it.block_layers);
         let hidden_of_all = num_streams * hidden;
         let sizes = StackSizes { num_layers, hidden: hidden_of_all, input_width, block_layers };
         let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
-        let streams = spec.altup.as_ref().map(|altup| StreamEnds::load(w, altup, hidden, parallel));
+        let streams = spec.streams.as_ref();
+        let streams = streams.map(|streams| StreamEnds::load(w, streams, hidden, parallel));
         let inputs =
             inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
         let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;

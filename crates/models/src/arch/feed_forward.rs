@@ -79,7 +79,9 @@ fn activation(
 ) -> Result<kernels::ActivationFunction, LoadError> {
     Ok(match activation {
         Activation::Silu => kernels::ActivationFunction::Silu,
-        Activation::BoundedSilu { limit } => kernels::ActivationFunction::BoundedSilu { limit },
+        Activation::BoundedSilu { bound, limit } => {
+            kernels::ActivationFunction::BoundedSilu { bound, limit }
+        }
         Activation::Situ { beta, cap } => kernels::ActivationFunction::Situ { beta, cap },
         Activation::Gelu => kernels::ActivationFunction::Gelu,
         Activation::GeluTanh => kernels::ActivationFunction::GeluTanh,

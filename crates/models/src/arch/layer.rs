@@ -9,8 +9,9 @@ use super::feed_forward::FeedForwardBlock;
 use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use super::second::SecondBlock;
+use super::streams::LayerStreams;
 use crate::cache::LayerCacheShape;
-use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, PerLayerReader, Residual};
+use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, Residual};
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_weights::LoadError;
@@ -24,10 +25,7 @@ pub(super) struct DecoderLayer {
     rest: Rest,
     /// Whether both blocks read the mixer's norm, and their sum is added to the stream.
     is_parallel: bool,
-    /// Reads the layer's input beside the stream, if it has one.
-    reader: Option<PerLayerReader>,
-    /// Set if there are several streams.
-    altup: Option<AltUp>,
+    streams: LayerStreams,
     /// Whether a block of layers begins here.
     starts_block: bool,
 }
@@ -52,11 +50,7 @@ impl DecoderLayer {
         // The last block scales the stream.
         let scale = if reader.is_some() { 1.0 } else { scale };
         let is_parallel = parts.spec.is_parallel;
-        let (reader, altup) = match (&parts.spec.altup, reader) {
-            (Some(layer), Some(reader)) => (None, Some(parts.altup(layer, reader)?)),
-            (None, reader) => (reader, None),
-            (Some(_), None) => panic!("layers with several streams read inputs"),
-        };
+        let streams = LayerStreams::load(parts, reader)?;
         assert!(!is_parallel || scale == 1.0, "no family scales the stream after parallel blocks");
         Ok(DecoderLayer {
             starts_block: parts.spec.residuals.as_ref().is_some_and(|it| !it.mixer.has_current),
@@ -72,8 +66,7 @@ impl DecoderLayer {
                 Some(second) => Rest::Second(Box::new(SecondBlock::load(second, parts)?)),
             },
             is_parallel,
-            reader,
-            altup,
+            streams,
         })
     }
 
@@ -84,16 +77,23 @@ impl DecoderLayer {
         input: Option<LayerInput<'_>>,
         step: &mut Step<'_, '_>,
     ) -> Residual {
-        if let Some(altup) = &self.altup {
-            let input = input.expect("a layer with several streams gets inputs");
-            return x.replaced(|streams| self.update(altup, &streams, input, step));
-        }
         let x = if self.starts_block { x.begin_block() } else { x };
-        let h = self.blocks(x, step);
-        match (&self.reader, input) {
-            (Some(reader), Some(input)) => reader.add_to(h, input),
-            (None, _) => h,
-            (Some(_), None) => panic!("a layer that reads inputs gets them"),
+        match (&self.streams, input) {
+            (LayerStreams::One(None), _) => self.blocks(x, step),
+            (LayerStreams::One(Some(reader)), Some(input)) => {
+                reader.add_to(self.blocks(x, step), input)
+            }
+            (LayerStreams::AltUp(altup), Some(input)) => {
+                x.replaced(|streams| self.update(altup, &streams, input, step))
+            }
+            (LayerStreams::HyperConnections(connections), _) => x.replaced(|streams| {
+                let [of_mixer, of_rest] = &**connections;
+                let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));
+                of_rest.around(&streams, |h| self.add_rest(h, step))
+            }),
+            (LayerStreams::One(Some(_)) | LayerStreams::AltUp(_), None) => {
+                panic!("a layer that reads inputs gets them")
+            }
         }
     }
 

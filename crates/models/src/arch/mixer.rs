@@ -10,7 +10,7 @@ use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GatedDeltaParts,
-    GroupNorm, HasBias, HeadMatrix, HeadNorms, Heads, Indexer, IndexerSizes, KeyValues,
+    GroupNorm, HasBias, HeadMatrix, HeadNorms, Heads, IndexPools, Indexer, IndexerSizes, KeyValues,
     LatentAttention, LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear,
     Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers, Residual, ShortConv, ShortConvParts,
     StateSpace, StateSpaceParts,
@@ -336,13 +336,21 @@ fn latent(spec: &LatentSpec, parts: &LayerParts<'_, '_>) -> Result<LatentAttenti
     let (bias, queries) = (HasBias::when(spec.has_bias), own.scaled(sizes.query()));
     let settings = NormSettings { kind: NormKind::default(), eps: spec.norm_eps };
     let norm = |name, width| Norm::load(&w.at(name), width, settings, parallel);
-    let whole = |name, width| Linear::column(&w.at(name), hidden, &Cut::of_all_ranks(width), bias);
+    let q_rank = spec.q_rank.unwrap_or(0);
+    let (joint, kv_dim) = (w.at("qkv_a_proj"), kv_rank + rope_dim);
+    let down = |name, first, width| {
+        if !joint.has("weight") {
+            return Linear::column(&w.at(name), hidden, &Cut::of_all_ranks(width), bias);
+        }
+        let rows = HeadRows::window(String::new(), first..first + width, q_rank + kv_dim);
+        Linear::of_rows(&joint, hidden, &OwnRows::new(&rows, &Cut::of_all_ranks(1)), bias)
+    };
     let queries = match spec.q_rank {
         None => {
             LatentQueries::Direct(Linear::column(&w.at("q_proj"), hidden, &queries, HasBias::No)?)
         }
         Some(rank) => LatentQueries::LowRank {
-            down: whole("q_a_proj", rank)?,
+            down: down("q_a_proj", 0, rank)?,
             norm: norm("q_a_layernorm", rank)?,
             up: Linear::column(&w.at("q_b_proj"), rank, &queries, HasBias::No)?,
         },
@@ -361,7 +369,7 @@ fn latent(spec: &LatentSpec, parts: &LayerParts<'_, '_>) -> Result<LatentAttenti
         .map(|width| Linear::column(&w.at("g_proj"), hidden, &own.scaled(width), HasBias::No));
     let latent = LatentParts {
         queries,
-        kv_down: whole("kv_a_proj_with_mqa", kv_rank + rope_dim)?,
+        kv_down: down("kv_a_proj_with_mqa", q_rank, kv_dim)?,
         kv_norm: norm("kv_a_layernorm", kv_rank)?,
         embed,
         unembed,
@@ -392,7 +400,9 @@ fn chooser(
         }
     };
     let (w, hidden) = (w.at("indexer"), parts.model.hidden_size);
-    let &IndexerSpec { heads, head_dim, num_chosen, ref rope, norm_eps } = indexer;
+    let &IndexerSpec { heads, head_dim, num_chosen, pool, ref rope, norm_eps } = indexer;
+    let pools = pool.map(|len| IndexPools::load(&w, len, head_dim, hidden));
+    let (attended_max, kept_dim) = (indexer.attended_max(), indexer.kept_dim());
     let linear = |name, input, output| {
         Linear::column(&w.at(name), input, &Cut::of_all_ranks(output), HasBias::No)
     };
@@ -403,7 +413,8 @@ fn chooser(
         keys: linear("wk", hidden, head_dim)?,
         key_norm: Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?,
         weights: linear("weights_proj", hidden, heads)?,
-        rope: parts.ropes.of(rope),
-        sizes: IndexerSizes { heads, head_dim, num_chosen },
+        rope: rope.as_ref().map(|rope| parts.ropes.of(rope)),
+        pools: pools.transpose()?,
+        sizes: IndexerSizes { heads, head_dim, num_chosen, attended_max, kept_dim },
     }))))
 }

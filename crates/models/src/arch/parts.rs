@@ -2,13 +2,12 @@
 
 use jackalope_mlx::Dtype;
 use jackalope_spec::{
-    AltUpLayer, BlockNorms, HeadRows, InwardModules, LayerLayout, LayerResiduals, LayerSpec,
-    MlpModules, ModelSpec, NormKind, StreamReader,
+    BlockNorms, HeadRows, InwardModules, LayerLayout, LayerResiduals, LayerSpec, MlpModules,
+    ModelSpec, NormKind, StreamReader,
 };
 
 use crate::layers::{
-    AltUp, AltUpParts, BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes,
-    Ropes, StreamMix,
+    BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes, Ropes, StreamMix,
 };
 use crate::parallel::Parallel;
 use jackalope_weights::LoadError;
@@ -83,18 +82,6 @@ impl LayerParts<'_, '_> {
         let sizes = ReaderSizes { hidden, width: inputs.width, scale };
         let settings = NormSettings { kind, eps };
         PerLayerReader::load(self.root, block, sizes, settings, self.parallel).map(Some)
-    }
-
-    /// Loads what the layer does with several streams.
-    pub(super) fn altup(
-        &self,
-        layer: &AltUpLayer,
-        reader: PerLayerReader,
-    ) -> Result<AltUp, LoadError> {
-        let ModelSpec { hidden_size: hidden, norm_kind: kind, norm_eps: eps, .. } = *self.model;
-        let spec = self.model.altup.as_ref().expect("the streams of the layer's model");
-        let settings = NormSettings { kind, eps };
-        AltUp::load(self.root, AltUpParts { spec, layer, reader, hidden, settings }, self.parallel)
     }
 }
 

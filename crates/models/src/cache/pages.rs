@@ -63,6 +63,24 @@ impl LayerPages {
     }
 }
 
+impl LayerPages {
+    /// Replaces the first elements of the values of `positions`, which the step has written, by what
+    /// `work` computes from the pages. Returns all pages.
+    pub(crate) fn replace_values(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        work: impl Fn(&[Arc<Page>], usize) -> Vec<f32>,
+    ) -> Vec<Arc<Page>> {
+        let mut pages = self.pages.locked();
+        for position in positions {
+            let values = work(&pages, position);
+            let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
+            page.values.store(position % BLOCK_TOKENS * self.shape.value_dim, &values);
+        }
+        pages.clone()
+    }
+}
+
 /// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
 #[derive(Clone, Debug)]
 pub(crate) struct Page {

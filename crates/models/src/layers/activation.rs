@@ -9,7 +9,7 @@ pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
     let half = |factor: Array| x.mul(&factor.add(&number(1.0))).mul(&number(0.5));
     match activation {
         ActivationFunction::Silu => x.silu(),
-        ActivationFunction::BoundedSilu { limit } => x.silu().minimum(&number(limit)),
+        ActivationFunction::BoundedSilu { bound, .. } => x.silu().minimum(&number(bound)),
         ActivationFunction::Situ { beta, .. } => {
             let wide = x.astype(Dtype::F32);
             stock_capped(&wide, beta).mul(&wide.sigmoid()).astype(x.dtype())
@@ -41,7 +41,7 @@ fn stock_capped(x: &Array, cap: f32) -> Array {
 pub(super) fn stock_gated(activation: ActivationFunction, gate: &Array, up: &Array) -> Array {
     let activated = stock(activation, gate);
     match activation {
-        ActivationFunction::BoundedSilu { limit } => {
+        ActivationFunction::BoundedSilu { limit, .. } => {
             let [limit, least] = [limit, -limit].map(|it| Array::scalar_of(it, gate.dtype()));
             activated.mul(&up.minimum(&limit).maximum(&least))
         }
@@ -57,7 +57,7 @@ pub(super) fn stock_gated(activation: ActivationFunction, gate: &Array, up: &Arr
 /// Bounds what the activation is multiplied by, if it has bounds.
 pub(super) fn bound_values(activation: ActivationFunction, up: &mut [f32], threads: &Threads) {
     match activation {
-        ActivationFunction::BoundedSilu { limit } => kernels::clamp(up, limit),
+        ActivationFunction::BoundedSilu { limit, .. } => kernels::clamp(up, limit),
         ActivationFunction::Situ { cap, .. } => kernels::scale_logits(up, 1.0, cap, threads),
         _ => {}
     }

@@ -80,7 +80,7 @@ fn stock_magnitude(x: &Array, like: &Array) -> Array {
 
 /// Makes the streams from the embedding, and one from the streams.
 #[derive(Debug)]
-pub(crate) struct StreamEnds {
+pub(crate) struct AltUpEnds {
     /// Projections to the additional streams, on ranks that have the first layer.
     projections: Vec<Linear>,
     /// Projections back from the additional streams, on ranks that have the last layer.
@@ -89,21 +89,21 @@ pub(crate) struct StreamEnds {
     parallel: Parallel,
 }
 
-impl StreamEnds {
+impl AltUpEnds {
     /// Loads what this rank needs.
     pub(crate) fn load(
         root: &Weights<'_>,
         spec: &AltUpSpec,
         hidden: usize,
         parallel: &Parallel,
-    ) -> Result<StreamEnds, LoadError> {
+    ) -> Result<AltUpEnds, LoadError> {
         let load = |tensors: &[jackalope_spec::TensorSpec], is_used: bool| {
             let used = tensors.iter().filter(|_| is_used);
             let loaded = used.map(|tensor| whole(&root.at(tensor.module()), hidden, hidden));
             loaded.collect::<Result<Vec<Linear>, LoadError>>()
         };
         let &AltUpSpec { num_streams, active, .. } = spec;
-        Ok(StreamEnds {
+        Ok(AltUpEnds {
             projections: load(&spec.projections, parallel.has_first_layer())?,
             unembeds: load(&spec.unembeds, parallel.has_last_layer())?,
             sizes: StreamSizes { hidden, num_streams, active },

@@ -223,8 +223,8 @@ fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> A
         ExpertActivation::Geglu => {
             activation::stock(kernels::ActivationFunction::GeluTanh, gate).mul(up)
         }
-        ExpertActivation::BoundedSwiglu { limit } => {
-            stock_gated(ActivationFunction::BoundedSilu { limit }, gate, up)
+        ExpertActivation::BoundedSwiglu { bound, limit } => {
+            stock_gated(ActivationFunction::BoundedSilu { bound, limit }, gate, up)
         }
         ExpertActivation::Situ { beta, cap } => {
             stock_gated(ActivationFunction::Situ { beta, cap }, gate, up)
@@ -284,8 +284,8 @@ impl ExpertsKernel {
         match self.activation {
             ExpertActivation::Swiglu => {}
             ExpertActivation::Geglu => function = ActivationFunction::GeluTanh,
-            ExpertActivation::BoundedSwiglu { limit } => {
-                function = ActivationFunction::BoundedSilu { limit };
+            ExpertActivation::BoundedSwiglu { bound, limit } => {
+                function = ActivationFunction::BoundedSilu { bound, limit };
             }
             ExpertActivation::Situ { beta, cap } => {
                 function = ActivationFunction::Situ { beta, cap };

@@ -72,20 +72,23 @@ impl GatedDelta {
         heads: Heads,
     ) -> Result<GatedDelta, LoadError> {
         let GatedDeltaParts { spec, layer_idx, root, hidden, norm_eps, parallel } = *parts;
+        let joined = spec.joined.as_deref();
+        let joined = joined.filter(|joined| root.at(&joined.queries.module).has("weight"));
+        let spec = joined.unwrap_or(spec);
         let GatedDeltaSizes { key_dim, value_dim, conv_width, .. } = spec.sizes;
         let (key_heads, value_heads) = (heads.cut.kv_heads.len(), heads.cut.heads.len());
         let sizes = RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width };
-        let column = |rows: &HeadRows, cut| {
+        let column = |rows: &HeadRows, cut: &Cut| {
             Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), HasBias::No)
         };
         let (keys, values) = (&heads.cut.kv_heads, &heads.cut.heads);
-        let low_rank = |rows: &HeadRows, down: Option<&String>| {
+        let low_rank = |rows: &HeadRows, down: Option<&HeadRows>| {
             let (Some(down), Some(kimi)) = (down, &spec.kimi) else {
                 return Ok::<_, LoadError>((column(rows, values)?, None));
             };
-            let (whole, own) = (Cut::of_all_ranks(kimi.rank), OwnRows::new(rows, values));
+            let (one, own) = (Cut::of_all_ranks(1), OwnRows::new(rows, values));
             let up = Linear::of_rows(&root.at(&rows.module), kimi.rank, &own, HasBias::No)?;
-            Ok((Linear::column(&root.at(down), hidden, &whole, HasBias::No)?, Some(up)))
+            Ok((column(down, &one)?, Some(up)))
         };
         let kimi = spec.kimi.as_ref();
         let (gates, gates_up) = low_rank(&spec.gates, kimi.and_then(|it| it.gates.as_ref()))?;

@@ -131,7 +131,7 @@ impl LatentAttention {
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let kv_heads = self.parts.heads.cut.kv_heads.len();
         let indexer = self.parts.chooser.as_ref().and_then(Chooser::indexer);
-        let index_dim = indexer.map_or(0, |it| it.sizes.head_dim);
+        let index_dim = indexer.map_or(0, |it| it.sizes.kept_dim);
         LayerCacheShape::Positions(KvShape {
             kv_heads,
             key_dim: self.parts.sizes.key(),
@@ -212,14 +212,14 @@ impl LatentAttention {
         let of_heads = |x: &Array| x.transpose(&[1, 0, 2]); // [heads, tokens, …] and back
         let embedded = self.parts.embed.stock(&of_heads(&q.slice_axis(2, 0, nope)));
         let rotated = q.slice_axis(2, nope, nope + rope);
-        let q = Array::concatenate(&[&rotated, &of_heads(&embedded)], 2);
+        let q = joined(&rotated, &of_heads(&embedded));
         let kv = self.parts.kv_down.stock(x);
         let latent = kv_norm.stock(&kv.slice_axis(1, 0, rank));
         let latent = match self.parts.latent_factor {
             1.0 => latent,
             factor => &latent * factor,
         };
-        let k = Array::concatenate(&[&kv.slice_axis(1, rank, rank + rope), &latent], 1);
+        let k = joined(&kv.slice_axis(1, rank, rank + rope), &latent);
         let chooser = self.parts.chooser.as_ref();
         let chooser = chooser.map(|it| StockChooser::new(index, it.choice(step)));
         let attention = StockAttention {
@@ -343,8 +343,8 @@ impl LatentKernel {
         let shape = [self.num_heads, width];
         let plain = kernels::heads_apart(Elements::F32(&q), shape, [0, nope], float(self.dtype));
         let mut queries = vec![0.0; q.len() / width * key];
-        for (query, rotated) in queries.chunks_exact_mut(key).zip(rotated.chunks_exact(rope)) {
-            query[..rope].copy_from_slice(rotated);
+        for (head, query) in queries.chunks_exact_mut(key).enumerate() {
+            query[..rope].copy_from_slice(&rotated[head * rope..(head + 1) * rope]);
         }
         let values = ElementsMut::F32(&mut queries);
         let results = HeadResults { values, width: key, first: rope };
@@ -379,18 +379,18 @@ impl LatentKernel {
             normed.iter_mut().for_each(|value| *value *= self.latent_factor);
         }
         let mut keys = Vec::with_capacity(kv.len());
-        for (rotated, latent) in rotated.chunks_exact(rope).zip(normed.chunks_exact(rank)) {
-            keys.extend_from_slice(rotated);
+        for (row, latent) in normed.chunks_exact(rank).enumerate() {
+            keys.extend_from_slice(&rotated[row * rope..(row + 1) * rope]);
             keys.extend_from_slice(latent);
         }
         let _writing = threads.span("kv_cache", 0);
         let spans = self.spans.iter().zip(&self.pages);
         let held = spans.map(|(span, pages)| {
-            let beside = index.map_or(&[][..], |index| {
-                let width = index.keys.len() / (kv.len() / key);
-                &index.keys[span.rows.start * width..span.rows.end * width]
-            });
-            pages.write(span.start, &keys[span.rows.start * key..span.rows.end * key], beside)
+            let keys = &keys[span.rows.start * key..span.rows.end * key];
+            match index {
+                Some(index) => index.write(span, keys, pages),
+                None => pages.write(span.start, keys, &[]),
+            }
         });
         held.collect()
     }
@@ -499,6 +499,14 @@ impl LatentKernel {
         });
         let sequences: Vec<SequenceKv<'_>> = sequences.collect();
         kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
+    }
+}
+
+/// Returns the rotated part, if there is one, followed by the other part in the last dimension.
+fn joined(rotated: &Array, other: &Array) -> Array {
+    match rotated.dim(-1) {
+        0 => other.clone(),
+        _ => Array::concatenate(&[rotated, other], -1),
     }
 }
 

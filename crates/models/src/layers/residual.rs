@@ -32,6 +32,8 @@ pub(crate) struct Residual {
     /// Streams at the ends of earlier blocks of layers, `[tokens, streams * hidden]`, if layers read
     /// them.
     earlier: Option<Array>,
+    /// Whether what a block returns takes the place of what it reads, instead of being added to it.
+    is_replaced: bool,
     /// Terms of the previous blocks that are not yet added.
     pending: Option<Pending>,
     /// Blocks that are not yet in the graph: consecutive ones without a sum over ranks in between.
@@ -155,7 +157,19 @@ impl Residual {
     /// Creates the stream from the embedded tokens.
     pub(crate) fn new(h: Array, parallel: &Parallel) -> Residual {
         let (pending, blocks) = (None, Vec::new());
-        Residual { h, earlier: None, pending, blocks, parallel: parallel.clone() }
+        Residual {
+            h,
+            is_replaced: false,
+            earlier: None,
+            pending,
+            blocks,
+            parallel: parallel.clone(),
+        }
+    }
+
+    /// Creates what a single block reads from `x`; what the block returns takes its place.
+    pub(crate) fn alone(x: Array, parallel: &Parallel) -> Residual {
+        Residual { is_replaced: true, ..Residual::new(x, parallel) }
     }
 
     /// Puts streams `[tokens, streams * hidden]` before this one, which later blocks read.
@@ -240,7 +254,7 @@ impl Residual {
         };
         let sum = frame.output.as_ref().map_or(sum.clone(), |norm| norm.stock(&sum));
         let sum = if frame.factor == 1.0 { sum } else { &sum * frame.factor };
-        let h = sum.add(&self.h);
+        let h = if self.is_replaced { sum } else { sum.add(&self.h) };
         Residual { h: if frame.scale == 1.0 { h } else { &h * frame.scale }, ..self }
     }
 
@@ -254,12 +268,13 @@ impl Residual {
     ) -> Residual {
         let closing = Closing::new(frame, &output);
         if output.is_empty {
-            let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
+            let (parallel, is_replaced) = (self.parallel.clone(), self.is_replaced);
+            let earlier = self.earlier.clone();
             let h = self.finish();
             let after = without_sums(&parallel, h.clone(), output.num_sums, Dtype::F64);
             let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
             let pending = Some(Pending { product, closing });
-            return Residual { h, earlier, pending, blocks: Vec::new(), parallel };
+            return Residual { h, is_replaced, earlier, pending, blocks: Vec::new(), parallel };
         }
         let input = BlockInput::new(frame);
         self.blocks.push(BlockKernel { input, work: Box::new(work), closing });
@@ -283,7 +298,8 @@ impl Residual {
             let work = move |x: Elements<'_>, threads: &Threads| second(first(x, threads), threads);
             return self.kernel_block(frame, output, threads, work);
         }
-        let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
+        let (parallel, is_replaced) = (self.parallel.clone(), self.is_replaced);
+        let earlier = self.earlier.clone();
         let closing = Closing::new(frame, &output);
         let input = BlockInput::new(frame);
         let stream = self.h.array_type();
@@ -314,12 +330,13 @@ impl Residual {
             });
         let product = parallel.all_sum(&product.remove(0));
         let pending = Some(Pending { product, closing });
-        Residual { h, earlier, pending, blocks: Vec::new(), parallel }
+        Residual { h, is_replaced, earlier, pending, blocks: Vec::new(), parallel }
     }
 
     /// Adds the pending blocks and the sum of their products over the ranks to the graph.
     fn sum_over_ranks(self, threads: &Arc<Threads>) -> Residual {
-        let (parallel, earlier) = (self.parallel.clone(), self.earlier.clone());
+        let (parallel, is_replaced) = (self.parallel.clone(), self.is_replaced);
+        let earlier = self.earlier.clone();
         let last = self.blocks.last().expect("a block was added");
         let closing = last.closing.clone();
         let stream = self.h.array_type();
@@ -329,7 +346,7 @@ impl Residual {
         let h = results.remove(1);
         let product = parallel.all_sum(&results.remove(0));
         let pending = Some(Pending { product, closing });
-        Residual { h, earlier, pending, blocks: Vec::new(), parallel }
+        Residual { h, is_replaced, earlier, pending, blocks: Vec::new(), parallel }
     }
 
     /// Creates a node that computes the blocks and passes the stream to `end`.
@@ -339,7 +356,7 @@ impl Residual {
         threads: &Arc<Threads>,
         end: impl Fn(Chain<'_>, &mut Outputs<'_, '_>, &Threads) + Send + 'static,
     ) -> Vec<Array> {
-        let Residual { h, earlier, pending, blocks, .. } = self;
+        let Residual { h, is_replaced, earlier, pending, blocks, .. } = self;
         let mut inputs = vec![&h];
         inputs.extend(pending.as_ref().map(|pending| &pending.product));
         inputs.extend(earlier.as_ref());
@@ -353,7 +370,7 @@ impl Residual {
                 Added { product, closing }
             });
             let earlier = has_earlier.then(|| inputs.elements());
-            let mut chain = Chain { h, earlier, added, hidden, dtype };
+            let mut chain = Chain { h, is_replaced, earlier, added, hidden, dtype };
             for block in &blocks {
                 chain.run(block, threads);
             }
@@ -371,6 +388,7 @@ fn without_sums(parallel: &Parallel, x: Array, num_sums: usize, dtype: Dtype) ->
 /// The stream while a node computes it.
 struct Chain<'a> {
     h: Stream<'a>,
+    is_replaced: bool,
     /// See [`Residual::earlier`].
     earlier: Option<Elements<'a>>,
     /// Terms still to be added.
@@ -405,8 +423,10 @@ impl<'a> Chain<'a> {
     fn add(&self, added: &Added<'_>, out: ElementsMut<'_>, threads: &Threads) {
         let Closing { bias, norm, factor, scale, .. } = added.closing;
         let product = added.closing.sum_of_halves(&added.product, self.hidden, threads);
+        let nothing = self.is_replaced.then(|| Floats::zeros(float(self.dtype), out.len()));
+        let residual = nothing.as_ref().map_or(self.h.elements(), Floats::elements);
         let terms = Terms {
-            residual: self.h.elements(),
+            residual,
             bias: bias.as_ref().map(elements),
             norm: norm.as_ref().map(NormKernel::view),
             factor: *factor,

@@ -126,7 +126,7 @@ impl StockAttention<'_> {
             StockKv::New { k, v } => {
                 let keys = self.placed(&group.rows(k), 1, place());
                 let values = match self.index() {
-                    Some(index) => Some(index.placed(&group.rows(&index.keys), place())),
+                    Some(index) => Some(index.placed(&group.rows(&index.kept), place())),
                     None => v.rows(|v| group.rows(v)),
                 };
                 let new = KvArrays { keys, values };
@@ -159,7 +159,7 @@ impl StockAttention<'_> {
             StockKv::New { k, v } => {
                 let keys = self.placed(&rows(k, span), 1, place());
                 let values = match self.index() {
-                    Some(index) => Some(index.placed(&rows(&index.keys, span), place())),
+                    Some(index) => Some(index.placed(&rows(&index.kept, span), place())),
                     None => v.rows(|v| rows(v, span)),
                 };
                 cache.append(self.layer_idx, span.start, &KvArrays { keys, values })

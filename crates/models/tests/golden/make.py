@@ -18,6 +18,7 @@ import math
 import re
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
@@ -34,6 +35,7 @@ from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model  # noqa: E402
 
 from families import VOCAB  # noqa: E402
+import vlm  # noqa: E402
 from originals import original  # noqa: E402
 
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
@@ -50,6 +52,8 @@ UNSCALED_SCORES = ("gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 TEXT_PARTS = dict(glm4v=dict(model_type="glm4", rope_traditional=True), glm4v_moe=dict(model_type="glm4_moe"))
 # The shape of a tensor without dimensions.
 SCALAR = "scalar"
+# Tensors that are stored in single precision, whatever the type of a model: what `vlm.FAMILIES` have of them.
+SINGLE = ("fn", "base", "scale", "A_log", "dt_bias", "index_kpool_compress_ape", "index_kpool_compress_gate")
 # Families whose norms multiply by one more than the weight.
 ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron")
 
@@ -122,9 +126,19 @@ def matrix(tensors, path, shape, dtype, quantization, std):
         tensors[f"{path}.scales"] = f"U8 {'x'.join(map(str, groups))} {least} {number}"
 
 
+def model_of(config):
+    """The model that the reference makes from a configuration."""
+    if config["model_type"] in vlm.FAMILIES:
+        return vlm.model(config)
+    model_class, arguments = _get_classes(config)
+    return model_class(arguments.from_dict(config))
+
+
 def linear_modules(model):
     """The modules that hold a weight matrix, or one for each expert, by path."""
     kinds = (nn.Linear, nn.Embedding, SwitchLinear, MultiLinear)
+    if type(model).__module__.startswith("mlx_vlm"):
+        kinds += vlm.matrices()
     return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
 
 
@@ -136,9 +150,8 @@ def is_norm(path):
 
 
 def recipes(config, dtype, quantization_of):
-    """A recipe for each tensor of the model that mlx-lm makes from `config`."""
-    model_class, arguments = _get_classes(config)
-    model = model_class(arguments.from_dict(config))
+    """A recipe for each tensor of the model that the reference makes from `config`."""
+    model, own_dtype = model_of(config), dtype
     tensors = {}
     linears = linear_modules(model)
     for path, module in linears.items():
@@ -152,6 +165,7 @@ def recipes(config, dtype, quantization_of):
         path, _, kind = name.rpartition(".")
         if path in linears and kind == "weight":
             continue
+        dtype = "F32" if config["model_type"] in vlm.FAMILIES and kind in SINGLE else own_dtype
         if kind == "weight" and is_norm(path):
             offset = 0.0 if config["model_type"] in ADDING_ONE else 1.0
             if config["model_type"] in UNSCALED_SCORES and path.endswith(("q_norm", "k_norm")):
@@ -167,6 +181,12 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
         elif kind == "D":
             tensors[name] = uniform(dtype, value.shape, 1.0, 1.0)
+        elif kind in ("fn", "index_kpool_compress_gate"):
+            tensors[name] = uniform(dtype, value.shape, 0.0, math.sqrt(12 / value.shape[-1]) * 1.6)
+        elif kind in ("base", "index_kpool_compress_ape"):
+            tensors[name] = uniform(dtype, value.shape, 0.0, 2.5)
+        elif kind == "scale":
+            tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
         elif kind == "A_log":
             tensors[name] = uniform(dtype, value.shape, -1.0, 3.0)
         elif kind == "dt_bias":
@@ -264,9 +284,8 @@ def original_names(tensors):
 
 def quantization_config(config, quantization_of):
     """As mlx-lm writes it: a default, and an entry for each layer that differs."""
-    model_class, arguments = _get_classes(config)
-    paths = linear_modules(model_class(arguments.from_dict(config)))
-    layers = {path: quantization_of(path) for path in paths}
+    prefix = vlm.PREFIX if config["model_type"] in vlm.FAMILIES else ""
+    layers = {prefix + path: quantization_of(path) for path in linear_modules(model_of(config))}
     formats = [quantization for quantization in layers.values() if quantization]
     if not formats:
         return {}
@@ -348,10 +367,13 @@ def with_cache(model, prompt):
     return logits, np.array(states[0][0], dtype=np.float64)
 
 
-def reference(path, prompt):
-    model, _ = load_model(path)
+def reference(path, prompt, is_vlm):
+    model = vlm.load(path) if is_vlm else load_model(path)[0]
     widened(model)
-    if model.model_type == "gemma3n":
+    if is_vlm:
+        logits, states = (np.array(it, dtype=np.float64) for it in vlm.logits_and_states(model, prompt))
+        steps = vlm.generate(model, prompt, GREEDY_TOKENS)
+    elif model.model_type == "gemma3n":
         logits, states = with_cache(model, prompt)
     else:
         logits = np.array(model(mx.array(prompt)[None])[0])
@@ -360,7 +382,9 @@ def reference(path, prompt):
         decoder = next(getattr(text, name) for name in names if hasattr(text, name))
         states = np.array(decoder(mx.array(prompt)[None], None)[0], dtype=np.float64)
     tokens, margins = [], []
-    for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS):
+    if not is_vlm:
+        steps = generate_step(mx.array(prompt), model, max_tokens=GREEDY_TOKENS)
+    for token, logprobs in steps:
         best = np.sort(np.array(logprobs))[-2:]
         tokens.append(int(token))
         margins.append(float(best[1] - best[0]))
@@ -376,12 +400,12 @@ def reference(path, prompt):
 
 def compute(name, config, dtype, quantization_of, prompt):
     """One case: the checkpoint's recipes and what mlx-lm computes for it."""
-    is_text_part = config["model_type"] in TEXT_PARTS
+    is_text_part, is_vlm = config["model_type"] in TEXT_PARTS, config["model_type"] in vlm.FAMILIES
     own = config
     if is_text_part:
         own = config_of_text(config)
     tensors = recipes(own, dtype, quantization_of)
-    if is_text_part:
+    if is_text_part or is_vlm:
         tensors = {f"language_model.{name}": recipe for name, recipe in tensors.items()}
     if "-per-expert-" in name:
         tensors = per_expert(tensors)
@@ -390,7 +414,7 @@ def compute(name, config, dtype, quantization_of, prompt):
     if "-original-names-" in name:
         tensors = original_names(tensors)
     elif "-original-" in name:
-        tensors = original(tensors, config["model_type"])
+        tensors = original(tensors, config)
     quantization = quantization_config(own, quantization_of)
     if "-openai-blocks-" in name:
         tensors = openai_blocks(tensors)
@@ -402,7 +426,7 @@ def compute(name, config, dtype, quantization_of, prompt):
         digest = write_checkpoint(path, name, config, tensors)
         if "-kv-b-" in name:
             widen_joint(path)
-        result = reference(text_part(config, path) if is_text_part else path, prompt)
+        result = reference(text_part(config, path) if is_text_part else path, prompt, is_vlm)
     margin, tokens = min(result["margins"]), len(set(result["greedy"]))
     print(f"{name}: least margin {margin:.1e}, {tokens} tokens", flush=True)
     return dict(name=name, dtype=dtype, config=config, tensors=tensors, sha256=digest) | result
@@ -414,9 +438,12 @@ def main():
     folder = Path(__file__).parent / "families"
     known = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     prompt = (random_bits("prompt", PROMPT_TOKENS) % np.uint64(VOCAB)).tolist()
-    head = json.dumps(dict(mlx=mx.__version__, mlx_lm=mlx_lm.__version__, prompt=prompt))[:-1]
     Path(output).mkdir(exist_ok=True)
     for family in families or known:
+        packages = dict(mlx=mx.__version__, mlx_lm=mlx_lm.__version__)
+        if family in vlm.FAMILIES:
+            packages |= dict(mlx_vlm=version("mlx-vlm"))
+        head = json.dumps(packages | dict(prompt=prompt))[:-1]
         cases = importlib.import_module(f"families.{family}").cases()
         lines = (json.dumps(compute(*case, prompt), separators=(",", ":")) for case in cases)
         text = ",\n".join(lines)

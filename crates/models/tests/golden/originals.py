@@ -25,17 +25,38 @@ RENAMED = dict(
     ],
     lfm2_moe=[("gate_proj.", "w1."), ("down_proj.", "w2."), ("up_proj.", "w3.")],
     granitemoehybrid=[(".mlp.down_proj.", ".shared_mlp.output_linear.")],
+    glm5_next=[
+        (".attn_hc.", ".hc_attn_"),
+        (".ffn_hc.", ".hc_ffn_"),
+        *((f".{it}_conv.conv.", f".{it}_conv1d.") for it in "qkv"),
+    ],
 )
+
+
+def joined_in_glm(text):
+    """Tensors that conversions join, and the numbers of rows of their parts."""
+    heads, width = text["linear_num_heads"], text["linear_head_dim"]
+    three = lambda ending: {f"{it}_{ending}": heads * width for it in "qkv"}
+    return {
+        "qkv_proj": three("proj"),
+        "qkv_conv.conv": three("conv.conv"),
+        "fbg_a_proj": dict(f_a_proj=width, b_proj=heads, g_a_proj=width),
+        "qkv_a_proj": dict(q_a_proj=text["q_lora_rank"], kv_a_proj_with_mqa=text["kv_lora_rank"]),
+    }
+
+
+JOINED = dict(glm5_next=joined_in_glm)
 
 # Families whose experts lie stacked in originals too.
 STACKED = ("step3p5",)
 
 # Families that see: the language model has another prefix there.
-NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
+NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "glm5_next")
 
 # What mlx-lm does not use either.
 EXTRA = dict(
     qwen3_next=["mtp.norm.weight"],
+    glm5_next=["model.visual.merger.norm.weight", "model.language_model.layers.5.eh_proj.weight"],
     qwen3_5=["model.visual.merger.norm.weight", "mtp.norm.weight"],
     qwen3_5_moe=["model.visual.merger.norm.weight", "mtp.norm.weight"],
     llama4=["vision_model.class_embedding", "multi_modal_projector.linear_1.weight"],
@@ -77,8 +98,25 @@ def per_expert(name, recipe, stacked):
         yield name.replace(stacked, f".experts.{idx}."), recipe_of(dtype, shape, rest)
 
 
-def original(tensors, family):
-    stored = {}
+def apart(tensors, config):
+    """The tensors without those that conversions join, gate and up of dense blocks among them."""
+    joined, split = JOINED[config["model_type"]](config["text_config"]), {}
+    for name, recipe in tensors.items():
+        path, _, kind = name.rpartition(".")
+        dtype, shape, rest = parts(recipe)
+        module = next((it for it in [*joined, "gate_up_proj"] if path.endswith(f".{it}")), None)
+        if module is None:
+            split[name] = recipe
+            continue
+        for part, rows in joined.get(module, dict.fromkeys(("gate_proj", "up_proj"), shape[0] // 2)).items():
+            split[f"{path.removesuffix(module)}{part}.{kind}"] = recipe_of(dtype, [rows, *shape[1:]], rest)
+    return split
+
+
+def original(tensors, config):
+    family, stored = config["model_type"], {}
+    if family in JOINED:
+        tensors = apart(tensors, config)
     for name, recipe in tensors.items():
         dtype, shape, rest = parts(recipe)
         stacked = next((part for part in (".switch_mlp.", ".experts.") if part in name), None)

@@ -9,9 +9,16 @@ use crate::ranks::{Way, load};
 use crate::recipe::{Case, Golden};
 use crate::run::{Logits, difference, extend, step};
 
-/// Cases with attention to all positions, windows, chunks, sinks, latents and states.
-const CASES: &[&str] =
-    &["qwen3-f32", "mistral-f32", "llama4-f32", "gpt_oss-f32", "deepseek_v3-f32", "qwen3_next-f32"];
+/// Cases with attention to all positions, windows, chunks, sinks, latents, states and pools.
+const CASES: &[&str] = &[
+    "qwen3-f32",
+    "mistral-f32",
+    "llama4-f32",
+    "gpt_oss-f32",
+    "deepseek_v3-f32",
+    "qwen3_next-f32",
+    "glm5_next-f32",
+];
 
 /// What a sequence computes in a step: its number, and how many of its tokens.
 type Turn = (usize, usize);
@@ -45,7 +52,10 @@ struct Sequence {
 
 impl Sequence {
     fn new(model: &Model, prompt: &[u32], number: usize) -> Sequence {
-        let tokens = prompt.iter().cycle().skip(number * 5).take(300).copied().collect();
+        // In another order after the first time, or indexers would find several positions equally good.
+        let place = |idx: usize| idx + idx / prompt.len() * (idx * idx % 37);
+        let first = number * 5;
+        let tokens = (first..first + 300).map(|idx| prompt[place(idx) % prompt.len()]).collect();
         let cache = Some(model.new_cache());
         Sequence { tokens, cache, num_computed: 0, logits: Logits::new() }
     }

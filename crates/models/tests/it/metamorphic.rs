@@ -67,6 +67,8 @@ const CASES: &[&str] = &[
     "longcat_flash-f32",
     "deepseek_v32-f32",
     "glm_moe_dsa-shared-f32",
+    "glm5_next-f32",
+    "glm5_next-q4-bf16",
     "cohere-norms-f32",
     "stablelm-parallel-f32",
     "gemma2-q8-f32",

@@ -8,6 +8,7 @@ use crate::altup::{AltUpLayer, AltUpSpec};
 use crate::config::{bad_value, count, dimension, factor};
 use crate::error::SpecError;
 use crate::model::LayerSpec;
+use crate::streams::LayerStreams;
 use crate::tensor::{TensorCut, TensorRole, TensorSpec};
 
 /// The fields that concern the streams.
@@ -87,5 +88,5 @@ pub(super) fn with_altup(
     layer.tensors.extend(linear(laurel_rank, hidden).whole(&altup.laurel[0]));
     layer.tensors.extend(linear(hidden, laurel_rank).whole(&altup.laurel[1]));
     layer.tensors.push(norm(&altup.laurel_norm, hidden));
-    Ok(LayerSpec { altup: Some(altup), ..layer })
+    Ok(LayerSpec { streams: Some(LayerStreams::AltUp(altup)), ..layer })
 }

@@ -217,6 +217,13 @@ impl MlpModules {
         }
     }
 
+    /// The same, or with gate and up in a tensor of the name `both`.
+    pub(super) fn either_at(module: &str, both: &str) -> MlpModules {
+        let apart = ["gate_proj", "up_proj"].map(|name| format!("{module}.{name}"));
+        let inward = InwardModules::Either { apart, stacked: format!("{module}.{both}") };
+        MlpModules { inward, ..MlpModules::gated_at(module) }
+    }
+
     /// The same without a gate.
     pub(super) fn ungated_at(module: &str) -> MlpModules {
         let inward = InwardModules::Ungated(format!("{module}.up_proj"));
@@ -304,6 +311,8 @@ pub(super) enum SharedProjections {
     Apart,
     /// Gate and up in one tensor, then down.
     Stacked([&'static str; 2]),
+    /// As `Apart`, or with gate and up in a tensor of this name.
+    Either(&'static str),
     /// Up and down, with the names of Llama's checkpoints, around the square of the positive part.
     Ungated,
 }
@@ -314,6 +323,7 @@ impl SharedProjections {
         let mut spec = MlpSpec::plain(inner);
         spec.modules = match self {
             SharedProjections::Apart => MlpModules::gated_at(module),
+            SharedProjections::Either(both) => MlpModules::either_at(module, both),
             SharedProjections::Ungated => {
                 spec.activation = Activation::ReluSquared;
                 MlpModules::ungated_at(module)

@@ -3,7 +3,6 @@
 use serde::Deserialize;
 
 use super::blocks::{Block, MixerBlock, matrix, vector};
-use crate::altup::AltUpSpec;
 use crate::config::{bad_value, count, dimension};
 use crate::error::SpecError;
 use crate::model::{
@@ -16,6 +15,7 @@ use crate::per_layer::PerLayerInputsSpec;
 use crate::quantization::QuantizationMap;
 use crate::residuals::BlockResiduals;
 use crate::rope::RopeConfig;
+use crate::streams::StreamsSpec;
 use crate::tensor::{Dimension, TensorCut, TensorRole, TensorSpec};
 
 /// The fields of `config.json` that every family has.
@@ -55,7 +55,7 @@ pub(super) struct Description {
     pub(super) has_head_bias: bool,
     pub(super) embedding_scale: Option<f32>,
     pub(super) per_layer_inputs: Option<PerLayerInputsSpec>,
-    pub(super) altup: Option<AltUpSpec>,
+    pub(super) streams: Option<StreamsSpec>,
     pub(super) residuals: Option<BlockResiduals>,
     pub(super) logits: LogitsSpec,
     pub(super) modules: DecoderNames,
@@ -126,7 +126,7 @@ impl DecoderConfig {
             has_head_bias: false,
             embedding_scale: None,
             per_layer_inputs: None,
-            altup: None,
+            streams: None,
             residuals: None,
             logits: LogitsSpec::PLAIN,
             modules: DecoderNames::LLAMA,
@@ -206,7 +206,7 @@ impl Description {
             embedding: table(self.modules.embedding, TensorRole::Embedding),
             embedding_scale: self.embedding_scale,
             per_layer_inputs: self.per_layer_inputs,
-            altup: self.altup,
+            streams: self.streams,
             residuals: self.residuals,
             layers: self.layers,
             norm: norms.next().expect("a norm has a weight"),
@@ -282,7 +282,7 @@ impl LayerBuilder {
             is_parallel,
             residual_factor,
             per_layer_input: None,
-            altup: None,
+            streams: None,
             residuals: None,
             stream_scale: None,
             cache,

@@ -3,7 +3,9 @@
 
 mod config;
 mod growth;
+mod indexer;
 mod longcat;
+mod next;
 mod sparse;
 mod variants;
 
@@ -22,6 +24,7 @@ use crate::model::MlpSpec;
 use crate::names::TensorNames;
 
 pub(super) use self::longcat::read as read_longcat;
+pub(super) use self::next::read as read_glm_next;
 
 pub(super) fn read_v2(config: &Value) -> Result<Description, SpecError> {
     describe(config, &V2)
@@ -67,7 +70,7 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
     let latent = config.latent(&sizes, variant, growth)?;
     let choices = variant
         .indexer
-        .map(|is_traditional| sparse::choices(value, &latent, sizes.num_layers, is_traditional));
+        .map(|it| sparse::choices(value, &latent, &vec![true; sizes.num_layers], it));
     let choices = choices.transpose()?;
     let sparse = config.experts(variant)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
@@ -88,7 +91,7 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
             _ => mlp(&module, sizes.hidden, MlpSpec::plain(inner)),
         };
         let module = format!("{prefix}.self_attn");
-        let choice = choices.as_ref().map(|choices| choices[layer_idx].clone());
+        let choice = choices.as_ref().and_then(|choices| choices[layer_idx].clone());
         let latent = LatentSpec { choice, ..latent.clone() };
         let mixer = latent_attention(&module, sizes.hidden, latent, variant.form);
         mixed_layer(prefix, sizes.hidden, mixer, block)

@@ -210,6 +210,7 @@ fn unfused(module: &str, sizes: GatedDeltaSizes) -> GatedDeltaSpec {
         output: at("out_proj"),
         rate_max: 1,
         kimi: None,
+        joined: None,
     }
 }
 
@@ -298,6 +299,7 @@ pub(super) fn kimi(
             |idx: usize| HeadRows { num_rows: 3 * width, start: idx * width, ..rows(names[0]) };
         [0, 1, 2].map(|idx| if is_one { part(idx) } else { rows(names[idx]) })
     };
+    let low_rank = |name: &str| HeadRows::whole(at(name), 1, key_dim);
     let [queries, keys, values] = three(form.projections);
     let spec = GatedDeltaSpec {
         queries,
@@ -310,8 +312,8 @@ pub(super) fn kimi(
         norm: at("o_norm"),
         output: at("o_proj"),
         kimi: Some(KimiDelta {
-            decays: form.decays_down.map(at),
-            gates: form.gates_down.map(at),
+            decays: form.decays_down.map(low_rank),
+            gates: form.gates_down.map(low_rank),
             rank: key_dim,
             log_decay_min: form.log_decay_min,
         }),
@@ -332,6 +334,93 @@ pub(super) fn kimi(
         let input = if down.is_some() { key_dim } else { hidden };
         projections.push(projection(&up.module, input, &[(Dimension::Heads, width)]));
     }
+    block(hidden, spec, projections)
+}
+
+/// Returns the Kimi delta attention of GLM-5 Next at `module`. Originals have the tensors of Kimi Linear,
+/// conversions those of [`kimi_joined`].
+pub(super) fn kimi_either(
+    module: &str,
+    hidden: usize,
+    sizes: GatedDeltaSizes,
+    log_decay_min: f32,
+) -> MixerBlock {
+    let joined = kimi_joined(module, hidden, sizes, log_decay_min);
+    let form = KimiForm { log_decay_min: Some(log_decay_min), ..KimiForm::LINEAR };
+    let mut apart = kimi(module, hidden, sizes, form);
+    let (Mixer::GatedDelta(spec), Mixer::GatedDelta(other)) = (&mut apart.mixer, joined.mixer)
+    else {
+        panic!("both are delta attention")
+    };
+    let name = format!("{}.weight", other.queries.module);
+    spec.joined = Some(other);
+    let is_in =
+        |tensors: &[TensorSpec], it: &TensorSpec| tensors.iter().any(|own| own.name == it.name);
+    let own = apart
+        .tensors
+        .iter()
+        .filter(|it| !is_in(&joined.tensors, it))
+        .map(|it| TensorSpec { presence: Presence::Without(name.clone()), ..it.clone() });
+    let own: Vec<TensorSpec> = own.collect();
+    let others = joined.tensors.into_iter().map(|it| {
+        let is_common = is_in(&apart.tensors, &it);
+        let presence = if is_common { Presence::Always } else { Presence::With(name.clone()) };
+        TensorSpec { presence, ..it }
+    });
+    apart.tensors = others.chain(own).collect();
+    apart
+}
+
+/// Returns Kimi delta attention at `module`: queries, keys and values in one projection and one
+/// convolution; rates in one projection with what decays and gates are computed from. The decays'
+/// logarithms are at least `log_decay_min`.
+fn kimi_joined(
+    module: &str,
+    hidden: usize,
+    sizes: GatedDeltaSizes,
+    log_decay_min: f32,
+) -> MixerBlock {
+    let GatedDeltaSizes { value_heads: heads, key_dim, .. } = sizes;
+    let at = |name: &str| format!("{module}.{name}");
+    let width = heads * key_dim;
+    let three = |name: &str| {
+        [0, 1, 2].map(|idx| HeadRows {
+            num_rows: 3 * width,
+            start: idx * width,
+            ..HeadRows::whole(at(name), heads, key_dim)
+        })
+    };
+    let low_rank = |start: usize| {
+        HeadRows::window(at("fbg_a_proj"), start..start + key_dim, 2 * key_dim + heads)
+    };
+    let [queries, keys, values] = three("qkv_proj");
+    let spec = GatedDeltaSpec {
+        queries,
+        keys,
+        values,
+        gates: HeadRows::whole(at("g_b_proj"), heads, key_dim),
+        rates: HeadRows { rows_per_head: 1, heads_per_group: heads, ..low_rank(key_dim) },
+        decays: HeadRows::whole(at("f_b_proj"), heads, key_dim),
+        convolutions: three("qkv_conv.conv"),
+        norm: at("o_norm"),
+        output: at("o_proj"),
+        kimi: Some(KimiDelta {
+            decays: Some(low_rank(0)),
+            gates: Some(low_rank(key_dim + heads)),
+            rank: key_dim,
+            log_decay_min: Some(log_decay_min),
+        }),
+        ..unfused(module, sizes)
+    };
+    let inward =
+        [(Dimension::Whole, key_dim), (Dimension::Heads, heads), (Dimension::Whole, key_dim)];
+    let of_heads = [(Dimension::Heads, width)];
+    let projections = vec![
+        projection(&at("qkv_proj"), hidden, &[(Dimension::KvHeads, 2 * width), of_heads[0]]),
+        projection(&at("fbg_a_proj"), hidden, &inward),
+        projection(&at("f_b_proj"), key_dim, &of_heads),
+        projection(&at("g_b_proj"), key_dim, &of_heads),
+    ];
     block(hidden, spec, projections)
 }
 

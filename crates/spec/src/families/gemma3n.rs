@@ -17,6 +17,7 @@ use crate::config::{completed, factor, parse, unsupported};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, HeadTable, LayerSpec, LogitsSpec};
 use crate::names::TensorNames;
+use crate::streams::StreamsSpec;
 
 /// Names of the activation.
 const ACTIVATIONS: &[&str] = &["gelu_pytorch_tanh"];
@@ -56,7 +57,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         head_table: HeadTable::Tied,
         embedding_scale: Some((sizes.hidden as f64).sqrt() as f32),
         per_layer_inputs: Some(inputs),
-        altup: Some(streams),
+        streams: Some(StreamsSpec::AltUp(streams)),
         logits: LogitsSpec { scale: 1.0, soft_cap: cap },
         ..config.decoder.with_layers(sizes, layers).without(unused)
     }

@@ -30,16 +30,30 @@ pub(super) fn latent_attention(
     let at = |name: &str| format!("{module}.{name}");
     let queries = heads * (nope_dim + rope_dim);
     let linear = |output, input, has_bias| Linear { role, output, input, has_bias };
+    let (may_join, both) = (spec.may_join_down, at("qkv_a_proj"));
+    let joint = format!("{both}.weight");
+    let apart = |it: Vec<TensorSpec>| {
+        let presence = || Presence::Without(joint.clone());
+        it.into_iter()
+            .map(|it| if may_join { TensorSpec { presence: presence(), ..it } } else { it })
+            .collect::<Vec<_>>()
+    };
     let mut tensors = match q_rank {
         None => linear(queries, hidden, false).column(&at("q_proj"), Dimension::Heads),
         Some(rank) => {
-            let mut tensors = linear(rank, hidden, has_bias).whole(&at("q_a_proj"));
+            let mut tensors = apart(linear(rank, hidden, has_bias).whole(&at("q_a_proj")));
             tensors.push(norm(&at("q_a_layernorm"), rank));
             tensors.extend(linear(queries, rank, false).column(&at("q_b_proj"), Dimension::Heads));
             tensors
         }
     };
-    tensors.extend(linear(kv_rank + rope_dim, hidden, has_bias).whole(&at("kv_a_proj_with_mqa")));
+    let kv_down = linear(kv_rank + rope_dim, hidden, has_bias).whole(&at("kv_a_proj_with_mqa"));
+    tensors.extend(apart(kv_down));
+    if let (true, Some(rank)) = (may_join, q_rank) {
+        let both = linear(rank + kv_rank + rope_dim, hidden, has_bias).whole(&both).into_iter();
+        let presence = || Presence::With(joint.clone());
+        tensors.extend(both.map(|it| TensorSpec { presence: presence(), ..it }));
+    }
     tensors.push(norm(&at("kv_a_layernorm"), kv_rank));
     let rows = heads * (nope_dim + value_dim);
     let cut = TensorCut::whole_column(Dimension::Heads, rows);
@@ -80,7 +94,7 @@ fn indexer_tensors(
     rank: usize,
     spec: &IndexerSpec,
 ) -> Vec<TensorSpec> {
-    let &IndexerSpec { heads, head_dim, .. } = spec;
+    let &IndexerSpec { heads, head_dim, pool, .. } = spec;
     let at = |name: &str| format!("{module}.{name}");
     let linear = |output, input| Linear { role: TensorRole::Mixer, output, input, has_bias: false };
     let mut tensors = linear(heads * head_dim, rank).whole(&at("wq_b"));
@@ -89,5 +103,15 @@ fn indexer_tensors(
     let bias = at("k_norm.bias");
     tensors.push(vector(&bias, TensorRole::Norm, head_dim, TensorCut::Replicated));
     tensors.extend(linear(heads, hidden).whole(&at("weights_proj")));
+    if let Some(pool) = pool {
+        tensors.push(plain(&at("index_kpool_compress_gate"), [head_dim, hidden]));
+        tensors.push(plain(&at("index_kpool_compress_ape"), [pool, head_dim]));
+    }
     tensors
+}
+
+/// Returns a matrix of this name that every rank holds and that is never quantised.
+pub(super) fn plain(name: &str, shape: [usize; 2]) -> TensorSpec {
+    let tensor = vector(name, TensorRole::Mixer, shape[0], TensorCut::Replicated);
+    TensorSpec { shape: shape.to_vec(), ..tensor }
 }

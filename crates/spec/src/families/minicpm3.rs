@@ -87,6 +87,7 @@ fn latent(config: &Config) -> Result<LatentSpec, SpecError> {
         rope: Some(RopeSpec { is_traditional: false, ..rope }),
         query_growth: None,
         latent_factor: 1.0,
+        may_join_down: false,
         choice: None,
         gate_width: None,
         module: String::new(),

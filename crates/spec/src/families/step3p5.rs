@@ -77,7 +77,8 @@ fn block(config: &Config, layer_idx: usize, is_sparse: bool) -> Result<Block, Sp
     let module = format!("model.layers.{layer_idx}.mlp");
     let shared = config.swiglu_limits_shared.as_deref();
     let shared = limit("swiglu_limits_shared", shared, layer_idx)?;
-    let activation = shared.map_or(Activation::Silu, |limit| Activation::BoundedSilu { limit });
+    let activation =
+        shared.map_or(Activation::Silu, |limit| Activation::BoundedSilu { bound: limit, limit });
     if !is_sparse {
         let inner = dimension("intermediate_size", config.intermediate_size)?;
         return Ok(mlp(&module, hidden, MlpSpec { activation, ..MlpSpec::plain(inner) }));
@@ -95,8 +96,10 @@ fn block(config: &Config, layer_idx: usize, is_sparse: bool) -> Result<Block, Sp
     let spec = ExpertSizes {
         shared_inner: Some(dimension("share_expert_dim", config.share_expert_dim)?),
         shared_activation: Some(activation),
-        activation: routed
-            .map_or(plain.activation, |limit| ExpertActivation::BoundedSwiglu { limit }),
+        activation: routed.map_or(plain.activation, |limit| ExpertActivation::BoundedSwiglu {
+            bound: limit,
+            limit,
+        }),
         ..plain
     };
     Ok(experts(&module, hidden, &NAMES, spec))

@@ -11,7 +11,7 @@ use crate::error::SpecError;
 use crate::names::TensorNames;
 
 /// Returns the fields of the text part.
-fn text_config(config: &Value) -> &Value {
+pub(super) fn text_config(config: &Value) -> &Value {
     config.get("text_config").filter(|text| text.is_object()).unwrap_or(config)
 }
 

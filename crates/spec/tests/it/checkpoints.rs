@@ -126,6 +126,8 @@ fn what_an_indexer_and_a_second_mixer_keep_is_counted() {
         |name: &str| sample(name).layout().tensor_shards(&Shares::even(1))[0].cache.bytes_per_token;
     assert_eq!(cached("deepseek_v32-f32"), 3 * (88 + 12 + 20) * 4);
     assert_eq!(cached("longcat_flash-f32"), 2 * 2 * (88 + 12) * 4);
+    // Keys and gates, in two of three layers with attention.
+    assert_eq!(cached("glm5_next-f32"), (3 * 88 + 2 * 2 * 20) * 4);
 }
 
 #[test]

@@ -53,6 +53,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("deepseek_v3", EACH),
     ("deepseek_v32", EACH),
     ("glm_moe_dsa", EACH),
+    ("glm5_next", EACH),
     ("longcat_flash", EACH),
     // Its blocks of experts have another name; see the test of names.
     ("kimi_linear", NUMBERED),

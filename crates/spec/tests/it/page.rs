@@ -54,7 +54,9 @@ fn golden() -> BTreeMap<String, Vec<Case>> {
 fn layers(cases: &[Case]) -> String {
     let mut parts: BTreeSet<&str> = BTreeSet::new();
     for case in cases {
-        for layer in &ModelSpec::from_config(&case.config).unwrap().layers {
+        let spec = ModelSpec::from_config(&case.config).unwrap();
+        parts.extend(spec.streams.as_ref().map(|_| "several streams"));
+        for layer in &spec.layers {
             parts.insert(match &layer.mixer {
                 Mixer::Attention(_) => "attention",
                 Mixer::GatedDelta(delta) if delta.kimi.is_some() => "Kimi delta attention",

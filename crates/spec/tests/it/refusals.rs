@@ -256,6 +256,34 @@ fn what_layers_with_heads_of_their_own_do_not_compute_is_refused_by_its_field() 
 }
 
 #[test]
+fn what_glm_next_does_not_compute_is_refused_by_its_field() {
+    let refused = |field: &str, value: Value, expected: &str| {
+        let mut text = crate::checkpoints::sample("glm5_next-f32").config["text_config"].clone();
+        text[field] = value;
+        check_sample("glm5_next-f32", &json!({"text_config": text}), expected);
+    };
+    refused("qk_rope_head_dim", json!(8), "`qk_rope_head_dim` is 8, expected 0");
+    refused("mla_use_nope", json!(false), "`mla_use_nope` is false, expected true");
+    refused("num_key_value_heads", json!(1), "`num_key_value_heads` is 1, expected num_att");
+    refused("n_group", json!(4), "`n_group` is 4, expected 1");
+    refused("scoring_func", json!("softmax"), "`scoring_func` is softmax, expected sigmoid");
+    refused("hidden_act", json!("gelu"), "unsupported activation: `gelu`");
+    refused("swiglu_limit", json!(0.0), "`swiglu_limit` is 0, expected a positive number");
+    refused("hc_mult", json!(0), "`hc_mult` is 0");
+    refused("hc_sinkhorn_iters", json!(0), "`hc_sinkhorn_iters` is 0");
+    refused("hc_eps", json!(-1.0), "`hc_eps` is -1");
+    refused("index_topk", json!(13), "`index_topk` is 13, expected a multiple of index_kpool, 3");
+    refused("index_kpool_compress", json!(false), "`index_kpool_compress` is false");
+    let tail = "index_kpool_always_select_tail";
+    refused(tail, json!(false), "`index_kpool_always_select_tail` is false, expected true");
+    refused("linear_lower_bound", json!(null), "`linear_lower_bound` is null");
+    refused("linear_lower_bound", json!(2.0), "`-linear_lower_bound` is -2");
+    refused("layer_types", json!(["full_attention"]), "`layer_types` is 1, expected 5 entries");
+    refused("mlp_layer_types", json!(vec!["wide"; 5]), "unsupported kind of layer: `wide`");
+    refused("linear_attn_config", json!({"safe_gate": false}), "safe_gate` is false");
+}
+
+#[test]
 fn what_differs_from_deepseek_is_refused() {
     let config = |model_type: &str, edit: Value| {
         let mut config = json!({

@@ -80,6 +80,7 @@ impl Latent {
             latent_factor: 1.0,
             rope: Some(RopeSpec { is_traditional, ..rope.spec(rope_dim, None)? }),
             query_growth: None,
+            may_join_down: false,
             choice: None,
             gate_width: None,
             module: String::new(),

@@ -65,6 +65,7 @@ impl Config {
             latent_factor: 1.0,
             rope: Some(RopeSpec { is_traditional, ..rope }),
             query_growth: growth,
+            may_join_down: false,
             choice: None,
             gate_width: None,
             module: String::new(),

@@ -3,22 +3,15 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::config::{bad_value, count, dimension, parse, setting};
+use super::indexer::indexer;
+use crate::config::{bad_value, count, parse, setting};
 use crate::error::SpecError;
-use crate::latent::{IndexerSpec, LatentSpec, PositionChoice};
-use crate::rope::RopeSpec;
+use crate::latent::{LatentSpec, PositionChoice};
 
-/// What the norm of an indexer's keys adds to their variance, as in mlx-lm.
-const NORM_EPS: f32 = 1e-5;
-
-/// Fields of an indexer, and which layers have one: those of `indexer_types`, else of
+/// Which layers have an indexer: those of `indexer_types`, else of
 /// `index_topk_pattern`, else every `index_topk_freq`-th one after the first ones.
 #[derive(Debug, Deserialize)]
 struct Own {
-    index_n_heads: u32,
-    index_head_dim: u32,
-    index_topk: u32,
-    indexer_rope_interleave: Option<bool>,
     indexer_types: Option<Vec<String>>,
     index_topk_pattern: Option<Pattern>,
     index_topk_freq: Option<u32>,
@@ -33,42 +26,31 @@ enum Pattern {
     Words(Vec<String>),
 }
 
-/// Returns for each layer how it chooses positions. `is_traditional` says how indexers rotate if that
-/// is not stated.
+/// Returns for each layer with attention, of which `attend` tells, how it chooses positions.
+/// `is_traditional` says how indexers rotate if that is not stated.
 pub(super) fn choices(
     config: &Value,
     latent: &LatentSpec,
-    num_layers: usize,
+    attend: &[bool],
     is_traditional: bool,
-) -> Result<Vec<PositionChoice>, SpecError> {
+) -> Result<Vec<Option<PositionChoice>>, SpecError> {
     let own: Own = parse(config)?;
-    if latent.q_rank.is_none() {
-        return Err(bad_value("q_lora_rank", "absent", "a number"));
-    }
-    let head_dim = dimension("index_head_dim", own.index_head_dim)?;
-    if head_dim < latent.rope_dim {
-        let expected = format!("at least qk_rope_head_dim, {}", latent.rope_dim);
-        return Err(bad_value("index_head_dim", head_dim, expected));
-    }
-    let rope = latent.rope.clone().expect("this attention rotates");
-    let is_traditional = own.indexer_rope_interleave.unwrap_or(is_traditional);
-    let indexer = IndexerSpec {
-        heads: dimension("index_n_heads", own.index_n_heads)?,
-        head_dim,
-        num_chosen: dimension("index_topk", own.index_topk)?,
-        rope: RopeSpec { is_traditional, ..rope },
-        norm_eps: NORM_EPS,
-    };
+    let indexer = indexer(config, latent, is_traditional)?;
+    let num_chosen = indexer.attended_max();
     let mut last_full = None;
-    let choices = own.have_indexers(num_layers)?.into_iter().enumerate().map(|(idx, is_full)| {
+    let kinds = own.have_indexers(attend.len())?.into_iter().zip(attend).enumerate();
+    let choices = kinds.map(|(idx, (is_full, attends))| {
+        if !attends {
+            return Ok(None);
+        }
         if is_full {
             last_full = Some(idx);
-            return Ok(PositionChoice::Indexer(indexer.clone()));
+            return Ok(Some(PositionChoice::Indexer(indexer.clone())));
         }
         let Some(layer_idx) = last_full else {
             return Err(bad_value("indexer_types[0]", "shared", "full"));
         };
-        Ok(PositionChoice::OfLayer { layer_idx, num_chosen: indexer.num_chosen })
+        Ok(Some(PositionChoice::OfLayer { layer_idx, num_chosen }))
     });
     choices.collect()
 }

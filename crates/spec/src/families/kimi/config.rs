@@ -91,6 +91,7 @@ impl Config {
             latent_factor: 1.0,
             rope: None,
             query_growth: None,
+            may_join_down: false,
             choice: None,
             gate_width: None,
             module: String::new(),

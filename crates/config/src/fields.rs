@@ -56,13 +56,13 @@ fn without_python_numbers(text: &str) -> String {
 }
 
 /// Returns the fields that `C` declares.
-pub(crate) fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
+pub fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
     C::deserialize(config).map_err(|err| SpecError::Malformed { reason: err.to_string() })
 }
 
 /// Returns `config` in which fields that are absent have the value of another name, `(theirs, ours)`,
 /// or else their default. A default of `null` removes the field.
-pub(crate) fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> Value {
+pub fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> Value {
     let mut fields = config.as_object().cloned().unwrap_or_default();
     let is_absent =
         |fields: &Map<String, Value>, name: &str| fields.get(name).is_none_or(Value::is_null);
@@ -84,7 +84,7 @@ pub(crate) fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Val
 }
 
 /// Returns a factor after checking that it is a positive number.
-pub(crate) fn factor(field: &'static str, value: f32) -> Result<f32, SpecError> {
+pub fn factor(field: &'static str, value: f32) -> Result<f32, SpecError> {
     if value.is_normal() && 0.0 < value {
         return Ok(value);
     }
@@ -92,17 +92,17 @@ pub(crate) fn factor(field: &'static str, value: f32) -> Result<f32, SpecError> 
 }
 
 /// Returns a size after checking its bounds.
-pub(crate) fn dimension(field: &'static str, size: u32) -> Result<usize, SpecError> {
+pub fn dimension(field: &'static str, size: u32) -> Result<usize, SpecError> {
     bounded(field, size, 1..=MAX_DIMENSION)
 }
 
 /// Returns a number of layers or of experts after checking its bounds.
-pub(crate) fn count(field: &'static str, number: u32) -> Result<usize, SpecError> {
+pub fn count(field: &'static str, number: u32) -> Result<usize, SpecError> {
     bounded(field, number, 1..=MAX_COUNT)
 }
 
 /// Returns the number of experts that a token passes after checking it.
-pub(crate) fn experts_per_token(number: u32, num_experts: usize) -> Result<usize, SpecError> {
+pub fn experts_per_token(number: u32, num_experts: usize) -> Result<usize, SpecError> {
     let field = "num_experts_per_tok";
     match count(field, number)? {
         number if number <= num_experts => Ok(number),
@@ -122,7 +122,7 @@ fn bounded(
 }
 
 /// Refuses a setting that is stated and not one of `supported`; anything passes if none is listed.
-pub(crate) fn setting(
+pub fn setting(
     what: &'static str,
     found: Option<&str>,
     supported: &'static [&'static str],
@@ -136,7 +136,7 @@ pub(crate) fn setting(
 }
 
 /// Creates an error about a setting that this version does not compute.
-pub(crate) fn unsupported(
+pub fn unsupported(
     what: &'static str,
     found: &dyn Display,
     supported: &'static [&'static str],
@@ -145,7 +145,7 @@ pub(crate) fn unsupported(
 }
 
 /// Creates an error about a value.
-pub(crate) fn bad_value(
+pub fn bad_value(
     field: &'static str,
     found: impl Display,
     expected: impl Into<String>,
@@ -154,7 +154,7 @@ pub(crate) fn bad_value(
 }
 
 /// Formats an optional value for an error.
-pub(crate) fn or_absent(value: Option<impl Display>) -> String {
+pub fn or_absent(value: Option<impl Display>) -> String {
     value.map_or_else(|| "absent".to_owned(), |value| value.to_string())
 }
 
@@ -186,12 +186,12 @@ enum Tag {
 }
 
 /// Deserializes an `Option<f64>`, for `#[serde(deserialize_with = "float")]`.
-pub(crate) fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+pub fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     Ok(Option::<Float>::deserialize(deserializer)?.map(Float::value))
 }
 
 /// Deserializes an `Option<[f64; 2]>`, for `#[serde(deserialize_with = "float_pair")]`.
-pub(crate) fn float_pair<'de, D: Deserializer<'de>>(
+pub fn float_pair<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<[f64; 2]>, D::Error> {
     Ok(Option::<[Float; 2]>::deserialize(deserializer)?.map(|pair| pair.map(Float::value)))

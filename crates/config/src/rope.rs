@@ -3,8 +3,8 @@
 use jackalope_protocol::counted;
 use serde::Deserialize;
 
-use crate::config::{bad_value, float, or_absent};
 use crate::error::SpecError;
+use crate::fields::{bad_value, float, or_absent};
 
 /// Types that an error message lists.
 const SUPPORTED: &[&str] = &[
@@ -39,7 +39,7 @@ pub struct RopeSpec {
 
 impl RopeSpec {
     /// No rotation at all.
-    pub(crate) const NONE: RopeSpec =
+    pub const NONE: RopeSpec =
         RopeSpec { dims: 0, theta: 1.0, is_traditional: false, scaling: RopeScaling::None };
 }
 
@@ -163,7 +163,7 @@ impl ScalingConfig {
 
 /// The fields of `config.json` that concern positions.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct RopeConfig {
+pub struct RopeConfig {
     #[serde(default, deserialize_with = "float")]
     rope_theta: Option<f64>,
     rope_scaling: Option<ScalingConfig>,
@@ -181,7 +181,7 @@ impl RopeConfig {
     }
 
     /// Returns the maximum length of a sequence that the model was trained for, in tokens.
-    pub(crate) fn context_tokens(&self) -> u32 {
+    pub fn context_tokens(&self) -> u32 {
         let stated = self.max_position_embeddings.unwrap_or(DEFAULT_CONTEXT_TOKENS);
         let scaling = self.scaling();
         match (scaling.kind(), scaling.original_max_position_embeddings, scaling.factor) {
@@ -194,7 +194,7 @@ impl RopeConfig {
     }
 
     /// Whether neighbouring elements are a pair.
-    pub(crate) fn is_traditional(&self) -> bool {
+    pub fn is_traditional(&self) -> bool {
         self.rope_traditional
     }
 
@@ -203,11 +203,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if the fraction is not stated and has no default, or is out of bounds.
-    pub(crate) fn rotated_dims(
-        &self,
-        head_dim: usize,
-        default: Option<f64>,
-    ) -> Result<usize, SpecError> {
+    pub fn rotated_dims(&self, head_dim: usize, default: Option<f64>) -> Result<usize, SpecError> {
         let stated = self.partial_rotary_factor.or(self.scaling().partial_rotary_factor);
         let factor = stated.or(default);
         let Some(valid) = factor.filter(|factor| 0.0 < *factor && *factor <= 1.0) else {
@@ -219,7 +215,7 @@ impl RopeConfig {
 
     /// Returns the factor by which an extended context scales attention scores (Peng et al. 2023,
     /// section 3.4), as mlx-lm computes it for latent attention.
-    pub(crate) fn score_factor(&self) -> f64 {
+    pub fn score_factor(&self) -> f64 {
         let ScalingConfig { factor, mscale_all_dim, .. } = self.scaling();
         match (factor, mscale_all_dim) {
             (Some(factor), Some(mscale)) if 1.0 < factor => {
@@ -233,7 +229,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if the type is none of `supported`.
-    pub(crate) fn require(&self, supported: &'static [&'static str]) -> Result<(), SpecError> {
+    pub fn require(&self, supported: &'static [&'static str]) -> Result<(), SpecError> {
         let scaling = self.scaling();
         if supported.contains(&scaling.kind()) {
             return Ok(());
@@ -247,7 +243,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if a value is invalid.
-    pub(crate) fn alpha(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+    pub fn alpha(&self, dims: usize) -> Result<RopeSpec, SpecError> {
         let plain = self.unscaled(dims)?;
         let Some(alpha) = self.scaling().alpha else { return Ok(plain) };
         if !(0.0 < alpha && alpha.is_finite() && 2 < dims) {
@@ -259,7 +255,7 @@ impl RopeConfig {
 
     /// Returns the same fields with another base, and another fraction of a head that is rotated if
     /// there is one.
-    pub(crate) fn with_base(&self, theta: f64, fraction: Option<f64>) -> RopeConfig {
+    pub fn with_base(&self, theta: f64, fraction: Option<f64>) -> RopeConfig {
         let partial_rotary_factor = fraction.or(self.partial_rotary_factor);
         RopeConfig { rope_theta: Some(theta), partial_rotary_factor, ..self.clone() }
     }
@@ -268,7 +264,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if the base is invalid.
-    pub(crate) fn unscaled(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+    pub fn unscaled(&self, dims: usize) -> Result<RopeSpec, SpecError> {
         self.unscaled_or(dims, None)
     }
 
@@ -277,7 +273,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if the base is invalid.
-    pub(crate) fn unscaled_or(
+    pub fn unscaled_or(
         &self,
         dims: usize,
         default_theta: Option<f64>,
@@ -291,11 +287,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if a value is invalid or the type is not supported.
-    pub(crate) fn spec(
-        &self,
-        dims: usize,
-        default_theta: Option<f64>,
-    ) -> Result<RopeSpec, SpecError> {
+    pub fn spec(&self, dims: usize, default_theta: Option<f64>) -> Result<RopeSpec, SpecError> {
         if !dims.is_multiple_of(2) || dims == 0 {
             let field = "rotated part of head_dim";
             return Err(bad_value(field, dims, "a positive even number"));
@@ -368,7 +360,7 @@ impl RopeConfig {
     ///
     /// # Errors
     /// Fails if a value is invalid or absent, or the type is not supported.
-    pub(crate) fn with_stated_magnitude(&self, dims: usize) -> Result<RopeSpec, SpecError> {
+    pub fn with_stated_magnitude(&self, dims: usize) -> Result<RopeSpec, SpecError> {
         self.require(&["default", "longrope", "su"])?;
         let plain = self.spec(dims, None)?;
         let RopeScaling::LongRope { factors, .. } = plain.scaling else { return Ok(plain) };

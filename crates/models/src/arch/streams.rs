@@ -1,0 +1,65 @@
+//! The streams of the residual, and how the blocks of a layer read them and add to them.
+
+use jackalope_spec::{self as spec, AltUpLayer, HyperConnectionSpec, ModelSpec, StreamsSpec};
+use jackalope_weights::LoadError;
+
+use super::parts::LayerParts;
+use crate::layers::{
+    AltUp, AltUpParts, HyperConnection, NormSettings, PerLayerReader, StreamShape,
+};
+
+/// The streams of the residual, and how the layer's blocks read them and add to them.
+#[derive(Debug)]
+pub(super) enum LayerStreams {
+    /// There is one. After the blocks the layer's input beside it is read, if it has one.
+    One(Option<Box<PerLayerReader>>),
+    AltUp(Box<AltUp>),
+    /// Of the mixer and of the feed-forward block.
+    HyperConnections(Box<[HyperConnection; 2]>),
+}
+
+impl LayerStreams {
+    /// Loads what a layer does with the streams; `reader` reads its input beside them.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(super) fn load(
+        parts: &LayerParts<'_, '_>,
+        reader: Option<PerLayerReader>,
+    ) -> Result<LayerStreams, LoadError> {
+        Ok(match (&parts.spec.streams, reader) {
+            (None, reader) => LayerStreams::One(reader.map(Box::new)),
+            (Some(spec::LayerStreams::AltUp(layer)), Some(reader)) => {
+                LayerStreams::AltUp(Box::new(altup(parts, layer, reader)?))
+            }
+            (Some(spec::LayerStreams::HyperConnections([mixer, rest])), None) => {
+                let both = [hyper_connection(parts, mixer)?, hyper_connection(parts, rest)?];
+                LayerStreams::HyperConnections(Box::new(both))
+            }
+            (Some(_), _) => panic!("only alternating updates read inputs, and they do"),
+        })
+    }
+}
+
+fn altup(
+    parts: &LayerParts<'_, '_>,
+    layer: &AltUpLayer,
+    reader: PerLayerReader,
+) -> Result<AltUp, LoadError> {
+    let ModelSpec { hidden_size: hidden, norm_kind: kind, norm_eps: eps, .. } = *parts.model;
+    let Some(StreamsSpec::AltUp(spec)) = &parts.model.streams else {
+        panic!("the layer's model has such streams")
+    };
+    let settings = NormSettings { kind, eps };
+    AltUp::load(parts.root, AltUpParts { spec, layer, reader, hidden, settings }, parts.parallel)
+}
+
+fn hyper_connection(
+    parts: &LayerParts<'_, '_>,
+    spec: &HyperConnectionSpec,
+) -> Result<HyperConnection, LoadError> {
+    let ModelSpec { hidden_size: hidden, norm_eps, ref streams, .. } = *parts.model;
+    let num_streams = streams.as_ref().map_or(1, StreamsSpec::num_streams);
+    let shape = StreamShape { num_streams, hidden, norm_eps };
+    HyperConnection::load(parts.root, spec, shape, parts.parallel)
+}

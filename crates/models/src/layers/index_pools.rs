@@ -1,0 +1,212 @@
+//! Positions that an indexer chooses in groups of neighbours; see [`jackalope_spec::IndexerSpec`].
+//!
+//! What is kept of a position is its key and its gates, beside the latents. With our kernels the key of
+//! a whole pool takes the place of its last position's key, which nothing else reads: cutting a
+//! sequence there drops that position too. So the pages are those of other indexers, the key of a pool
+//! is computed once, and no row of it depends on how a prompt is cut into chunks: the keys and gates of
+//! a pool are read from the pages, rounded. MLX's operations compute the keys of the pools in each step.
+
+use std::sync::Arc;
+
+use jackalope_kernels::{Elements, Floats};
+use jackalope_mlx::{Array, Dtype};
+use jackalope_weights::LoadError;
+use jackalope_weights::{Part, Weights};
+
+use super::kernel::dim;
+use super::wide_matrix::{WideMatrix, WideMatrixKernel};
+use crate::cache::Page;
+
+/// Pools of positions, of which an indexer chooses some.
+#[derive(Debug)]
+pub(crate) struct IndexPools {
+    /// Number of positions of a pool.
+    len: usize,
+    /// Projection from the residual stream to gates, `[head_dim]`.
+    gates: WideMatrix,
+    /// What is added to the gates of each position of a pool, `[len, head_dim]`.
+    places: Arc<[f32]>,
+}
+
+impl IndexPools {
+    /// Loads pools of `len` positions.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(crate) fn load(
+        w: &Weights<'_>,
+        len: usize,
+        head_dim: usize,
+        hidden: usize,
+    ) -> Result<IndexPools, LoadError> {
+        let places = "index_kpool_compress_ape";
+        let places = w.floats_as(Dtype::F32, places, &[len, head_dim], Part::Whole)?;
+        let gates = WideMatrix::load(w, "index_kpool_compress_gate", [head_dim, hidden])?;
+        Ok(IndexPools { len, gates, places: places.to_vec::<f32>()?.into() })
+    }
+
+    /// Returns the number of positions of a pool.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns what is kept of the positions of `x` `[tokens, hidden]` with these keys
+    /// `[tokens, head_dim]`, with MLX: `[tokens, 2 * head_dim]`.
+    pub(super) fn stock_kept(&self, x: &Array, keys: &Array) -> Array {
+        let gates = self.gates.stock(&x.astype(Dtype::F32)).astype(keys.dtype());
+        Array::concatenate(&[keys, &gates], 1)
+    }
+
+    /// Returns the keys of whole pools, `[sequences, 1, pools, head_dim]`, with MLX, from what is kept,
+    /// `[sequences, 1, positions, 2 * head_dim]`.
+    pub(super) fn stock_keys(&self, kept: &Array) -> Array {
+        let (len, head_dim) = (dim(self.len), kept.dim(3) / 2);
+        let num_pools = kept.dim(2) / len;
+        let whole = kept.slice_axis(2, 0, num_pools * len);
+        let whole = whole.reshape(&[kept.dim(0), num_pools, len, 2 * head_dim]);
+        let places = Array::from_slice(&self.places, &[len, head_dim]);
+        let gates = whole.slice_axis(3, head_dim, 2 * head_dim).astype(Dtype::F32).add(&places);
+        let keys = whole.slice_axis(3, 0, head_dim).astype(Dtype::F32);
+        gates.softmax(2).mul(&keys).sum(2, false).expand_dims(1).astype(kept.dtype())
+    }
+
+    /// Returns which positions queries attend to, boolean `[…, positions]`, with MLX. `visible` is what
+    /// they see, if it is not everything; `choose` returns which pools they choose, `[…, pools]`, given
+    /// those that they see.
+    pub(super) fn stock_chosen(
+        &self,
+        num_positions: i32,
+        visible: Option<&Array>,
+        choose: impl FnOnce(Option<&Array>) -> Array,
+    ) -> Array {
+        let len = dim(self.len);
+        let num_pools = num_positions / len;
+        // A pool is seen with its last position.
+        let seen = visible.map(|visible| {
+            let whole = visible.slice_axis(-1, 0, num_pools * len);
+            let mut shape = visible.shape();
+            shape.pop();
+            shape.extend([num_pools, len]);
+            let pools = whole.reshape(&shape);
+            pools.slice_axis(-1, len - 1, len).squeeze(-1)
+        });
+        let chosen = choose(seen.as_ref());
+        let everything = |shape: &[i32]| Array::zeros(shape, Dtype::I32).less(&Array::scalar(1.0));
+        let attended = match &seen {
+            Some(seen) => Array::where_(seen, &chosen, &everything(&[1])),
+            None => chosen,
+        };
+        let attended = attended.repeat(len, -1);
+        let mut rest = attended.shape();
+        *rest.last_mut().expect("it has pools") = num_positions - num_pools * len;
+        let attended = Array::concatenate(&[&attended, &everything(&rest)], -1);
+        visible.map_or(attended.clone(), |visible| attended.logical_and(visible))
+    }
+
+    /// Returns the pools for use inside a primitive.
+    pub(super) fn kernel(&self) -> PoolsKernel {
+        let places = PoolPlaces { len: self.len, places: Arc::clone(&self.places) };
+        PoolsKernel { gates: self.gates.kernel(), places }
+    }
+}
+
+/// The pools of an indexer for the kernels.
+#[derive(Debug)]
+pub(super) struct PoolsKernel {
+    pub(super) gates: WideMatrixKernel,
+    pub(super) places: PoolPlaces,
+}
+
+/// The positions of a pool, and what is added to their gates.
+#[derive(Clone, Debug)]
+pub(super) struct PoolPlaces {
+    pub(super) len: usize,
+    /// `[len, head_dim]`.
+    places: Arc<[f32]>,
+}
+
+impl PoolPlaces {
+    fn head_dim(&self) -> usize {
+        self.places.len() / self.len
+    }
+
+    /// Returns the positions in `positions` that are the last of their pools.
+    pub(super) fn last_positions(
+        &self,
+        positions: std::ops::Range<usize>,
+    ) -> impl Iterator<Item = usize> {
+        let len = self.len;
+        positions.filter(move |position| (position + 1).is_multiple_of(len))
+    }
+
+    /// Returns the key of the pool that ends at `last`. Soft-max and mean are computed in f64, because
+    /// libraries differ in the last bits of exponentials, and rounded once.
+    pub(super) fn key(&self, pages: &[Arc<Page>], last: usize) -> Vec<f32> {
+        let head_dim = self.head_dim();
+        let rows = (last + 1 - self.len..=last).zip(self.places.chunks_exact(head_dim));
+        let rows = rows.map(|(position, place)| {
+            let mut row = kept_row(pages, position, 2 * head_dim);
+            row[head_dim..].iter_mut().zip(place).for_each(|(gate, place)| *gate += place);
+            row
+        });
+        let rows: Vec<Vec<f32>> = rows.collect();
+        let element = |idx: usize| {
+            let gates = || rows.iter().map(|row| f64::from(row[head_dim + idx]));
+            let max = gates().fold(f64::NEG_INFINITY, f64::max);
+            let powers: Vec<f64> = gates().map(|gate| (gate - max).exp()).collect();
+            let keys = rows.iter().map(|row| f64::from(row[idx]));
+            let sum: f64 = powers.iter().zip(keys).map(|(power, key)| power * key).sum();
+            (sum / powers.iter().sum::<f64>()) as f32
+        };
+        (0..head_dim).map(element).collect()
+    }
+
+    /// Returns the keys of the first pools of a sequence, `[pools, head_dim]`.
+    pub(super) fn keys(&self, pages: &[Arc<Page>], num_pools: usize) -> Floats {
+        let head_dim = self.head_dim();
+        let float =
+            pages.first().map_or(jackalope_kernels::Float::F32, |page| values(page).float());
+        let mut keys = Floats::zeros(float, num_pools * head_dim);
+        for pool in 0..num_pools {
+            let last = (pool + 1) * self.len - 1;
+            keys.store(pool * head_dim, &kept_row(pages, last, 2 * head_dim)[..head_dim]);
+        }
+        keys
+    }
+
+    /// Returns the positions that a query at `position` attends to with these pools, in ascending order.
+    pub(super) fn positions(&self, pools: &[usize], position: usize) -> Vec<usize> {
+        let chosen = pools.iter().flat_map(|pool| pool * self.len..(pool + 1) * self.len);
+        let num_whole = (position + 1) / self.len;
+        chosen.chain(num_whole * self.len..position + 1).collect()
+    }
+}
+
+fn values(page: &Page) -> Elements<'_> {
+    page.view().values.expect("what an indexer keeps is beside the latents")
+}
+
+/// Returns what is kept of a position.
+fn kept_row(pages: &[Arc<Page>], position: usize, width: usize) -> Vec<f32> {
+    let page_tokens = pages.first().map_or(1, |page| values(page).len() / width);
+    let mut row = vec![0.0; width];
+    values(&pages[position / page_tokens]).load(position % page_tokens * width, &mut row);
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(len: usize, values: &[f32]) -> PoolPlaces {
+        PoolPlaces { len, places: values.into() }
+    }
+
+    #[test]
+    fn a_query_attends_to_whole_pools_and_to_what_follows_the_last_one() {
+        let places = places(3, &[0.0; 3]);
+        assert_eq!(places.positions(&[0, 2], 10), [0, 1, 2, 6, 7, 8, 9, 10]);
+        assert_eq!(places.positions(&[1, 3], 11), [3, 4, 5, 9, 10, 11]);
+        assert_eq!(places.last_positions(4..12).collect::<Vec<_>>(), [5, 8, 11]);
+    }
+}

@@ -1,0 +1,62 @@
+"""Families that mlx-lm lacks: their language models in mlx-vlm."""
+
+import importlib
+import json
+from types import SimpleNamespace
+
+import mlx.core as mx
+import mlx.nn as nn
+
+FAMILIES = ("glm5_next",)
+
+# What the names of a language model's tensors begin with.
+PREFIX = "language_model."
+
+
+def model(config):
+    """The language model of a configuration."""
+    kind = config["model_type"]
+    of_kind = lambda module: importlib.import_module(f"mlx_vlm.models.{kind}.{module}")
+    text = of_kind("config").TextConfig.from_dict(config["text_config"])
+    return of_kind("language").LanguageModel(text)
+
+
+def matrices():
+    """The classes of modules that hold a matrix for each head or expert."""
+    mla = importlib.import_module("mlx_vlm.models.mla")
+    switch = importlib.import_module("mlx_vlm.models.switch_layers")
+    return (mla.MultiLinear, switch.SwitchLinear)
+
+
+def load(path):
+    """The language model of a checkpoint."""
+    config = json.loads((path / "config.json").read_text())
+    loaded = model(config)
+    formats = config.get("quantization", {})
+    default = {key: value for key, value in formats.items() if not isinstance(value, (dict, bool))}
+    if default:
+        of_path = lambda name, module: hasattr(module, "to_quantized") and formats.get(PREFIX + name, default)
+        nn.quantize(loaded, **default, class_predicate=of_path)
+    weights = mx.load(str(path / "model.safetensors"))
+    # What the wrapper of language model and vision tower does.
+    nested = ("model.language_model.", f"{PREFIX}model."), ("lm_head.", f"{PREFIX}lm_head.")
+    for theirs, ours in nested:
+        weights = {ours + name.removeprefix(theirs) if name.startswith(theirs) else name: value for name, value in weights.items()}
+    weights = loaded.sanitize({name: value for name, value in weights.items() if name.startswith(PREFIX)})
+    loaded.load_weights([(name.removeprefix(PREFIX), value) for name, value in weights.items()])
+    return loaded
+
+
+def logits_and_states(loaded, prompt):
+    """Logits of all positions, and the final hidden states."""
+    out = loaded(mx.array(prompt)[None], hidden_sink=(states := []))
+    return out.logits[0], states[0][0]
+
+
+def generate(loaded, prompt, count):
+    """Greedy tokens with all log-probabilities, as `generate_step` yields them."""
+    cache, rows = loaded.make_cache(), prompt
+    for _ in range(count):
+        logits = loaded(mx.array(rows)[None], cache=cache).logits[0, -1]
+        rows = [int(mx.argmax(logits))]
+        yield rows[0], logits - mx.logsumexp(logits)

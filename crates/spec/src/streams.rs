@@ -1,0 +1,60 @@
+//! Residuals of several streams.
+
+use crate::altup::{AltUpLayer, AltUpSpec};
+use crate::tensor::TensorSpec;
+
+/// The streams of a model whose residual has several.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StreamsSpec {
+    /// Alternating updates.
+    AltUp(AltUpSpec),
+    /// Hyper-connections: each of the streams begins as the embedding, and their mean follows the last
+    /// layer.
+    HyperConnections {
+        /// Number of streams.
+        num_streams: usize,
+    },
+}
+
+impl StreamsSpec {
+    /// Returns the number of streams.
+    pub fn num_streams(&self) -> usize {
+        match self {
+            StreamsSpec::AltUp(altup) => altup.num_streams,
+            StreamsSpec::HyperConnections { num_streams } => *num_streams,
+        }
+    }
+
+    /// Returns the tensors that are no layer's.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorSpec> {
+        let altup = match self {
+            StreamsSpec::AltUp(altup) => Some(altup),
+            StreamsSpec::HyperConnections { .. } => None,
+        };
+        altup.into_iter().flat_map(AltUpSpec::tensors)
+    }
+}
+
+/// What a layer does with the streams.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerStreams {
+    /// It predicts and corrects them.
+    AltUp(AltUpLayer),
+    /// Each of its blocks, the mixer and the feed-forward block, reads a sum of them and adds to all.
+    HyperConnections([HyperConnectionSpec; 2]),
+}
+
+/// How a block reads streams and adds to them (Xie et al. 2025, "mHC: Manifold-Constrained
+/// Hyper-Connections"). The block reads a weighted sum of the streams. Then each stream becomes a
+/// weighted sum of all, by a matrix that iterations of Sinkhorn and Knopp make nearly doubly stochastic,
+/// to which a multiple of the block's result is added. All weights depend on the token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HyperConnectionSpec {
+    /// Prefix of the names of its tensors in single precision: `fn`
+    /// `[(2 + streams) * streams, streams * hidden]`, `base` and `scale`.
+    pub module: String,
+    /// Number of iterations; each divides columns by their sums, and all but the first one rows before.
+    pub iterations: usize,
+    /// What is added to weights and to sums by which is divided.
+    pub eps: f32,
+}
