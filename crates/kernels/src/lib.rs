@@ -73,7 +73,7 @@ pub use recurrence::{
     gated_norm, recurrence, short_convolution, sigmoid_gate, silu_gate,
 };
 pub use rotation::{Rotation, place_heads};
-pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid};
+pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid, softplus};
 pub use rowwise::{Terms, add_bias, add_terms};
 pub use selection::{ChosenPositions, IndexQueries, choose_positions, gather_keys};
 pub use simd::{InstructionSet, InstructionSetError};

@@ -16,6 +16,8 @@ pub enum Scores {
     SoftmaxOfChosen,
     /// The logistic function of each logit.
     Sigmoid,
+    /// The square root of `ln(1 + e^logit)`.
+    SqrtSoftplus,
     /// The logits; weights are the logistic function of those of the chosen experts.
     SigmoidOfChosen,
     /// The logits (Liu et al. 2023, "Sparse Backpropagation for MoE Training"). Experts are chosen one
@@ -90,6 +92,7 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
             logits.to_vec()
         }
         Scores::Sigmoid => logits.iter().map(|logit| logistic(*logit)).collect(),
+        Scores::SqrtSoftplus => logits.iter().map(|logit| softplus(*logit).sqrt()).collect(),
     };
     let mut ranked = scores.clone();
     if let Some(bias) = config.selection_bias {
@@ -112,7 +115,7 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
         Scores::SoftmaxOfChosen => softmax(&chosen),
         Scores::SigmoidOfChosen => chosen.iter().map(|logit| logistic(*logit)).collect(),
         Scores::SparseMixer { jitter } => mixed(logits, &experts, jitter),
-        Scores::Softmax | Scores::Sigmoid => chosen,
+        Scores::Softmax | Scores::Sigmoid | Scores::SqrtSoftplus => chosen,
     };
     if let Some(eps) = config.normalization_eps {
         let sum = weights.iter().sum::<f32>() + eps;
@@ -178,6 +181,12 @@ fn logistic(x: f32) -> f32 {
     let power = exp::<Portable>(-x.abs());
     let numerator = if x < 0.0 { power } else { 1.0 };
     numerator / (1.0 + power)
+}
+
+/// Returns `ln(1 + e^x)`, computed in f64.
+pub fn softplus(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x.max(0.0) + (-x.abs()).exp().ln_1p()) as f32
 }
 
 #[cfg(test)]
@@ -281,6 +290,16 @@ mod tests {
             found.iter().map(|it| it.0).collect::<Vec<_>>()
         };
         assert_eq!((choose(0.0), choose(f32::NEG_INFINITY)), (vec![2, 3], vec![0, 1]));
+    }
+
+    #[test]
+    fn roots_of_softplus_weigh_the_best() {
+        let config = RouterConfig { scores: Scores::SqrtSoftplus, ..PLAIN };
+        let root = |x: f64| (1.0 + x.exp()).ln().sqrt() as f32;
+        assert_close(
+            &chosen(&[2.0, -1.0, 30.0, -40.0], config),
+            &[(0, root(2.0)), (2, root(30.0))],
+        );
     }
 
     #[test]

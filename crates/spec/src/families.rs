@@ -34,6 +34,7 @@ mod hunyuan_dense;
 mod hyper;
 mod internlm;
 mod kimi;
+mod laguna;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
@@ -116,6 +117,7 @@ const FAMILIES: &[Family] = &[
     family("exaone4", exaone4::read),
     family("exaone_moe", exaone_moe::read),
     family("afmoe", afmoe::read),
+    family("laguna", laguna::read),
     family("olmo3", olmo3::read),
     family("cohere2", cohere2::read),
     family("minimax", minimax::read),

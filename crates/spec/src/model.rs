@@ -345,6 +345,8 @@ pub enum OutputGate {
     Elements,
     /// A number for each head; the name of the projection, relative to the block.
     Heads(&'static str),
+    /// As `Heads`, but `ln(1 + e^x)` takes the place of the logistic function.
+    SoftplusHeads(&'static str),
     /// A number for each element of each head; the name of the projection, relative to the block.
     Apart(&'static str),
 }
@@ -535,6 +537,8 @@ pub struct RouterSpec {
     pub scores: RouterScores,
     /// Groups of experts, if experts are chosen from the best groups only.
     pub groups: Option<RouterGroups>,
+    /// With a cap, a logit becomes `cap * tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
     /// Set if the weights of the chosen experts are divided by their sum plus this.
     pub normalization_eps: Option<f32>,
     /// Factor of the weights.
@@ -548,6 +552,7 @@ impl RouterSpec {
         weighs_input: false,
         scores: RouterScores::Softmax,
         groups: None,
+        logit_cap: None,
         normalization_eps: None,
         scale: 1.0,
     };
@@ -562,6 +567,8 @@ pub enum RouterScores {
     SoftmaxOfChosen,
     /// The logistic function.
     Sigmoid,
+    /// The square root of `ln(1 + e^logit)`.
+    SqrtSoftplus,
     /// The logits; the weights are the logistic function of those of the chosen experts.
     SigmoidOfChosen,
     /// The logits (Liu et al. 2023, "Sparse Backpropagation for MoE Training"). Experts are chosen one

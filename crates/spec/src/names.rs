@@ -141,6 +141,15 @@ impl TensorNames {
         ..TensorNames::WRAPPED
     };
 
+    /// Names of Laguna, whose conversions move the router into a module of its own.
+    pub(crate) const LAGUNA: TensorNames = TensorNames {
+        renamed: &[
+            (".mlp.gate.weight", ".mlp.gate.proj.weight"),
+            (".mlp.experts.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+        ],
+        ..TensorNames::WRAPPED
+    };
+
     /// Names of Step 3.5, whose conversions name blocks as other families do.
     pub(crate) const STEP: TensorNames = TensorNames {
         renamed: &[

@@ -182,7 +182,8 @@ fn load_latent(spec: &ExpertLatent, parts: &LayerParts<'_, '_>) -> Result<Latent
 }
 
 fn settings(spec: &ExpertsSpec) -> RouterSettings {
-    let RouterSpec { has_bias, scores, groups, normalization_eps, scale, .. } = spec.router;
+    let RouterSpec { has_bias, scores, groups, logit_cap, normalization_eps, scale, .. } =
+        spec.router;
     RouterSettings {
         num_experts: spec.num_experts,
         num_identity: spec.num_identity,
@@ -192,6 +193,7 @@ fn settings(spec: &ExpertsSpec) -> RouterSettings {
             RouterScores::Softmax => kernels::Scores::Softmax,
             RouterScores::SoftmaxOfChosen => kernels::Scores::SoftmaxOfChosen,
             RouterScores::Sigmoid => kernels::Scores::Sigmoid,
+            RouterScores::SqrtSoftplus => kernels::Scores::SqrtSoftplus,
             RouterScores::SigmoidOfChosen => kernels::Scores::SigmoidOfChosen,
             RouterScores::SparseMixer { jitter } => kernels::Scores::SparseMixer { jitter },
         },
@@ -201,6 +203,7 @@ fn settings(spec: &ExpertsSpec) -> RouterSettings {
             best: groups.best,
             excluded: groups.excluded,
         }),
+        logit_cap,
         normalization_eps,
         scale,
     }

@@ -212,7 +212,9 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
             let [query, gate] = own.map(|rows| Linear::of_rows(&q, hidden, &rows, qkv_bias));
             (query?, Some(gate?))
         }
-        Some(OutputGate::Heads(name)) => (whole()?, Some(gate(name, 1)?)),
+        Some(OutputGate::Heads(name) | OutputGate::SoftplusHeads(name)) => {
+            (whole()?, Some(gate(name, 1)?))
+        }
         Some(OutputGate::Apart(name)) => (whole()?, Some(gate(name, spec.value_dim)?)),
     };
     let output_bias = HasBias::when(spec.has_output_bias);
@@ -222,6 +224,7 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         sinks: sinks.transpose()?,
         q_proj,
         gate,
+        has_softplus_gate: matches!(spec.output_gate, Some(OutputGate::SoftplusHeads(_))),
         key_values,
         value_scale: spec.value_scale,
         o_proj: heads.o_proj(&root.at(&spec.modules.output), hidden, output_bias)?,

@@ -32,7 +32,7 @@ pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
 }
 
 /// Returns `cap * tanh(x / cap)`, with MLX.
-fn stock_capped(x: &Array, cap: f32) -> Array {
+pub(super) fn stock_capped(x: &Array, cap: f32) -> Array {
     let cap = Array::scalar_of(cap, x.dtype());
     x.div(&cap).tanh().mul(&cap)
 }

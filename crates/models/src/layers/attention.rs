@@ -33,6 +33,8 @@ pub(crate) struct AttentionParts {
     /// Projection `[hidden] -> [heads, value_dim]`, or `[hidden] -> [heads]`, whose logistic function
     /// the results are multiplied by, if there is one.
     pub(crate) gate: Option<Linear>,
+    /// Whether they are multiplied by the soft-plus function instead.
+    pub(crate) has_softplus_gate: bool,
     pub(crate) key_values: KeyValues,
     /// Factor of the values.
     pub(crate) value_scale: f32,
@@ -245,6 +247,7 @@ impl Attention {
             },
             spans: step.spans.clone(),
             has_gate: parts.gate.is_some(),
+            has_softplus_gate: parts.has_softplus_gate,
             key_values: parts.key_values.kernel(self.layer_idx, step),
             dtype: self.dtype,
         }
@@ -280,7 +283,13 @@ impl Attention {
         match &parts.gate {
             Some(gate) => {
                 // A number for each element, or for each head.
-                let gates = gate.stock(x).sigmoid();
+                let gates = gate.stock(x);
+                let gates = if parts.has_softplus_gate {
+                    let wide = gates.astype(Dtype::F32).logaddexp(&Array::scalar(0.0));
+                    wide.astype(gates.dtype())
+                } else {
+                    gates.sigmoid()
+                };
                 let repeats = out.dim(1) / gates.dim(1).max(1);
                 out.mul(&if repeats == 1 { gates } else { gates.repeat(repeats, 1) })
             }
@@ -353,6 +362,7 @@ pub(super) struct AttentionKernel {
     config: AttentionConfig<'static>,
     spans: Vec<StepSpan>,
     has_gate: bool,
+    has_softplus_gate: bool,
     key_values: KeyValuesKernel,
     dtype: Dtype,
 }
@@ -387,7 +397,14 @@ impl AttentionKernel {
             _ => gates.iter().flat_map(|gate| std::iter::repeat_n(*gate, repeats)).collect(),
         };
         let mut gated = Floats::zeros(float(self.dtype), gates.len());
-        kernels::sigmoid_gate(heads.elements(), &gates, gated.elements_mut(), threads);
+        if self.has_softplus_gate {
+            let factors = gates.iter().map(|gate| kernels::softplus(*gate));
+            let values = heads.elements().to_f32();
+            let values: Vec<f32> = values.iter().zip(factors).map(|(x, it)| x * it).collect();
+            gated.store(0, &values);
+        } else {
+            kernels::sigmoid_gate(heads.elements(), &gates, gated.elements_mut(), threads);
+        }
         self.output.multiply(gated.elements(), threads)
     }
 

@@ -4,6 +4,7 @@ use jackalope_kernels::{self as kernels, Elements, ElementsMut, ExpertRows, Rout
 use jackalope_kernels::{ExpertGroups, Floats, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned};
 
+use super::activation::stock_capped;
 use super::kernel::{Matrix, MatrixCut, dim, float, pinned};
 use super::norm::{Norm, NormKernel};
 use crate::parallel::{Compute, Parallel};
@@ -25,6 +26,8 @@ pub(crate) struct RouterSettings {
     pub(crate) scores: Scores,
     /// Set if experts are chosen from the best groups only.
     pub(crate) groups: Option<ExpertGroups>,
+    /// With a cap, a logit becomes `cap * tanh(logit / cap)`.
+    pub(crate) logit_cap: Option<f32>,
     /// Set if the weights of the chosen experts are divided by their sum plus this.
     pub(crate) normalization_eps: Option<f32>,
     /// Factor of the weights.
@@ -142,12 +145,14 @@ impl Router {
         let x = self.norm.as_ref().map_or(x.clone(), |norm| norm.stock(x));
         let logits = self.gate.stock_product(&x.astype(self.dtype)).astype(Dtype::F32);
         let logits = self.bias.as_ref().map_or(logits.clone(), |bias| logits.add(bias));
+        let logits = settings.logit_cap.map_or(logits.clone(), |cap| stock_capped(&logits, cap));
         let scores = match settings.scores {
             Scores::Softmax => logits.softmax(-1),
             Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen | Scores::SparseMixer { .. } => {
                 logits
             }
             Scores::Sigmoid => logits.sigmoid(),
+            Scores::SqrtSoftplus => logits.logaddexp(&Array::scalar(0.0)).sqrt(),
         };
         let ranked = match &self.selection_bias {
             Some(bias) => scores.add(bias),
@@ -163,7 +168,7 @@ impl Router {
             Scores::SoftmaxOfChosen => weights.softmax(-1),
             Scores::SigmoidOfChosen => weights.sigmoid(),
             Scores::SparseMixer { jitter } => mixed(&scores, &experts, jitter),
-            Scores::Softmax | Scores::Sigmoid => weights,
+            Scores::Softmax | Scores::Sigmoid | Scores::SqrtSoftplus => weights,
         };
         if let Some(eps) = settings.normalization_eps {
             let sum = weights.sum(-1, true).add(&Array::scalar(eps));
@@ -264,6 +269,9 @@ impl RouterKernel {
         kernels::matmul(x, &gate, ElementsMut::F32(&mut logits), threads);
         if let Some(bias) = &self.bias {
             kernels::add_bias(&mut logits, Elements::F32(bias.values::<f32>()), threads);
+        }
+        if let Some(cap) = self.settings.logit_cap {
+            kernels::scale_logits(&mut logits, 1.0, Some(cap), threads);
         }
         let config = RouterConfig {
             scores: self.settings.scores,

@@ -88,6 +88,7 @@ const CASES: &[&str] = &[
     "step3p5-f32",
     "mimo_v2_flash-groups-f32",
     "afmoe-f32",
+    "laguna-f32",
 ];
 
 /// Of these, one for each kind of state.

@@ -161,7 +161,7 @@ pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<Tens
         }
     };
     let gate = match spec.output_gate {
-        Some(OutputGate::Heads(name)) => Some((name, heads)),
+        Some(OutputGate::Heads(name) | OutputGate::SoftplusHeads(name)) => Some((name, heads)),
         Some(OutputGate::Apart(name)) => Some((name, heads * value_dim)),
         Some(OutputGate::Elements) | None => None,
     };

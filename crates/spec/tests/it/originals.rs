@@ -72,6 +72,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("mimo_v2_flash", EACH),
     ("exaone_moe", EACH),
     ("afmoe", EACH),
+    ("laguna", EACH),
     // Published stacked under other names; golden values show that they are found.
     ("step3p5", EACH),
     ("gemma4_text", Stored::Rows(FUSED)),

@@ -148,6 +148,17 @@ fn what_the_newest_families_do_not_compute_is_refused_by_its_field() {
     let llama3 = json!({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}});
     exaone(llama3.clone(), "unsupported rope type: `llama3`");
     check_sample("afmoe-f32", &llama3, "unsupported rope type: `llama3`");
+    let laguna = |edit: Value, expected: &str| check_sample("laguna-f32", &edit, expected);
+    laguna(json!({"swa_attention_sink_enabled": true}), "is true, expected false");
+    laguna(
+        json!({"moe_router_score_func": "softmax"}),
+        "is softmax, expected sigmoid or sqrtsoftplus",
+    );
+    laguna(json!({"num_attention_heads_per_layer": [6]}), "is 1, expected 4 entries");
+    laguna(
+        json!({"mlp_layer_types": ["dense", "dense", "wide", "dense"]}),
+        "type of block: `wide`",
+    );
     let scores = json!({"score_func": "tanh"});
     check_sample("afmoe-f32", &scores, "`score_func` is tanh, expected sigmoid or softmax");
 }
