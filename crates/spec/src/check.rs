@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::layout::{ModelLayout, StoredTensor};
 use crate::model::{HeadTable, ModelSpec};
 use crate::names::UnusedPart;
-use crate::quantization::{QuantizationFormat, QuantizationMode};
+use crate::quantization;
 use crate::report::{CheckReport, TensorProblem, UnusedTensors};
 use crate::tensor::{ElementType, FusedForm, FusedSource, TensorHeader, TensorHeaders, TensorSpec};
+use jackalope_config::quantization::{QuantizationFormat, QuantizationMode};
 
 impl ModelSpec {
     /// Returns every tensor that a checkpoint with these tensors must have.
@@ -259,7 +260,7 @@ impl<'a> Check<'a> {
     ) -> Result<Option<QuantizationFormat>, TensorProblem> {
         let (true, Some(&input)) = (spec.is_quantizable, shape.last()) else { return Ok(None) };
         let module = module_of(name);
-        model.quantization.format(self.headers, module, input)
+        quantization::format(&model.quantization, self.headers, module, input)
     }
 
     /// Counts all tensors of a module as used, because the module has a problem already.

@@ -80,7 +80,7 @@ use serde_json::Value;
 use crate::config::parse;
 use crate::error::SpecError;
 use crate::model::ModelSpec;
-use crate::quantization::QuantizationMap;
+use jackalope_config::quantization::QuantizationMap;
 
 use self::decoder::Description;
 

@@ -6,10 +6,10 @@ use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
 use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
 use crate::originals::NumberEdit;
-use crate::quantization::QuantizationFormat;
 use crate::report::UnusedTensors;
 use crate::streams::StreamsSpec;
 use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, TensorSpec};
+use jackalope_config::quantization::QuantizationFormat;
 
 /// A tensor of the model, as the checkpoint has it.
 pub(crate) struct StoredTensor<'a> {

@@ -20,7 +20,6 @@ mod layout;
 mod model;
 mod modules;
 mod names;
-mod normal;
 mod originals;
 mod per_layer;
 mod quantization;
@@ -37,6 +36,9 @@ pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
 pub use error::SpecError;
 pub use families::computed_types;
+pub use jackalope_config::quantization::{
+    ModuleQuantization, QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat,
+};
 pub use latent::{IndexerSpec, LatentSpec, PositionChoice};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
@@ -51,7 +53,6 @@ pub use modules::{
 pub use names::{TensorNames, UnusedPart};
 pub use originals::{NumberEdit, OriginalNumbers, OriginalSign, RowFactors};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
-pub use quantization::{QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat};
 pub use recurrent::{
     GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, KimiDelta, LightningSpec,
     ShortConvSpec, StateSpaceSizes, StateSpaceSpec,

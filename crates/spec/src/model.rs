@@ -5,7 +5,6 @@ use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
-use crate::quantization::QuantizationMap;
 use crate::recurrent::{
     GatedDeltaSpec, LightningSpec, ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
 };
@@ -13,6 +12,7 @@ use crate::residuals::{BlockResiduals, LayerResiduals};
 use crate::rope::{QueryGrowth, RopeSpec};
 use crate::streams::{LayerStreams, StreamsSpec};
 use crate::tensor::{FusedSource, TensorSpec};
+use jackalope_config::quantization::QuantizationMap;
 
 /// A model, as its `config.json` describes it.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,224 +4,51 @@
 //! its tensors, the mode from the type of the scales; the entry of `config.json` for a single module
 //! must agree.
 
-use std::collections::BTreeMap;
-use std::fmt;
-
+use jackalope_config::quantization::{
+    ModuleQuantization, QuantizationFormat, QuantizationMap, QuantizationMode,
+};
 use jackalope_protocol::counted;
-use serde::Deserialize;
-use serde_json::Value;
 
-use crate::error::SpecError;
 use crate::names::TensorNames;
 use crate::report::TensorProblem;
 use crate::tensor::{ElementType, TensorHeaders};
 
-/// Formats that an error message lists.
-const SUPPORTED: &[&str] = &["MLX's affine", "mxfp4", "nvfp4", "mxfp8"];
-
-/// Supported values of `quantization_config.quant_method`, whose tensors have the layout that MLX
-/// uses.
-const METHODS: &[&str] = &["mxfp4", "mxfp8"];
-
-/// How codes and scales are interpreted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum QuantizationMode {
-    /// `scale * code + bias`, with a scale and a bias per group in a float type.
-    Affine,
-    /// E2M1 codes, E8M0 scales, groups of 32.
-    Mxfp4,
-    /// E2M1 codes, E4M3 scales, groups of 16.
-    Nvfp4,
-    /// E4M3 codes, E8M0 scales, groups of 32.
-    Mxfp8,
+/// Returns the map with the names of the language model.
+pub(crate) fn of_model(map: QuantizationMap, names: TensorNames) -> QuantizationMap {
+    // Prefixes end with a dot, so a module is renamed as its tensors are.
+    map.renamed(|module| Some(names.of_model(module)?.into_owned()))
 }
 
-impl QuantizationMode {
-    const ALL: [(QuantizationMode, &'static str); 4] = [
-        (QuantizationMode::Affine, "affine"),
-        (QuantizationMode::Mxfp4, "mxfp4"),
-        (QuantizationMode::Nvfp4, "nvfp4"),
-        (QuantizationMode::Mxfp8, "mxfp8"),
-    ];
-
-    fn from_name(name: &str) -> Option<QuantizationMode> {
-        Self::ALL.into_iter().find(|(_, it)| *it == name).map(|(mode, _)| mode)
-    }
-
-    /// Returns the name in `config.json`.
-    pub fn name(self) -> &'static str {
-        let (_, name) = Self::ALL.into_iter().find(|(mode, _)| *mode == self).expect("all modes");
-        name
-    }
-}
-
-/// A mode with its widths.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct QuantizationFormat {
-    /// Interpretation of codes and scales.
-    pub mode: QuantizationMode,
-    /// Bits of a code.
-    pub bits: u32,
-    /// Number of codes that share a scale.
-    pub group_size: u32,
-}
-
-impl QuantizationFormat {
-    /// Whether MLX knows this combination.
-    pub fn is_supported(&self) -> bool {
-        match self.mode {
-            QuantizationMode::Affine => {
-                matches!(self.bits, 2 | 3 | 4 | 5 | 6 | 8)
-                    && matches!(self.group_size, 32 | 64 | 128)
-            }
-            QuantizationMode::Mxfp4 => (self.bits, self.group_size) == (4, 32),
-            QuantizationMode::Nvfp4 => (self.bits, self.group_size) == (4, 16),
-            QuantizationMode::Mxfp8 => (self.bits, self.group_size) == (8, 32),
-        }
-    }
-
-    /// Returns the number of u32 words of a row of `input` codes.
-    pub fn words_per_row(&self, input: usize) -> usize {
-        input * self.bits as usize / 32
-    }
-
-    /// Returns the number of groups, and so of scales, of a row of `input` codes.
-    pub fn groups_per_row(&self, input: usize) -> usize {
-        input / self.group_size as usize
-    }
-}
-
-impl fmt::Display for QuantizationFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let QuantizationFormat { mode, bits, group_size } = self;
-        write!(f, "{} with {bits} bits in groups of {group_size}", mode.name())
-    }
-}
-
-/// What `config.json` states about quantisation.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct QuantizationMap {
-    /// Bits and group size of the modules without an entry of their own.
-    pub most: Option<StatedFormat>,
-    overrides: BTreeMap<String, Override>,
-}
-
-/// Bits and group size that `config.json` states for most modules.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct StatedFormat {
-    /// Bits of a code.
-    pub bits: u32,
-    /// Number of codes that share a scale.
-    pub group_size: u32,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Override {
-    /// Not quantised.
-    Plain,
-    /// Quantised in this way.
-    Format(QuantizationFormat),
-}
-
-/// The entry of a module. Without a mode it is affine, whatever the mode of the other modules.
-#[derive(Deserialize)]
-struct OverrideFields {
-    group_size: u32,
-    bits: u32,
-    #[serde(default)]
-    mode: Option<String>,
-}
-
-impl QuantizationMap {
-    /// Reads the entries of `config.json`.
-    ///
-    /// # Errors
-    /// Fails if the weights are quantised in a way that is not supported, or an entry is malformed.
-    pub(crate) fn from_config(config: &Value) -> Result<QuantizationMap, SpecError> {
-        let unsupported = |found: &str| SpecError::Setting {
-            what: "quantisation",
-            found: found.to_owned(),
-            supported: SUPPORTED,
-        };
-        if config.get("quantize_activations").and_then(Value::as_bool) == Some(true) {
-            return Err(unsupported("quantize_activations"));
-        }
-        let own = config.get("quantization").and_then(Value::as_object);
-        let foreign = config.get("quantization_config").and_then(Value::as_object);
-        if own.is_none()
-            && let Some(method) = foreign.and_then(|map| map.get("quant_method"))
-            && !method.as_str().is_some_and(|name| METHODS.contains(&name))
-        {
-            return Err(unsupported(method.as_str().unwrap_or("quant_method")));
-        }
-        let mut overrides = BTreeMap::new();
-        for (module, value) in own.or(foreign).into_iter().flatten() {
-            let stated = match value {
-                Value::Bool(false) => Override::Plain,
-                Value::Object(_) => Override::Format(override_format(module, value)?),
-                // The default for all modules, which also follows from the shapes.
-                _ => continue,
-            };
-            overrides.insert(module.clone(), stated);
-        }
-        let number = |name: &str| u32::try_from(own.or(foreign)?.get(name)?.as_u64()?).ok();
-        let most = number("bits").zip(number("group_size"));
-        let most = most.map(|(bits, group_size)| StatedFormat { bits, group_size });
-        Ok(QuantizationMap { most, overrides })
-    }
-
-    /// Returns the map with the names of the language model.
-    pub(crate) fn of_model(self, names: TensorNames) -> QuantizationMap {
-        let overrides = self.overrides.into_iter().filter_map(|(module, stated)| {
-            // Prefixes end with a dot, so a module is renamed as its tensors are.
-            Some((names.of_model(&module)?.into_owned(), stated))
-        });
-        QuantizationMap { most: self.most, overrides: overrides.collect() }
-    }
-
-    /// Returns the format of the matrix at `module` with `input` features; `None` if it is not
-    /// quantised.
-    pub(crate) fn format(
-        &self,
-        headers: &TensorHeaders,
-        module: &str,
-        input: usize,
-    ) -> Result<Option<QuantizationFormat>, TensorProblem> {
-        let contradiction = |found: String, expected: String| {
-            let module = module.to_owned();
-            Err(TensorProblem::Quantization { module, found, expected })
-        };
-        let stated = self.overrides.get(module);
-        let Some(found) = infer(headers, module, input)? else {
-            return match stated {
-                Some(Override::Format(format)) => {
-                    contradiction("nothing".to_owned(), format.to_string())
-                }
-                _ => Ok(None),
-            };
-        };
-        match stated {
-            Some(Override::Plain) => {
-                contradiction(found.to_string(), "nothing (config.json: false)".to_owned())
-            }
-            Some(Override::Format(format)) if *format != found => {
-                contradiction(found.to_string(), format.to_string())
-            }
-            _ => Ok(Some(found)),
-        }
-    }
-}
-
-fn override_format(module: &str, value: &Value) -> Result<QuantizationFormat, SpecError> {
-    let fields = OverrideFields::deserialize(value).map_err(|err| SpecError::Malformed {
-        reason: format!("quantization of {module}: {err}"),
-    })?;
-    let name = fields.mode.as_deref().unwrap_or("affine");
-    let Some(mode) = QuantizationMode::from_name(name) else {
-        let (what, found) = ("quantisation mode", name.to_owned());
-        return Err(SpecError::Setting { what, found, supported: SUPPORTED });
+/// Returns the format of the matrix at `module` with `input` features; `None` if it is not
+/// quantised.
+pub(crate) fn format(
+    map: &QuantizationMap,
+    headers: &TensorHeaders,
+    module: &str,
+    input: usize,
+) -> Result<Option<QuantizationFormat>, TensorProblem> {
+    let contradiction = |found: String, expected: String| {
+        let module = module.to_owned();
+        Err(TensorProblem::Quantization { module, found, expected })
     };
-    Ok(QuantizationFormat { mode, bits: fields.bits, group_size: fields.group_size })
+    let stated = map.of_module(module);
+    let Some(found) = infer(headers, module, input)? else {
+        return match stated {
+            Some(ModuleQuantization::Format(format)) => {
+                contradiction("nothing".to_owned(), format.to_string())
+            }
+            _ => Ok(None),
+        };
+    };
+    match stated {
+        Some(ModuleQuantization::Plain) => {
+            contradiction(found.to_string(), "nothing (config.json: false)".to_owned())
+        }
+        Some(ModuleQuantization::Format(format)) if format != found => {
+            contradiction(found.to_string(), format.to_string())
+        }
+        _ => Ok(Some(found)),
+    }
 }
 
 /// Infers the format from a matrix's tensors.

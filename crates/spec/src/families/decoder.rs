@@ -12,11 +12,12 @@ use crate::modules::{BlockNorms, LayerNorms};
 use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
 use crate::per_layer::PerLayerInputsSpec;
-use crate::quantization::QuantizationMap;
+use crate::quantization::of_model;
 use crate::residuals::BlockResiduals;
 use crate::rope::RopeConfig;
 use crate::streams::StreamsSpec;
 use crate::tensor::{Dimension, TensorCut, TensorRole, TensorSpec};
+use jackalope_config::quantization::QuantizationMap;
 
 /// The fields of `config.json` that every family has.
 #[derive(Debug, Deserialize)]
@@ -215,7 +216,7 @@ impl Description {
             head_bias,
             head_table: self.head_table,
             logits: self.logits,
-            quantization: quantization.of_model(self.names),
+            quantization: of_model(quantization, self.names),
             names: self.names,
             unused: self.unused,
             original_numbers: self.original_numbers,

@@ -5,8 +5,8 @@ use crate::error::SpecError;
 use crate::families::altup::StreamsConfig;
 use crate::families::decoder::{DecoderConfig, Sizes};
 use crate::model::{Activation, AttentionSpec, MlpSpec, QkNorm, ValueKind};
-use crate::normal::quantile;
 use crate::rope::RopeSpec;
+use jackalope_config::normal::quantile;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]

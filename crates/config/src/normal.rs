@@ -1,4 +1,4 @@
-//! The normal distribution.
+//! The normal distribution, for configurations that state a share where a layer needs a quantile.
 
 /// Coefficients of a ratio of polynomials, from the highest power on.
 struct Ratio {
@@ -87,7 +87,7 @@ impl Ratio {
 
 /// Returns the number below which a part `p` of the standard normal distribution lies, for `p` above 0
 /// and below 1 (Wichura 1988, algorithm AS 241).
-pub(crate) fn quantile(p: f64) -> f64 {
+pub fn quantile(p: f64) -> f64 {
     let q = p - 0.5;
     if q.abs() <= 0.425 {
         return q * CENTRE.at(0.180_625 - q * q);
