@@ -42,10 +42,10 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Links to private items resolve here, because these are documented as well.
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links");
     step("documentation", doc)?;
-    // Tests of the commands start both programs, and cargo builds only those of the tested crate.
-    // Clients speak to the same ones: they check arithmetic and assertions, which released ones do not.
-    step("programs", PROFILE.build())?;
-    println!("── building tests");
+    // Tests of the commands start both programs, and `cargo test` builds only those of the tested crate.
+    // Building programs and tests together builds every dependency once, with the features of both.
+    // Clients speak to the same programs: they check arithmetic and assertions, which released ones do not.
+    step("programs and tests", cargo(&["build", "--workspace", "--all-targets"]))?;
     let mut jobs = programs::jobs()?;
     step("examples in documentation", cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     // The programs that the tests have built: a release would be built from nothing.

@@ -44,7 +44,7 @@ impl Profile {
     }
 
     /// Builds both programs.
-    pub(crate) fn build(self) -> Command {
+    fn build(self) -> Command {
         let mut build = command("cargo");
         build.args(["build", "-p", "jackalope-cli", "-p", "jackalope-runner"]);
         if self == Profile::Release {

@@ -23,6 +23,7 @@ SIZES = dict(
     moe_routed_scaling_factor=2.5,
     moe_router_logit_softcapping=3.0,
 )
+DENSE_FIRST = dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"])
 WIDE = dict(num_attention_heads=4, head_dim=32, moe_intermediate_size=64, shared_expert_intermediate_size=128)
 
 
@@ -35,11 +36,11 @@ def q4(path):
 
 
 def cases():
-    yield "laguna-f32", config(mlp_layer_types=["dense", "sparse", "sparse", "sparse"]), "F32", plain
+    yield "laguna-f32", config(**DENSE_FIRST), "F32", plain
     wide = dict(num_attention_heads_per_layer=[4, 8, 8, 4], moe_router_score_func="sqrtsoftplus")
-    yield "laguna-q4-f32", config(**WIDE, **wide), "F32", q4
+    yield "laguna-q4-f32", config(**WIDE, **wide, **DENSE_FIRST), "F32", q4
     bare = dict(gating=False, qkv_bias=True, attention_bias=True, moe_router_logit_softcapping=0.0)
     sparse = dict(mlp_layer_types=["sparse", "dense", "sparse", "sparse"], partial_rotary_factor=0.5)
     yield "laguna-biases-f32", config(**bare, **sparse, tie_word_embeddings=True), "F32", plain
     # A token passes all experts, because rounding to 16 bits would change choices.
-    yield "laguna-bf16", config(num_experts_per_tok=10), "BF16", plain
+    yield "laguna-bf16", config(**DENSE_FIRST, num_experts_per_tok=10), "BF16", plain
