@@ -180,6 +180,16 @@ pub struct Failure {
     pub last_words: String,
 }
 
+/// Beginning of the message of a [`Failure`] that names no other cause.
+pub(crate) const CONNECTION_LOST: &str = "the connection to it was lost";
+
+impl Failure {
+    /// Whether only a lost connection is known of the failure.
+    pub(crate) fn is_unexplained(&self) -> bool {
+        self.message.starts_with(CONNECTION_LOST) && self.last_words.is_empty()
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(rank) = self.rank {

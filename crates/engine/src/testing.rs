@@ -15,6 +15,7 @@ use jackalope_protocol::{
     UnitRange,
 };
 
+use crate::event::CONNECTION_LOST;
 use crate::{CacheCapacity, CacheDemand, Failure, GroupEvent, RankCapacity, RankGroup, Reporter};
 
 /// Chosen by a [`NextToken`] whose logits are not numbers.
@@ -378,8 +379,13 @@ pub enum FakeOrder {
     CrashAgain {
         /// The rank.
         rank: usize,
-        /// Attempts that fail.
+        /// Number of attempts that fail.
         attempts: u32,
+    },
+    /// The connection to a rank closes, and nothing else is known of the loss.
+    Disconnect {
+        /// The rank.
+        rank: usize,
     },
     /// Steps begin to take this long.
     Pace(Duration),
@@ -443,14 +449,18 @@ impl FakeRanks {
     }
 
     fn lose(&mut self, rank: usize) {
+        self.lose_for(rank, "killed by signal 9", "the end is near");
+    }
+
+    fn lose_for(&mut self, rank: usize, message: &str, last_words: &str) {
         self.in_flight.clear();
         self.ready_at = None;
         let failure = Failure {
             rank: Some(rank),
             host: None,
             phase: Phase::Computing,
-            message: "killed by signal 9".to_owned(),
-            last_words: "the end is near".to_owned(),
+            message: message.to_owned(),
+            last_words: last_words.to_owned(),
         };
         self.events.push_back(GroupEvent::Lost { failure, is_fatal: false });
     }
@@ -500,6 +510,9 @@ impl RankGroup for FakeRanks {
             FakeOrder::CrashAgain { rank, attempts } => {
                 self.failing_attempts = attempts;
                 self.lose(rank);
+            }
+            FakeOrder::Disconnect { rank } => {
+                self.lose_for(rank, &format!("{CONNECTION_LOST}: closed by the peer"), "");
             }
             FakeOrder::Pace(step_time) => self.options.step_time = step_time,
             FakeOrder::Hold => self.is_held = true,

@@ -8,6 +8,7 @@ use super::accept::Acceptor;
 use super::ending::{Dying, EXIT_GRACE, Remains, bury, examine};
 use super::slot::{Activity, State};
 use super::{Link, Stage};
+use crate::event::CONNECTION_LOST;
 use crate::{Failure, GroupEvent};
 
 impl Link {
@@ -22,7 +23,7 @@ impl Link {
             return self.rank_died(rank, reason, EXIT_GRACE, now);
         }
         let activity = self.activity_of(rank);
-        let message = format!("the connection to it was lost: {reason}");
+        let message = format!("{CONNECTION_LOST}: {reason}");
         let failure = self.failure(rank, activity.phase, message);
         self.slots[rank].detach(activity, now);
         self.report_phase(rank);

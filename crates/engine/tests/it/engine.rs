@@ -226,6 +226,35 @@ fn an_idle_engine_whose_losses_were_mended_takes_requests() {
     fixture.end();
 }
 
+#[test]
+fn a_connection_that_closes_later_does_not_hide_why_an_outage_began() {
+    let options = FakeOptions { start_time: Duration::from_millis(100), ..FakeOptions::default() };
+    let fixture = start(EngineConfig::default(), options);
+    // Returns the rank that is reported after these losses; none if the outage is over already.
+    let rank_at_fault = |orders: Vec<FakeOrder>| {
+        let expected = fixture.handle.status().counters.failures + orders.len() as u64;
+        orders.into_iter().for_each(|order| fixture.control.order(order));
+        wait_until(|| expected <= fixture.handle.status().counters.failures);
+        // The engine has handled the last loss once it responds.
+        block_on(fixture.handle.responds());
+        let state = fixture.handle.status().state;
+        wait_until(|| fixture.handle.status().state == EngineState::Ready);
+        match state {
+            EngineState::Recovering { failure, .. } => failure.rank,
+            _ => None,
+        }
+    };
+    let observed = |orders: &dyn Fn() -> Vec<FakeOrder>| {
+        std::iter::repeat_with(|| rank_at_fault(orders())).flatten().next()
+    };
+    let crash = |rank| FakeOrder::Crash { rank };
+    let disconnect = |rank| FakeOrder::Disconnect { rank };
+    assert_eq!(observed(&|| vec![disconnect(0)]), Some(0));
+    assert_eq!(observed(&|| vec![crash(1), disconnect(0)]), Some(1));
+    assert_eq!(observed(&|| vec![disconnect(0), crash(1)]), Some(1));
+    fixture.end();
+}
+
 /// Bursts of losses at any time; most of them hit ranks that are still coming back up.
 #[test]
 fn bursts_of_losses_end_nobody() {

@@ -222,10 +222,25 @@ impl<G: RankGroup> Driver<G> {
             self.fail(failure, now);
         } else {
             warn!(rank = failure.rank, %failure, "rank lost, replacing it");
+            let failure = self.cause_of(failure);
             let state = EngineState::Recovering { since: now, failure };
             self.reporting.status.send_modify(|status| status.state = state);
         }
         Ok(())
+    }
+
+    /// Returns the failure to report for the current outage: `failure`, unless nothing but a lost
+    /// connection is known of it and another rank failed earlier in the same outage. Ranks that are
+    /// restarted after a failure lose their connections too.
+    fn cause_of(&self, failure: Failure) -> Failure {
+        match &self.reporting.status.borrow().state {
+            EngineState::Recovering { failure: earlier, .. }
+                if failure.is_unexplained() && earlier.rank.is_some() =>
+            {
+                earlier.clone()
+            }
+            _ => failure,
+        }
     }
 
     /// Fails a request that made the ranks fail. The other requests continue.
