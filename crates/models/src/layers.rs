@@ -41,6 +41,7 @@ mod stream_ends;
 mod stream_mix;
 mod wide_matrix;
 
+pub(crate) use activation::Activation;
 pub(crate) use altup::{AltUp, AltUpParts};
 pub(crate) use attention::{Attention, AttentionParts, KeyValues, OwnKeyValues};
 pub(crate) use embedding::{Embedding, Head, TableSize, vocabulary};
@@ -48,7 +49,7 @@ pub(crate) use experts::{
     DenseBeside, ExpertSizes, ExpertWeights, Experts, Latent, SharedExpert, SparseMlp,
 };
 pub(crate) use frame::BlockFrame;
-pub(crate) use gated_delta::{GatedDelta, GatedDeltaParts};
+pub(crate) use gated_delta::GatedDelta;
 pub(crate) use group_norm::GroupNorm;
 pub(crate) use head_matrix::HeadMatrix;
 pub(crate) use head_norms::{AllHeadsNorm, HeadNorms};
@@ -64,12 +65,13 @@ pub(crate) use mlp::{Mlp, MlpBlock, MlpWeights};
 pub(crate) use norm::{Norm, NormSettings, VectorNorm};
 pub(crate) use parallel_mixers::ParallelMixers;
 pub(crate) use per_layer::{LayerInput, PerLayerInputs, PerLayerReader, ReaderSizes};
+pub(crate) use recurrent::RecurrentParts;
 pub(crate) use residual::Residual;
 pub(crate) use rope::{Rope, Ropes, RotationTable};
 pub(crate) use router::{Router, RouterSettings, RouterVectors};
-pub(crate) use short_conv::{ShortConv, ShortConvParts};
+pub(crate) use short_conv::ShortConv;
 pub(crate) use shortcut::Shortcut;
 pub(crate) use stack::{Stack, StackSizes, Stream};
-pub(crate) use state_space::{StateSpace, StateSpaceParts};
+pub(crate) use state_space::StateSpace;
 pub(crate) use stream_ends::StreamEnds;
 pub(crate) use stream_mix::StreamMix;

@@ -91,6 +91,13 @@ impl Compute {
     }
 }
 
+impl Compute {
+    /// Returns what `arrange` makes of weights for our kernels; `None` if MLX computes.
+    pub(crate) fn arranged<W>(&self, arrange: impl FnOnce() -> W) -> Option<Arc<W>> {
+        matches!(self, Compute::Kernels(_)).then(|| Arc::new(arrange()))
+    }
+}
+
 impl fmt::Debug for Compute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

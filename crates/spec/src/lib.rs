@@ -42,10 +42,10 @@ pub use jackalope_config::quantization::{
 pub use latent::{IndexerSpec, LatentSpec, PositionChoice};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
-    Activation, AttentionSpec, CacheKind, DenseBeside, ExpertActivation, ExpertLatent,
-    ExpertModules, ExpertsSpec, FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer,
-    MlpSpec, ModelSpec, NormKind, OutputGate, ParallelMixers, QkNorm, RouterGroups, RouterScores,
-    RouterSpec, SecondHalf, StackedModule, ValueKind,
+    Activation, AttentionSpec, CacheKind, DenseBeside, ExpertLatent, ExpertModules, ExpertsSpec,
+    FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec, ModelSpec, NormKind,
+    OutputGate, ParallelMixers, QkNorm, RouterGroups, RouterScores, RouterSpec, SecondHalf,
+    StackedModule, ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,

@@ -415,6 +415,14 @@ pub enum Activation {
         /// Bound of what it is multiplied by.
         limit: f32,
     },
+    /// `min(x, limit) * sigmoid(alpha * min(x, limit))` (OpenAI 2025); what it is multiplied by is within
+    /// the limit on both sides, plus one.
+    ClampedSilu {
+        /// Factor inside the logistic function.
+        alpha: f32,
+        /// Bound of both projections.
+        limit: f32,
+    },
     /// `beta * tanh(x / beta) * sigmoid(x)` (Kimi team 2026, "SiTU"); what it is multiplied by becomes
     /// `cap * tanh(value / cap)` before, if there is a cap.
     Situ {
@@ -434,6 +442,13 @@ pub enum Activation {
     Xielu,
 }
 
+impl Activation {
+    /// Whether experts with this activation have gates.
+    pub fn has_gate(self) -> bool {
+        self != Activation::ReluSquared
+    }
+}
+
 /// Routed experts, each an MLP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
@@ -447,8 +462,9 @@ pub struct ExpertsSpec {
     pub inner: usize,
     /// The expert that every token passes; `None` if there is none.
     pub shared: Option<MlpSpec>,
-    /// How an expert's gate and its other projection are combined.
-    pub activation: ExpertActivation,
+    /// How an expert's gate and its other projection are combined. There is no gate with the square of
+    /// the positive part.
+    pub activation: Activation,
     /// Whether an expert's products have biases.
     pub has_bias: bool,
     /// What routed experts read and write, if it is not the stream.
@@ -485,45 +501,6 @@ pub struct ExpertLatent {
     pub norm: Option<String>,
     /// Projection to the stream, `[hidden, width]`.
     pub up: String,
-}
-
-/// How an expert's gate and its other projection are combined.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ExpertActivation {
-    /// `silu(gate) * up`.
-    Swiglu,
-    /// `gelu(gate) * up`, with the approximation by the hyperbolic tangent.
-    Geglu,
-    /// `min(silu(gate), bound) * clamp(up, -limit, limit)`.
-    BoundedSwiglu {
-        /// Bound of the gate's result.
-        bound: f32,
-        /// Bound of the other projection.
-        limit: f32,
-    },
-    /// `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
-    ClampedSwiglu {
-        /// Factor inside the logistic function.
-        alpha: f32,
-        /// Bound of both projections.
-        limit: f32,
-    },
-    /// As [`Activation::Situ`].
-    Situ {
-        /// Bound of the hyperbolic tangent of the gate.
-        beta: f32,
-        /// Cap of the other projection.
-        cap: Option<f32>,
-    },
-    /// There is no gate: the square of `max(up, 0)`.
-    ReluSquared,
-}
-
-impl ExpertActivation {
-    /// Whether experts have gates.
-    pub fn has_gate(self) -> bool {
-        self != ExpertActivation::ReluSquared
-    }
 }
 
 /// How experts are chosen and weighted.

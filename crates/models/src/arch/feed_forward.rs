@@ -1,16 +1,16 @@
 //! The feed-forward block of a layer: dense, or a mixture of experts.
 
-use jackalope_kernels as kernels;
+use jackalope_kernels::{self as kernels, ActivationFunction};
 use jackalope_spec::{
-    self as spec, Activation, Dimension, ExpertLatent, ExpertsSpec, FeedForward, MlpSpec,
-    RouterScores, RouterSpec,
+    self as spec, Dimension, ExpertLatent, ExpertsSpec, FeedForward, MlpSpec, RouterScores,
+    RouterSpec,
 };
 
 use super::parts::{LayerParts, mlp_weights};
 use crate::layers::{
-    BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent, Linear, Mlp,
-    MlpBlock, Norm, Residual, Router, RouterSettings, RouterVectors, RowInput, SharedExpert,
-    SparseMlp, VectorNorm,
+    Activation, BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent,
+    Linear, Mlp, MlpBlock, Norm, Residual, Router, RouterSettings, RouterVectors, RowInput,
+    SharedExpert, SparseMlp, VectorNorm,
 };
 use crate::split::Cut;
 use jackalope_weights::LoadError;
@@ -73,30 +73,30 @@ fn mlp(spec: &MlpSpec, unit: usize, parts: &LayerParts<'_, '_>) -> Result<Mlp, L
 }
 
 /// Loads an activation, whose parameters are below `w` if it has any.
-fn activation(
-    activation: Activation,
-    w: &Weights<'_>,
-) -> Result<kernels::ActivationFunction, LoadError> {
-    Ok(match activation {
-        Activation::Silu => kernels::ActivationFunction::Silu,
-        Activation::BoundedSilu { bound, limit } => {
-            kernels::ActivationFunction::BoundedSilu { bound, limit }
+fn activation(activation: spec::Activation, w: &Weights<'_>) -> Result<Activation, LoadError> {
+    Ok(Activation::Function(match activation {
+        spec::Activation::ClampedSilu { alpha, limit } => {
+            return Ok(Activation::ClampedSilu { alpha, limit });
         }
-        Activation::Situ { beta, cap } => kernels::ActivationFunction::Situ { beta, cap },
-        Activation::Gelu => kernels::ActivationFunction::Gelu,
-        Activation::GeluTanh => kernels::ActivationFunction::GeluTanh,
-        Activation::ReluSquared => kernels::ActivationFunction::ReluSquared,
-        Activation::Xielu => {
+        spec::Activation::Silu => ActivationFunction::Silu,
+        spec::Activation::BoundedSilu { bound, limit } => {
+            ActivationFunction::BoundedSilu { bound, limit }
+        }
+        spec::Activation::Situ { beta, cap } => ActivationFunction::Situ { beta, cap },
+        spec::Activation::Gelu => ActivationFunction::Gelu,
+        spec::Activation::GeluTanh => ActivationFunction::GeluTanh,
+        spec::Activation::ReluSquared => ActivationFunction::ReluSquared,
+        spec::Activation::Xielu => {
             let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
             let beta = w.number("beta")?;
-            kernels::ActivationFunction::Xielu {
+            ActivationFunction::Xielu {
                 positive: softplus(w.number("alpha_p")?),
                 negative: beta + softplus(w.number("alpha_n")?),
                 beta,
                 eps: w.number("eps")?,
             }
         }
-    })
+    }))
 }
 
 pub(super) fn mixture(
@@ -123,7 +123,7 @@ pub(super) fn mixture(
         hidden: spec.latent.as_ref().map_or(hidden, |latent| latent.width),
         inner: spec.inner,
         unit: unit(Dimension::ExpertInner),
-        activation: spec.activation,
+        activation: activation(spec.activation, root)?,
         weighs_input: spec.router.weighs_input,
         has_bias: spec.has_bias,
     };

@@ -1,19 +1,17 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
 use jackalope_spec::{
-    AttentionSpec, GatedDeltaSpec, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer,
-    NormKind, OutputGate, PositionChoice, QkNorm, QkvModules, ShortConvSpec, StackedModule,
-    StateSpaceSpec, ValueKind,
+    AttentionSpec, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer, NormKind, OutputGate,
+    PositionChoice, QkNorm, QkvModules, StackedModule, ValueKind,
 };
 
 use super::parts::LayerParts;
 use crate::cache::LayerCacheShape;
 use crate::layers::{
-    AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GatedDeltaParts,
-    GroupNorm, HasBias, HeadMatrix, HeadNorms, Heads, IndexPools, Indexer, IndexerSizes, KeyValues,
-    LatentAttention, LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear,
-    Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers, Residual, ShortConv, ShortConvParts,
-    StateSpace, StateSpaceParts,
+    AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GroupNorm, HasBias,
+    HeadMatrix, HeadNorms, Heads, IndexPools, Indexer, IndexerSizes, KeyValues, LatentAttention,
+    LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear, Norm, NormSettings,
+    OwnKeyValues, OwnRows, ParallelMixers, RecurrentParts, Residual, ShortConv, StateSpace,
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
@@ -41,19 +39,21 @@ impl MixerBlock {
         spec: &Mixer,
         parts: &LayerParts<'_, '_>,
     ) -> Result<Option<MixerBlock>, LoadError> {
+        let own = recurrent(parts, parts.layout.heads);
         Ok(Some(match spec {
             Mixer::Attention(spec) => MixerBlock::Attention(Box::new(attention(spec, parts)?)),
-            Mixer::GatedDelta(spec) => MixerBlock::GatedDelta(Box::new(gated_delta(spec, parts)?)),
-            Mixer::ShortConv(spec) => MixerBlock::ShortConv(Box::new(short_conv(spec, parts)?)),
+            Mixer::GatedDelta(spec) => {
+                MixerBlock::GatedDelta(Box::new(GatedDelta::load(spec, &own)?))
+            }
+            Mixer::ShortConv(spec) => MixerBlock::ShortConv(Box::new(ShortConv::load(spec, &own)?)),
             Mixer::Latent(spec) => MixerBlock::Latent(Box::new(latent(spec, parts)?)),
             Mixer::StateSpace(spec) => {
-                let counts = parts.layout.heads;
-                MixerBlock::StateSpace(Box::new(state_space(spec, counts, parts)?))
+                MixerBlock::StateSpace(Box::new(StateSpace::load(spec, &own)?))
             }
             Mixer::Lightning(spec) => MixerBlock::Lightning(Box::new(lightning(spec, parts)?)),
             Mixer::Parallel(spec) => {
                 let counts = parts.layout.state_heads.expect("the state space has heads");
-                let space = state_space(&spec.space, counts, parts)?;
+                let space = StateSpace::load(&spec.space, &recurrent(parts, counts))?;
                 let attention = attention(&spec.attention, parts)?;
                 let mixers = ParallelMixers::new(attention, space, parts.parallel);
                 MixerBlock::Parallel(Box::new(mixers))
@@ -112,44 +112,16 @@ impl MixerBlock {
     }
 }
 
-fn gated_delta(spec: &GatedDeltaSpec, parts: &LayerParts<'_, '_>) -> Result<GatedDelta, LoadError> {
-    let heads = Heads::new(parts.layout.heads, spec.sizes.value_dim, parts.parallel);
-    let delta = GatedDeltaParts {
-        spec,
+/// Returns what mixers with states are loaded from, which are divided by `counts`.
+fn recurrent<'a, 'w>(parts: &LayerParts<'a, 'w>, counts: HeadCounts) -> RecurrentParts<'a, 'w> {
+    RecurrentParts {
         layer_idx: parts.cache_idx,
         root: parts.root,
         hidden: parts.model.hidden_size,
-        norm_eps: spec.norm_eps.unwrap_or(parts.model.norm_eps),
-        parallel: parts.parallel,
-    };
-    GatedDelta::load(&delta, heads)
-}
-
-fn short_conv(spec: &ShortConvSpec, parts: &LayerParts<'_, '_>) -> Result<ShortConv, LoadError> {
-    let heads = Heads::new(parts.layout.heads, spec.unit_channels, parts.parallel);
-    let conv = ShortConvParts {
-        spec,
-        layer_idx: parts.cache_idx,
-        root: parts.root,
-        hidden: parts.model.hidden_size,
-        parallel: parts.parallel,
-    };
-    ShortConv::load(&conv, heads)
-}
-
-fn state_space(
-    spec: &StateSpaceSpec,
-    counts: HeadCounts,
-    parts: &LayerParts<'_, '_>,
-) -> Result<StateSpace, LoadError> {
-    StateSpace::load(&StateSpaceParts {
-        spec,
-        layer_idx: parts.cache_idx,
-        root: parts.root,
-        hidden: parts.model.hidden_size,
+        norm_eps: parts.model.norm_eps,
         counts,
         parallel: parts.parallel,
-    })
+    }
 }
 
 fn lightning(spec: &LightningSpec, parts: &LayerParts<'_, '_>) -> Result<Lightning, LoadError> {

@@ -1,7 +1,75 @@
-//! Activations of feed-forward blocks with MLX's operations.
+//! Activations of feed-forward blocks.
 
 use jackalope_kernels::{self as kernels, ActivationFunction, Threads};
 use jackalope_mlx::{Array, Dtype};
+
+/// How a gate and what it is multiplied by are combined, or what becomes of a projection without a gate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Activation {
+    Function(ActivationFunction),
+    /// See [`jackalope_spec::Activation::ClampedSilu`].
+    ClampedSilu {
+        alpha: f32,
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// Computes the activation of `gate`, multiplied by `up`, with MLX, in the type of `gate`.
+    pub(super) fn stock_gated(self, gate: &Array, up: &Array) -> Array {
+        let number = |value: f32| Array::scalar_of(value, gate.dtype());
+        let within = |limit: f32| up.minimum(&number(limit)).maximum(&number(-limit));
+        match self {
+            Activation::ClampedSilu { alpha, limit } => {
+                let gate = gate.minimum(&number(limit));
+                let sigmoid = gate.mul(&number(alpha)).sigmoid();
+                gate.mul(&sigmoid).mul(&within(limit).add(&number(1.0)))
+            }
+            Activation::Function(function @ ActivationFunction::BoundedSilu { limit, .. }) => {
+                stock(function, gate).mul(&within(limit))
+            }
+            Activation::Function(function @ ActivationFunction::Situ { cap: Some(cap), .. }) => {
+                let up = stock_capped(&up.astype(Dtype::F32), cap);
+                stock(function, &gate.astype(Dtype::F32)).mul(&up).astype(gate.dtype())
+            }
+            Activation::Function(function) => stock(function, gate).mul(up),
+        }
+    }
+
+    /// Bounds gates and what they are multiplied by, if there are bounds. Returns what is left to
+    /// compute of the gates.
+    pub(super) fn bound(
+        self,
+        gate: &mut [f32],
+        up: &mut [f32],
+        threads: &Threads,
+    ) -> ActivationFunction {
+        let function = match self {
+            Activation::ClampedSilu { alpha, limit } => {
+                kernels::clamp_gates(gate, up, alpha, limit);
+                ActivationFunction::Silu
+            }
+            Activation::Function(function) => function,
+        };
+        match function {
+            ActivationFunction::BoundedSilu { limit, .. } => kernels::clamp(up, limit),
+            ActivationFunction::Situ { cap, .. } => kernels::scale_logits(up, 1.0, cap, threads),
+            _ => {}
+        }
+        function
+    }
+
+    /// Returns the function, of a projection without bounds.
+    ///
+    /// # Panics
+    /// Panics if there are bounds.
+    pub(super) fn function(self) -> ActivationFunction {
+        match self {
+            Activation::Function(function) => function,
+            Activation::ClampedSilu { .. } => panic!("only gates are clamped"),
+        }
+    }
+}
 
 /// Computes the activation with MLX, in the type of `x`.
 pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
@@ -35,30 +103,4 @@ pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
 pub(super) fn stock_capped(x: &Array, cap: f32) -> Array {
     let cap = Array::scalar_of(cap, x.dtype());
     x.div(&cap).tanh().mul(&cap)
-}
-
-/// Computes the activation of `gate`, multiplied by `up`, with MLX, in the type of `gate`.
-pub(super) fn stock_gated(activation: ActivationFunction, gate: &Array, up: &Array) -> Array {
-    let activated = stock(activation, gate);
-    match activation {
-        ActivationFunction::BoundedSilu { limit, .. } => {
-            let [limit, least] = [limit, -limit].map(|it| Array::scalar_of(it, gate.dtype()));
-            activated.mul(&up.minimum(&limit).maximum(&least))
-        }
-        ActivationFunction::Situ { cap: Some(cap), .. } => {
-            let up = stock_capped(&up.astype(Dtype::F32), cap);
-            let activated = stock(activation, &gate.astype(Dtype::F32));
-            activated.mul(&up).astype(gate.dtype())
-        }
-        _ => activated.mul(up),
-    }
-}
-
-/// Bounds what the activation is multiplied by, if it has bounds.
-pub(super) fn bound_values(activation: ActivationFunction, up: &mut [f32], threads: &Threads) {
-    match activation {
-        ActivationFunction::BoundedSilu { limit, .. } => kernels::clamp(up, limit),
-        ActivationFunction::Situ { cap, .. } => kernels::scale_logits(up, 1.0, cap, threads),
-        _ => {}
-    }
 }

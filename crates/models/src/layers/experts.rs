@@ -6,13 +6,10 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{
-    self as kernels, ActivationFunction, Elements, ElementsMut, Floats, TermColumns, Threads,
-};
+use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, TermColumns, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, quant};
-use jackalope_spec::ExpertActivation;
 
-use super::activation::{self, stock_gated};
+use super::activation::{self, Activation};
 use super::frame::BlockFrame;
 use super::kernel::{
     DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned, zeros_after,
@@ -42,7 +39,7 @@ pub(crate) struct ExpertSizes {
     /// Number of inner elements in an indivisible unit.
     pub(crate) unit: usize,
     /// How gate and up are combined.
-    pub(crate) activation: ExpertActivation,
+    pub(crate) activation: Activation,
     /// Whether the products have biases.
     pub(crate) has_bias: bool,
     /// Whether the router's weights multiply what an expert reads, not its result.
@@ -154,7 +151,10 @@ impl Experts {
         };
         let gate = self.gate_proj.as_ref().map(|matrix| projected(matrix, 0));
         let up = projected(&self.up_proj, 1);
-        let inner = stock_activation(self.sizes.activation, gate.as_ref().unwrap_or(&up), &up);
+        let inner = match &gate {
+            Some(gate) => self.sizes.activation.stock_gated(gate, &up),
+            None => activation::stock(self.sizes.activation.function(), &up),
+        };
         let out = self.down_proj.stock_gathered(&inner, gather);
         let down = biases.filter(|biases| biases.adds_down).map(|biases| &biases.down);
         let out = biased(out, down).squeeze(1); // [choices, hidden]
@@ -201,7 +201,7 @@ struct ExpertsKernel {
     up: Arc<MatrixKernel>,
     down: DivisibleKernel,
     biases: Option<BiasesKernel>,
-    activation: ExpertActivation,
+    activation: Activation,
     weighs_input: bool,
     /// Whether this rank adds what is not divided.
     adds_once: bool,
@@ -214,32 +214,6 @@ struct BiasesKernel {
     gate_up: [Pinned; 2],
     /// `None` if another rank adds it.
     down: Option<Pinned>,
-}
-
-/// Combines gate and up with MLX; without gates only `up` counts.
-fn stock_activation(activation: ExpertActivation, gate: &Array, up: &Array) -> Array {
-    match activation {
-        ExpertActivation::Swiglu => gate.silu().mul(up),
-        ExpertActivation::Geglu => {
-            activation::stock(kernels::ActivationFunction::GeluTanh, gate).mul(up)
-        }
-        ExpertActivation::BoundedSwiglu { bound, limit } => {
-            stock_gated(ActivationFunction::BoundedSilu { bound, limit }, gate, up)
-        }
-        ExpertActivation::Situ { beta, cap } => {
-            stock_gated(ActivationFunction::Situ { beta, cap }, gate, up)
-        }
-        ExpertActivation::ClampedSwiglu { alpha, limit } => {
-            let number = |value: f32| Array::scalar_of(value, gate.dtype());
-            let gate = gate.minimum(&number(limit));
-            let up = up.minimum(&number(limit)).maximum(&number(-limit));
-            let sigmoid = gate.mul(&number(alpha)).sigmoid();
-            gate.mul(&sigmoid).mul(&up.add(&number(1.0)))
-        }
-        ExpertActivation::ReluSquared => {
-            super::activation::stock(kernels::ActivationFunction::ReluSquared, up)
-        }
-    }
 }
 
 impl ExpertsKernel {
@@ -280,22 +254,7 @@ impl ExpertsKernel {
             kernels::add_expert_bias(&mut gate, rows, elements(gate_bias));
             kernels::add_expert_bias(&mut up, rows, elements(up_bias));
         }
-        let mut function = ActivationFunction::Silu;
-        match self.activation {
-            ExpertActivation::Swiglu => {}
-            ExpertActivation::Geglu => function = ActivationFunction::GeluTanh,
-            ExpertActivation::BoundedSwiglu { bound, limit } => {
-                function = ActivationFunction::BoundedSilu { bound, limit };
-            }
-            ExpertActivation::Situ { beta, cap } => {
-                function = ActivationFunction::Situ { beta, cap };
-            }
-            ExpertActivation::ClampedSwiglu { alpha, limit } => {
-                kernels::clamp_gates(&mut gate, &mut up, alpha, limit);
-            }
-            ExpertActivation::ReluSquared => panic!("such experts have no gates"),
-        }
-        activation::bound_values(function, &mut up, threads);
+        let function = self.activation.bound(&mut gate, &mut up, threads);
         kernels::scale_rows(&mut up, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         kernels::gated(function, &gate, &up, inner.elements_mut(), threads);
@@ -306,8 +265,8 @@ impl ExpertsKernel {
     fn ungated(&self, x: Elements<'_>, rows: &kernels::ExpertRows, threads: &Threads) -> Floats {
         let [up] = kernels::expert_matmul(x, rows, [&self.up.view()], threads);
         let mut weighed = vec![0.0; up.len()];
-        let activation = kernels::ActivationFunction::ReluSquared;
-        kernels::activate(activation, &up, ElementsMut::F32(&mut weighed), threads);
+        let function = self.activation.function();
+        kernels::activate(function, &up, ElementsMut::F32(&mut weighed), threads);
         kernels::scale_rows(&mut weighed, rows.weights());
         let mut inner = Floats::zeros(float(self.dtype), up.len());
         inner.store(0, &weighed);

@@ -16,7 +16,8 @@ use super::kernel::{DivisibleKernel, OwnRows, dim, float};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
 use super::recurrent::{
-    RecurrenceKernel, RecurrentTensors, SmallWeights, StockRows, empty_state, stock_sequences,
+    RecurrenceKernel, RecurrentParts, RecurrentTensors, SmallWeights, StockRows, empty_state,
+    stock_sequences,
 };
 use super::residual::Residual;
 use crate::cache::LayerCacheShape;
@@ -24,22 +25,9 @@ use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_weights::LoadError;
-use jackalope_weights::Weights;
 
 /// Epsilon added to the squared length of queries and keys, as in mlx-lm.
 const LENGTH_EPS: f32 = 1e-6;
-
-/// The part of a checkpoint and the split from which a gated delta net is loaded.
-#[derive(Clone, Copy)]
-pub(crate) struct GatedDeltaParts<'a, 'w> {
-    pub(crate) spec: &'a GatedDeltaSpec,
-    pub(crate) layer_idx: usize,
-    /// The root of all tensors' names.
-    pub(crate) root: &'a Weights<'w>,
-    pub(crate) hidden: usize,
-    pub(crate) norm_eps: f32,
-    pub(crate) parallel: &'a Parallel,
-}
 
 /// A gated delta net, or this rank's heads of it.
 #[derive(Debug)]
@@ -68,19 +56,19 @@ impl GatedDelta {
     /// # Errors
     /// Fails if a tensor cannot be read.
     pub(crate) fn load(
-        parts: &GatedDeltaParts<'_, '_>,
-        heads: Heads,
+        spec: &GatedDeltaSpec,
+        parts: &RecurrentParts<'_, '_>,
     ) -> Result<GatedDelta, LoadError> {
-        let GatedDeltaParts { spec, layer_idx, root, hidden, norm_eps, parallel } = *parts;
+        let RecurrentParts { layer_idx, root, hidden, norm_eps, counts, parallel } = *parts;
+        let heads = Heads::new(counts, spec.sizes.value_dim, parallel);
+        let norm_eps = spec.norm_eps.unwrap_or(norm_eps);
         let joined = spec.joined.as_deref();
         let joined = joined.filter(|joined| root.at(&joined.queries.module).has("weight"));
         let spec = joined.unwrap_or(spec);
         let GatedDeltaSizes { key_dim, value_dim, conv_width, .. } = spec.sizes;
         let (key_heads, value_heads) = (heads.cut.kv_heads.len(), heads.cut.heads.len());
         let sizes = RecurrenceSizes { key_heads, value_heads, key_dim, value_dim, conv_width };
-        let column = |rows: &HeadRows, cut: &Cut| {
-            Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), HasBias::No)
-        };
+        let column = |rows: &HeadRows, cut: &Cut| parts.projection(rows, cut, HasBias::No);
         let (keys, values) = (&heads.cut.kv_heads, &heads.cut.heads);
         let low_rank = |rows: &HeadRows, down: Option<&HeadRows>| {
             let (Some(down), Some(kimi)) = (down, &spec.kimi) else {
@@ -119,10 +107,7 @@ impl GatedDelta {
             None => RecurrenceRule::GatedDelta { rate_max },
             Some(KimiDelta { log_decay_min, .. }) => RecurrenceRule::KimiDelta { log_decay_min },
         };
-        let weights = match parallel.compute() {
-            Compute::Kernels(_) => Some(Arc::new(small.arranged(sizes, rule))),
-            Compute::Stock => None,
-        };
+        let weights = parallel.compute().arranged(|| small.arranged(sizes, rule));
         Ok(GatedDelta {
             projections,
             up: [gates_up, decays_up],

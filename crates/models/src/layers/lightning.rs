@@ -78,12 +78,8 @@ impl Lightning {
             value_dim: width,
             conv_width: 1,
         };
-        let weights = match parallel.compute() {
-            Compute::Kernels(_) => {
-                Some(Arc::new(RecurrenceWeights::lightning(sizes, &parts.decays)))
-            }
-            Compute::Stock => None,
-        };
+        let arrange = || RecurrenceWeights::lightning(sizes, &parts.decays);
+        let weights = parallel.compute().arranged(arrange);
         Lightning { parts, sizes, weights, layer_idx, dtype, parallel: parallel.clone() }
     }
 

@@ -1,9 +1,9 @@
 //! The feed-forward block.
 
-use jackalope_kernels::{self as kernels, ActivationFunction, Elements, Floats, Threads};
+use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype};
 
-use super::activation;
+use super::activation::{self, Activation};
 use super::cutoff::Cutoff;
 use super::frame::BlockFrame;
 use super::kernel::{DivisibleKernel, float};
@@ -24,7 +24,7 @@ pub(crate) struct MlpBlock {
     pub(crate) unit: usize,
     /// Whether its products have biases.
     pub(crate) has_bias: bool,
-    pub(crate) activation: ActivationFunction,
+    pub(crate) activation: Activation,
     /// See [`jackalope_spec::MlpSpec::cutoff`].
     pub(crate) cutoff: Option<f32>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Mlp {
     gate_proj: Option<Linear>,
     up_proj: Linear,
     down_proj: Linear,
-    activation: ActivationFunction,
+    activation: Activation,
     cutoff: Option<f32>,
     dtype: Dtype,
     parallel: Parallel,
@@ -103,14 +103,14 @@ impl Mlp {
             return residual.stock_block(frame, output, |x| {
                 let gate = self.gate_proj.as_ref().expect("a gate").stock(x);
                 let gate = cutoff.stock(&gate, &self.parallel);
-                let gate = activation::stock(self.activation, &gate);
+                let gate = activation::stock(self.activation.function(), &gate);
                 self.down_proj.stock(&gate.mul(&self.up_proj.stock(x)))
             });
         };
         let output = BlockOutput { num_sums: Cutoff::SUMS, ..output };
         let MlpKernel { inward, down, activation, dtype } = self.kernel();
         let InwardKernel::Gated(linears) = inward else { panic!("a gate has a cutoff") };
-        let width = self.inner.len();
+        let (width, function) = (self.inner.len(), activation.function());
         let parts = TwoParts {
             widths: vec![width, width],
             first: move |x: Elements<'_>, threads: &Threads| {
@@ -122,7 +122,7 @@ impl Mlp {
                 let Middle { mut values, sums } = middle;
                 cutoff.apply(&mut values[0], &sums);
                 let mut inner = Floats::zeros(float(dtype), values[0].len());
-                kernels::gated(activation, &values[0], &values[1], inner.elements_mut(), threads);
+                kernels::gated(function, &values[0], &values[1], inner.elements_mut(), threads);
                 down.multiply(inner.elements(), threads)
             },
         };
@@ -138,8 +138,8 @@ impl Mlp {
     pub(super) fn stock(&self, x: &Array) -> Array {
         let up = self.up_proj.stock(x);
         let inner = match &self.gate_proj {
-            Some(gate) => activation::stock_gated(self.activation, &gate.stock(x), &up),
-            None => activation::stock(self.activation, &up),
+            Some(gate) => self.activation.stock_gated(&gate.stock(x), &up),
+            None => activation::stock(self.activation.function(), &up),
         };
         self.down_proj.stock(&inner)
     }
@@ -161,7 +161,7 @@ impl Mlp {
 pub(super) struct MlpKernel {
     inward: InwardKernel,
     down: DivisibleKernel,
-    activation: ActivationFunction,
+    activation: Activation,
     dtype: Dtype,
 }
 
@@ -188,20 +188,21 @@ impl MlpKernel {
     ) -> Vec<f64> {
         let inner = match &self.inward {
             InwardKernel::Gated(linears) => {
-                let [gate, mut up] = LinearKernel::products(linears, x, threads);
-                activation::bound_values(self.activation, &mut up, threads);
+                let [mut gate, mut up] = LinearKernel::products(linears, x, threads);
+                let function = self.activation.bound(&mut gate, &mut up, threads);
                 if let Some(factors) = factors {
                     kernels::scale_rows(&mut up, factors);
                 }
                 let mut inner = Floats::zeros(float(self.dtype), gate.len());
-                kernels::gated(self.activation, &gate, &up, inner.elements_mut(), threads);
+                kernels::gated(function, &gate, &up, inner.elements_mut(), threads);
                 inner
             }
             InwardKernel::Ungated(linears) => {
                 assert!(factors.is_none(), "experts that are weighed have gates");
                 let [up] = LinearKernel::products(linears, x, threads);
                 let mut inner = Floats::zeros(float(self.dtype), up.len());
-                kernels::activate(self.activation, &up, inner.elements_mut(), threads);
+                let function = self.activation.function();
+                kernels::activate(function, &up, inner.elements_mut(), threads);
                 inner
             }
         };

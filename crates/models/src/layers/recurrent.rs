@@ -14,11 +14,39 @@ use jackalope_spec::HeadRows;
 use super::convolution::conv_kernels;
 use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
+use super::linear::{HasBias, Linear};
 use crate::cache::StateStep;
-use crate::split::Cut;
+use crate::parallel::Parallel;
+use crate::split::{Cut, HeadCounts};
 use crate::step::{Step, StepSpan};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
+
+/// The part of a checkpoint and the split from which a mixer with states is loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct RecurrentParts<'a, 'w> {
+    pub(crate) layer_idx: usize,
+    /// The root of all tensors' names.
+    pub(crate) root: &'a Weights<'w>,
+    pub(crate) hidden: usize,
+    pub(crate) norm_eps: f32,
+    /// How the heads are divided.
+    pub(crate) counts: HeadCounts,
+    pub(crate) parallel: &'a Parallel,
+}
+
+impl RecurrentParts<'_, '_> {
+    /// Loads the rows of a projection of the stream that belong to the heads of `cut`.
+    pub(super) fn projection(
+        &self,
+        rows: &HeadRows,
+        cut: &Cut,
+        bias: HasBias,
+    ) -> Result<Linear, LoadError> {
+        let own = OwnRows::new(rows, cut);
+        Linear::of_rows(&self.root.at(&rows.module), self.hidden, &own, bias)
+    }
+}
 
 /// Storage of the small weights of a recurrence.
 #[derive(Clone, Copy)]

@@ -13,26 +13,15 @@ use jackalope_spec::ShortConvSpec;
 use super::convolution::conv_kernels;
 use super::frame::BlockFrame;
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, OwnRows, float, pinned};
+use super::kernel::{DivisibleKernel, float, pinned};
 use super::linear::{HasBias, Linear, LinearKernel};
-use super::recurrent::{StepStates, StockRows, stock_sequences};
+use super::recurrent::{RecurrentParts, StepStates, StockRows, stock_sequences};
 use super::residual::Residual;
 use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
 use jackalope_weights::LoadError;
-use jackalope_weights::{Part, Weights};
-
-/// The part of a checkpoint and the split from which a gated short convolution is loaded.
-#[derive(Clone, Copy)]
-pub(crate) struct ShortConvParts<'a, 'w> {
-    pub(crate) spec: &'a ShortConvSpec,
-    pub(crate) layer_idx: usize,
-    /// The root of all tensors' names.
-    pub(crate) root: &'a Weights<'w>,
-    pub(crate) hidden: usize,
-    pub(crate) parallel: &'a Parallel,
-}
+use jackalope_weights::Part;
 
 /// A gated short convolution, or this rank's channels of it.
 #[derive(Debug)]
@@ -58,15 +47,15 @@ impl ShortConv {
     /// # Errors
     /// Fails if a tensor cannot be read.
     pub(crate) fn load(
-        parts: &ShortConvParts<'_, '_>,
-        heads: Heads,
+        spec: &ShortConvSpec,
+        parts: &RecurrentParts<'_, '_>,
     ) -> Result<ShortConv, LoadError> {
-        let ShortConvParts { spec, layer_idx, root, hidden, parallel } = *parts;
+        let RecurrentParts { layer_idx, root, hidden, counts, parallel, .. } = *parts;
+        let heads = Heads::new(counts, spec.unit_channels, parallel);
         let has_bias = HasBias::when(spec.has_bias);
         let cut = &heads.cut.heads;
-        let [before, after, values] = spec.inputs.each_ref().map(|rows| {
-            Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), has_bias)
-        });
+        let projections = spec.inputs.each_ref().map(|it| parts.projection(it, cut, has_bias));
+        let [before, after, values] = projections;
         let kernels = conv_kernels(root, &spec.convolution, spec.conv_width, cut)?;
         let bias = spec.has_bias.then(|| {
             let (channels, own) = (spec.convolution.num_rows, heads.queries());
@@ -74,15 +63,11 @@ impl ShortConv {
             module.floats_as(Dtype::F32, "bias", &[channels], Part::rows(&own))
         });
         let bias = bias.transpose()?;
-        let weights = match parallel.compute() {
-            Compute::Kernels(_) => {
-                let (kernels, bias) = (pinned(&kernels), bias.as_ref().map(pinned));
-                let bias = bias.as_ref().map(|bias| bias.values::<f32>());
-                let width = spec.conv_width;
-                Some(Arc::new(ShortConvWeights::new(kernels.values::<f32>(), width, bias)))
-            }
-            Compute::Stock => None,
-        };
+        let weights = parallel.compute().arranged(|| {
+            let (kernels, bias) = (pinned(&kernels), bias.as_ref().map(pinned));
+            let bias = bias.as_ref().map(|bias| bias.values::<f32>());
+            ShortConvWeights::new(kernels.values::<f32>(), spec.conv_width, bias)
+        });
         Ok(ShortConv {
             projections: [before?, after?, values?],
             out_proj: heads.o_proj(&root.at(&spec.output), hidden, has_bias)?,

@@ -22,32 +22,19 @@ use jackalope_spec::{HeadRows, StateSpaceSizes, StateSpaceSpec};
 use super::frame::BlockFrame;
 use super::group_norm::{GroupNorm, GroupNormKernel};
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, OwnRows, dim, float};
+use super::kernel::{DivisibleKernel, dim, float};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::output::BlockOutput;
 use super::recurrent::{
-    RecurrenceKernel, RecurrentTensors, SmallWeights, StockRows, empty_state, stock_sequences,
+    RecurrenceKernel, RecurrentParts, RecurrentTensors, SmallWeights, StockRows, empty_state,
+    stock_sequences,
 };
 use super::residual::{Middle, Residual, TwoParts};
 use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
-use crate::split::HeadCounts;
+use crate::split::Cut;
 use crate::step::Step;
 use jackalope_weights::LoadError;
-use jackalope_weights::Weights;
-
-/// The part of a checkpoint and the split from which a state space is loaded.
-#[derive(Clone, Copy)]
-pub(crate) struct StateSpaceParts<'a, 'w> {
-    pub(crate) spec: &'a StateSpaceSpec,
-    pub(crate) layer_idx: usize,
-    /// The root of all tensors' names.
-    pub(crate) root: &'a Weights<'w>,
-    pub(crate) hidden: usize,
-    /// How the heads are divided.
-    pub(crate) counts: HeadCounts,
-    pub(crate) parallel: &'a Parallel,
-}
 
 /// A state space, or this rank's heads of it.
 #[derive(Debug)]
@@ -75,8 +62,11 @@ impl StateSpace {
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(crate) fn load(parts: &StateSpaceParts<'_, '_>) -> Result<StateSpace, LoadError> {
-        let StateSpaceParts { spec, layer_idx, root, hidden, counts, parallel } = *parts;
+    pub(crate) fn load(
+        spec: &StateSpaceSpec,
+        parts: &RecurrentParts<'_, '_>,
+    ) -> Result<StateSpace, LoadError> {
+        let RecurrentParts { layer_idx, root, hidden, counts, parallel, .. } = *parts;
         let StateSpaceSizes { head_dim, state_dim, conv_width, .. } = spec.sizes;
         let heads = Heads::new(counts, head_dim, parallel);
         let (groups, values) = (&heads.cut.kv_heads, &heads.cut.heads);
@@ -88,9 +78,7 @@ impl StateSpace {
             conv_width,
         };
         let bias = HasBias::when(spec.has_projection_bias);
-        let column = |rows: &HeadRows, cut| {
-            Linear::of_rows(&root.at(&rows.module), hidden, &OwnRows::new(rows, cut), bias)
-        };
+        let column = |rows: &HeadRows, cut: &Cut| parts.projection(rows, cut, bias);
         let projections = [
             column(&spec.queries, groups)?,
             column(&spec.keys, groups)?,
@@ -115,10 +103,7 @@ impl StateSpace {
         let small = SmallWeights::load(tensors, &heads, root)?;
         let [step_min, step_max] = spec.step_limits;
         let rule = RecurrenceRule::StateSpace { step_min, step_max };
-        let weights = match parallel.compute() {
-            Compute::Kernels(_) => Some(Arc::new(small.arranged(sizes, rule))),
-            Compute::Stock => None,
-        };
+        let weights = parallel.compute().arranged(|| small.arranged(sizes, rule));
         Ok(StateSpace {
             projections,
             out_proj,

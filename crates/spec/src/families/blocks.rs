@@ -3,9 +3,8 @@
 use crate::config::{bad_value, count, experts_per_token};
 use crate::error::SpecError;
 use crate::model::{
-    Activation, AttentionSpec, CacheKind, ExpertActivation, ExpertLatent, ExpertModules,
-    ExpertsSpec, FeedForward, Mixer, MlpSpec, OutputGate, QkNorm, RouterGroups, RouterSpec,
-    StackedModule, ValueKind,
+    Activation, AttentionSpec, CacheKind, ExpertLatent, ExpertModules, ExpertsSpec, FeedForward,
+    Mixer, MlpSpec, OutputGate, QkNorm, RouterGroups, RouterSpec, StackedModule, ValueKind,
 };
 use crate::modules::{AttentionModules, InwardModules, MlpModules, QkvModules};
 use crate::tensor::{
@@ -431,6 +430,11 @@ impl ExpertCounts {
         let experts_per_token = experts_per_token(per_token, num_experts)?;
         Ok(ExpertCounts { num_experts, experts_per_token })
     }
+
+    /// As [`ExpertCounts::new`], for the field `num_local_experts`.
+    pub(super) fn local(num_experts: u32, per_token: u32) -> Result<ExpertCounts, SpecError> {
+        ExpertCounts::new("num_local_experts", num_experts, per_token)
+    }
 }
 
 impl RouterGroups {
@@ -466,7 +470,7 @@ pub(super) struct ExpertSizes {
     pub(super) shared_inner: Option<usize>,
     /// Activation of the expert that every token passes, if it is not the one that its names imply.
     pub(super) shared_activation: Option<Activation>,
-    pub(super) activation: ExpertActivation,
+    pub(super) activation: Activation,
     pub(super) has_bias: bool,
     /// Whether the products of the expert that every token passes have biases.
     pub(super) has_shared_bias: bool,
@@ -479,7 +483,7 @@ impl ExpertSizes {
     /// Creates experts without biases, of which none is passed by every token.
     pub(super) fn plain(counts: ExpertCounts, inner: usize, router: RouterSpec) -> ExpertSizes {
         let ExpertCounts { num_experts, experts_per_token } = counts;
-        let activation = ExpertActivation::Swiglu;
+        let activation = Activation::Silu;
         ExpertSizes {
             num_experts,
             num_identity: 0,

@@ -110,6 +110,21 @@ impl DecoderConfig {
         })
     }
 
+    /// Returns a decoder whose layers have the same attention, then what `block` returns for the number
+    /// and the prefix of a layer, each after a norm.
+    pub(super) fn repeated(
+        &self,
+        sizes: Sizes,
+        attention: &AttentionSpec,
+        block: impl Fn(usize, &str) -> Block,
+    ) -> Description {
+        let layers = (0..sizes.num_layers).map(|layer_idx| {
+            let block = block(layer_idx, &format!("model.layers.{layer_idx}"));
+            pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+        });
+        self.with_layers(sizes, layers.collect())
+    }
+
     /// Returns the decoder with these layers.
     pub(super) fn with_layers(&self, sizes: Sizes, layers: Vec<LayerSpec>) -> Description {
         let head_table = match self.tie_word_embeddings {

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{DecoderConfig, Description};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, RouterScores, RouterSpec};
@@ -78,19 +78,15 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let first = first.into_iter().min().unwrap_or(0);
     let last = bounds(&config.moe_layer_end_index).unwrap_or_default();
     let last = last.into_iter().max().unwrap_or(sizes.num_layers);
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let module = format!("model.layers.{layer_idx}.mlp");
-        let is_sparse =
-            (layer_idx + 1).is_multiple_of(interval) && (first..=last).contains(&layer_idx);
-        let block = if is_sparse {
+    let description = config.decoder.repeated(sizes, &attention, |layer_idx, prefix| {
+        let module = format!("{prefix}.mlp");
+        if (layer_idx + 1).is_multiple_of(interval) && (first..=last).contains(&layer_idx) {
             experts(&module, sizes.hidden, &NAMES, sparse)
         } else {
             mlp(&module, sizes.hidden, dense.clone())
-        };
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
+        }
     });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers).with_names(TensorNames::ERNIE))
+    Ok(description.with_names(TensorNames::ERNIE))
 }
 
 fn router(config: &Config) -> Result<RouterSpec, SpecError> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use self::config::{Config, attention, router};
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
-use super::decoder::{Description, pre_norm_layer};
+use super::decoder::Description;
 use crate::config::{count, dimension, parse, unsupported};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm};
@@ -71,15 +71,12 @@ fn describe(
         shared_inner: Some(inner * count("n_shared_experts", config.n_shared_experts)?),
         ..ExpertSizes::plain(counts, inner, router)
     };
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let module = format!("model.layers.{layer_idx}.mlp");
-        let block = if layer_idx < config.first_k_dense_replace {
+    Ok(config.decoder.repeated(sizes, attention, |layer_idx, prefix| {
+        let module = format!("{prefix}.mlp");
+        if layer_idx < config.first_k_dense_replace {
             mlp(&module, sizes.hidden, dense.clone())
         } else {
             experts(&module, sizes.hidden, names, sparse)
-        };
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
-    });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+        }
+    }))
 }

@@ -9,7 +9,7 @@ use super::decoder::{DecoderConfig, Description, Sizes, pre_norm_layer};
 use super::windows::windows;
 use crate::config::{bad_value, dimension, parse};
 use crate::error::SpecError;
-use crate::model::{AttentionSpec, ExpertActivation, RouterScores, RouterSpec};
+use crate::model::{Activation, AttentionSpec, RouterScores, RouterSpec};
 
 const NAMES: ExpertNames = ExpertNames {
     router: "router",
@@ -53,16 +53,12 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         sinks: Some("sinks"),
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
-    let counts = ExpertCounts::new(
-        "num_local_experts",
-        config.num_local_experts,
-        config.num_experts_per_tok,
-    )?;
+    let counts = ExpertCounts::local(config.num_local_experts, config.num_experts_per_tok)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let router =
         RouterSpec { has_bias: true, scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX };
     let spec = ExpertSizes {
-        activation: ExpertActivation::ClampedSwiglu { alpha: ALPHA, limit: LIMIT },
+        activation: Activation::ClampedSilu { alpha: ALPHA, limit: LIMIT },
         has_bias: true,
         ..ExpertSizes::plain(counts, inner, router)
     };

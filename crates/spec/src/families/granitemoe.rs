@@ -51,11 +51,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         scale: factor("attention_multiplier", config.attention_multiplier)?,
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
-    let counts = ExpertCounts::new(
-        "num_local_experts",
-        config.num_local_experts,
-        config.num_experts_per_tok,
-    )?;
+    let counts = ExpertCounts::local(config.num_local_experts, config.num_experts_per_tok)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let router = RouterSpec { scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX };
     let spec = ExpertSizes::plain(counts, inner, router);

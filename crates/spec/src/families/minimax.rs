@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{DecoderConfig, Description};
 use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, QkNorm, RouterScores, RouterSpec};
@@ -47,11 +47,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         qk_norm: config.use_qk_norm.then_some(QkNorm::AllHeads),
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
-    let counts = ExpertCounts::new(
-        "num_local_experts",
-        config.num_local_experts,
-        config.num_experts_per_tok,
-    )?;
+    let counts = ExpertCounts::local(config.num_local_experts, config.num_experts_per_tok)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let router = RouterSpec {
         scores: RouterScores::Sigmoid,
@@ -59,11 +55,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         ..RouterSpec::SOFTMAX
     };
     let spec = ExpertSizes::plain(counts, inner, router);
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let module = format!("model.layers.{layer_idx}.block_sparse_moe");
-        let block = experts(&module, sizes.hidden, &NAMES, spec);
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
-    });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+    Ok(config.decoder.repeated(sizes, &attention, |_, prefix| {
+        experts(&format!("{prefix}.block_sparse_moe"), sizes.hidden, &NAMES, spec)
+    }))
 }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{DecoderConfig, Description};
 use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, QkNorm, RouterSpec};
@@ -44,11 +44,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let router = RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX };
     let spec = ExpertSizes::plain(counts, inner, router);
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let module = format!("model.layers.{layer_idx}.mlp");
-        let block = experts(&module, sizes.hidden, &ExpertNames::QWEN, spec);
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
-    });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+    Ok(config.decoder.repeated(sizes, &attention, |_, prefix| {
+        experts(&format!("{prefix}.mlp"), sizes.hidden, &ExpertNames::QWEN, spec)
+    }))
 }

@@ -50,11 +50,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         has_output_bias: true,
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
-    let counts = ExpertCounts::new(
-        "num_local_experts",
-        config.num_local_experts,
-        config.num_experts_per_tok,
-    )?;
+    let counts = ExpertCounts::local(config.num_local_experts, config.num_experts_per_tok)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let scores = RouterScores::SparseMixer { jitter: config.router_jitter_noise };
     let spec = ExpertSizes::plain(counts, inner, RouterSpec { scores, ..RouterSpec::SOFTMAX });

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{DecoderConfig, Description};
 use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, RouterSpec};
@@ -45,11 +45,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         shared_inner: Some(dimension(field, config.shared_expert_intermediate_size)?),
         ..ExpertSizes::plain(counts, inner, router)
     };
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let module = format!("model.layers.{layer_idx}.mlp");
-        let block = experts(&module, sizes.hidden, &NAMES, spec);
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
-    });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+    Ok(config.decoder.repeated(sizes, &attention, |_, prefix| {
+        experts(&format!("{prefix}.mlp"), sizes.hidden, &NAMES, spec)
+    }))
 }

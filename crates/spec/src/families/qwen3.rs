@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::blocks::mlp;
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{DecoderConfig, Description};
 use crate::config::{dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm};
@@ -30,11 +30,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
     let inner = dimension("intermediate_size", config.intermediate_size)?;
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let spec = MlpSpec::plain(inner);
-        let block = mlp(&format!("model.layers.{layer_idx}.mlp"), sizes.hidden, spec);
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
-    });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+    Ok(config.decoder.repeated(sizes, &attention, |_, prefix| {
+        mlp(&format!("{prefix}.mlp"), sizes.hidden, MlpSpec::plain(inner))
+    }))
 }

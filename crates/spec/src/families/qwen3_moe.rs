@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts, mlp};
-use super::decoder::{DecoderConfig, Description, pre_norm_layer};
+use super::decoder::{DecoderConfig, Description};
 use crate::config::{count, dimension, parse};
 use crate::error::SpecError;
 use crate::model::{AttentionSpec, MlpSpec, QkNorm, RouterSpec};
@@ -47,17 +47,12 @@ pub(super) fn read_with(config: &Value, names: &ExpertNames) -> Result<Descripti
     let router = RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX };
     let sparse = ExpertSizes::plain(counts, inner, router);
     let step = count("decoder_sparse_step", config.decoder_sparse_step)?;
-    let layers = (0..sizes.num_layers).map(|layer_idx| {
-        let module = format!("model.layers.{layer_idx}.mlp");
-        let is_sparse =
-            !config.mlp_only_layers.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step);
-        let block = if is_sparse {
+    Ok(config.decoder.repeated(sizes, &attention, |layer_idx, prefix| {
+        let module = format!("{prefix}.mlp");
+        if !config.mlp_only_layers.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step) {
             experts(&module, sizes.hidden, names, sparse)
         } else {
             mlp(&module, sizes.hidden, dense.clone())
-        };
-        pre_norm_layer(layer_idx, sizes.hidden, attention.clone(), block)
-    });
-    let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+        }
+    }))
 }

@@ -11,7 +11,7 @@ use super::decoder::{Description, pre_norm_layer};
 use super::windows::windows;
 use crate::config::{completed, dimension, parse, setting};
 use crate::error::SpecError;
-use crate::model::{Activation, ExpertActivation, HeadTable, MlpSpec, RouterScores, RouterSpec};
+use crate::model::{Activation, HeadTable, MlpSpec, RouterScores, RouterSpec};
 use crate::names::TensorNames;
 use crate::originals::{NumberEdit, OriginalNumbers, OriginalSign};
 
@@ -76,9 +76,10 @@ fn block(config: &Config, layer_idx: usize, is_sparse: bool) -> Result<Block, Sp
     let hidden = config.decoder.sizes()?.hidden;
     let module = format!("model.layers.{layer_idx}.mlp");
     let shared = config.swiglu_limits_shared.as_deref();
-    let shared = limit("swiglu_limits_shared", shared, layer_idx)?;
-    let activation =
-        shared.map_or(Activation::Silu, |limit| Activation::BoundedSilu { bound: limit, limit });
+    let bounded = |limit: Option<f32>| {
+        limit.map_or(Activation::Silu, |limit| Activation::BoundedSilu { bound: limit, limit })
+    };
+    let activation = bounded(limit("swiglu_limits_shared", shared, layer_idx)?);
     if !is_sparse {
         let inner = dimension("intermediate_size", config.intermediate_size)?;
         return Ok(mlp(&module, hidden, MlpSpec { activation, ..MlpSpec::plain(inner) }));
@@ -92,15 +93,11 @@ fn block(config: &Config, layer_idx: usize, is_sparse: bool) -> Result<Block, Sp
         ..RouterSpec::SOFTMAX
     };
     let inner = dimension("moe_intermediate_size", config.moe_intermediate_size)?;
-    let plain = ExpertSizes::plain(counts, inner, router);
     let spec = ExpertSizes {
         shared_inner: Some(dimension("share_expert_dim", config.share_expert_dim)?),
         shared_activation: Some(activation),
-        activation: routed.map_or(plain.activation, |limit| ExpertActivation::BoundedSwiglu {
-            bound: limit,
-            limit,
-        }),
-        ..plain
+        activation: bounded(routed),
+        ..ExpertSizes::plain(counts, inner, router)
     };
     Ok(experts(&module, hidden, &NAMES, spec))
 }

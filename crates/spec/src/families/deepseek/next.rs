@@ -19,7 +19,7 @@ use crate::families::hyper::with_hyper_connections;
 use crate::families::latent::{ExpansionForm, latent_attention};
 use crate::families::text_part::text_config;
 use crate::latent::LatentSpec;
-use crate::model::{Activation, ExpertActivation, MlpSpec};
+use crate::model::{Activation, MlpSpec};
 use crate::modules::MlpModules;
 use crate::names::TensorNames;
 use crate::streams::StreamsSpec;
@@ -59,7 +59,7 @@ pub(in crate::families) fn read(config: &Value) -> Result<Description, SpecError
     let bound = (f64::from(limit) / (1.0 + (-f64::from(limit)).exp())) as f32;
     let activation = Activation::BoundedSilu { bound, limit };
     let sparse = config.experts(&VARIANT)?.map(|sizes| ExpertSizes {
-        activation: ExpertActivation::BoundedSwiglu { bound, limit },
+        activation,
         shared_activation: Some(activation),
         ..sizes
     });

@@ -7,7 +7,7 @@ use crate::families::blocks::{
     Block, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, experts, vector,
 };
 use crate::families::decoder::{Sizes, norm};
-use crate::model::{DenseBeside, ExpertActivation, FeedForward, RouterScores, RouterSpec};
+use crate::model::{Activation, DenseBeside, FeedForward, RouterScores, RouterSpec};
 use crate::tensor::{TensorCut, TensorRole};
 
 pub(super) const NAMES: ExpertNames = ExpertNames {
@@ -32,7 +32,7 @@ pub(super) fn mixture(
     let inner = dimension("moe_intermediate_size", inner)?;
     let router = RouterSpec { scores: RouterScores::SoftmaxOfChosen, ..RouterSpec::SOFTMAX };
     let routed = ExpertSizes {
-        activation: ExpertActivation::Geglu,
+        activation: Activation::GeluTanh,
         ..ExpertSizes::plain(counts, inner, router)
     };
     let Block { feed_forward, mut tensors } = experts(prefix, sizes.hidden, &NAMES, routed);

@@ -13,7 +13,7 @@ use crate::families::blocks::{ExpertNames, ExpertSizes, experts, mlp};
 use crate::families::decoder::Description;
 use crate::families::gated_delta::{KimiForm, log_decay_min};
 use crate::latent::LatentSpec;
-use crate::model::{Activation, ExpertActivation, MlpSpec};
+use crate::model::{Activation, MlpSpec};
 use crate::names::TensorNames;
 use crate::residuals::BlockResiduals;
 
@@ -57,7 +57,7 @@ pub(in crate::families) fn read(config: &Value) -> Result<Description, SpecError
     let sparse = config.experts()?.map(|sparse| ExpertSizes {
         latent,
         shared_activation: Some(activation),
-        activation: ExpertActivation::Situ { beta, cap },
+        activation,
         ..sparse
     });
     let names = ExpertNames {

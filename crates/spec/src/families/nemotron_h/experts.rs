@@ -4,7 +4,7 @@ use super::config::Config;
 use crate::config::{bad_value, dimension, or_absent};
 use crate::error::SpecError;
 use crate::families::blocks::{ExpertCounts, ExpertSizes};
-use crate::model::{ExpertActivation, RouterGroups, RouterScores, RouterSpec};
+use crate::model::{Activation, RouterGroups, RouterScores, RouterSpec};
 
 impl Config {
     /// Returns the experts.
@@ -33,7 +33,7 @@ impl Config {
         Ok(ExpertSizes {
             shared_inner: self.n_shared_experts.map(|_| shared),
             has_shared_bias: self.mlp_bias,
-            activation: ExpertActivation::ReluSquared,
+            activation: Activation::ReluSquared,
             latent: latent.transpose()?,
             ..ExpertSizes::plain(counts, inner, self.router(counts.num_experts)?)
         })
