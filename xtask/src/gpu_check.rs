@@ -11,6 +11,7 @@
 
 mod bundle;
 mod programs;
+mod speed;
 mod stages;
 
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use crate::process;
-use programs::Programs;
+use programs::{GPU, Programs};
 use stages::{Outcome, STAGES};
 
 const USAGE: &str = "usage: cargo xtask gpu-check [--device auto|cpu] [--minutes N] \
@@ -111,10 +112,12 @@ fn check(programs: &Programs, options: &Options) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for stage in STAGES {
         let started = Instant::now();
-        let outcome = if Instant::now() < deadline {
+        let outcome = if stage.needs_gpu && device != GPU {
+            Outcome::NotRun("a CPU would need hours")
+        } else if Instant::now() < deadline {
             (stage.run)(programs, deadline).unwrap_or_else(|err| Outcome::failed(&err))
         } else {
-            Outcome::NotRun
+            Outcome::NotRun("the time was over")
         };
         let seconds = started.elapsed().as_secs_f64();
         println!("{}: {} ({seconds:.1} s)", stage.name, outcome.word());

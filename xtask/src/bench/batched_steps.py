@@ -1,5 +1,5 @@
-"""Measures decode steps of several sequences in mlx-lm, for `cargo xtask bench stock`: one line of
-JSON for each number of sequences. Arguments: the checkpoint, the tokens before the first step, and
+"""Measures a prompt and decode steps of several sequences in mlx-lm, for `cargo xtask bench stock`:
+one line of JSON for each number of sequences; the first also has the prompt's time. Arguments: the checkpoint, the tokens before the first step, and
 `default` to compute on MLX's default device instead of the CPU.
 
 Nodes are those of MLX's graph; as in our own count, a fused operation (mx.fast) is one node, also
@@ -24,6 +24,8 @@ from mlx_lm.utils import load_model  # noqa: E402
 
 SEQUENCES = (1, 8, 32, 64)
 STEPS = 41
+PROMPT_TOKENS = 512
+REPETITIONS = 5
 FUSED = ("rms_norm", "layer_norm", "rope", "scaled_dot_product_attention")
 
 
@@ -74,8 +76,23 @@ class FusedCalls:
             setattr(mx.fast, name, original)
 
 
+def prompt_ms(model):
+    prompt = mx.array([[idx * 31 % 97 for idx in range(PROMPT_TOKENS)]])
+    times = []
+    for _ in range(REPETITIONS):
+        cache = make_prompt_cache(model)
+        started = time.perf_counter()
+        # As mlx-lm's generator does: the prompt but its last token, whose logits nobody needs, first.
+        model(prompt[:, :-1], cache=cache)
+        mx.eval([it.state for it in cache])
+        mx.eval(mx.argmax(model(prompt[:, -1:], cache=cache)[:, -1], axis=-1))
+        times.append(time.perf_counter() - started)
+    return min(times) * 1e3
+
+
 def main():
     model, _ = load_model(Path(sys.argv[1]))
+    of_prompt = prompt_ms(model)
     context = int(sys.argv[2])
     for num_sequences in SEQUENCES:
         cache = make_prompt_cache(model)
@@ -99,6 +116,8 @@ def main():
             build_ms=statistics.median(builds) * 1e3,
             nodes=nodes,
         )
+        if num_sequences == 1:
+            line["prompt_ms"] = of_prompt
         print(json.dumps(line), flush=True)
 
 

@@ -14,12 +14,6 @@ use crate::{golden, process};
 /// Tokens of each sequence before the first step.
 const CONTEXT_TOKENS: &str = "64";
 
-/// A Qwen3 of three layers.
-const TINY: &str = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 3,
-"intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-"rms_norm_eps": 1e-6, "vocab_size": 256, "max_position_embeddings": 4096, "rope_theta": 1e4,
-"tie_word_embeddings": true}"#;
-
 /// Results of a measurement with this number of sequences.
 struct Measured {
     sequences: u64,
@@ -62,8 +56,7 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
 fn tiny() -> anyhow::Result<PathBuf> {
     let dir = process::target_dir().join("bench/stock");
     std::fs::create_dir_all(&dir)?;
-    let config = dir.join("tiny.json");
-    std::fs::write(&config, TINY)?;
+    let config = process::workspace_dir().join("xtask/src/bench/tiny_qwen3.json");
     let out = dir.join("tiny");
     write_checkpoint(&config, &out)?;
     Ok(out)

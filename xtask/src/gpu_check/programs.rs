@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::process;
 
+/// How a GPU is called in reports.
+pub(super) const GPU: &str = "the GPU";
+
 /// The programs, and the folders that they need.
 pub(super) struct Programs {
     /// Tests of the models, of the recurrences and of the rank.
@@ -28,27 +31,28 @@ pub(super) struct Programs {
 impl Programs {
     /// Builds everything with Cargo.
     pub(super) fn build() -> anyhow::Result<Programs> {
-        let test = |package: &str, target: &[&str]| {
+        let test = |target: &[&str], package: &str| {
             let args = ["test", "--release", "--no-run", "--message-format=json", "-p", package];
             artifact(&[args.as_slice(), target].concat(), |line| {
                 line["profile"]["test"].as_bool() == Some(true)
             })
         };
-        let example = ["build", "--release", "--message-format=json", "-p", "jackalope-models"];
-        let example = [example.as_slice(), &["--example", "batched_steps"]].concat();
-        let build = |package: &str| {
-            let args = ["build", "--release", "--message-format=json", "--bins", "-p", package];
-            artifact(&args, |_| true)
+        // All are built for the same packages: others would enable other features of dependencies,
+        // which Cargo would then compile again.
+        let build = |target: [&str; 2]| {
+            let args = ["build", "--release", "--message-format=json", "-p", "jackalope-models"];
+            let packages = ["-p", "jackalope-runner", "-p", "jackalope-cli"];
+            artifact(&[args.as_slice(), &packages, &target].concat(), |_| true)
         };
         let mlx = process::target_dir().join("mlx");
         let selected = std::fs::read_to_string(mlx.join("selected")).context("no libmlx")?;
         Ok(Programs {
-            model_tests: test("jackalope-models", &["--test", "it"])?,
-            recurrence_tests: test("jackalope-recurrence", &["--test", "it"])?,
-            rank_tests: test("jackalope-runner", &["--bin", "jackalope-rank"])?,
-            steps: artifact(&example, |_| true)?,
-            rank: build("jackalope-runner")?,
-            jackalope: build("jackalope-cli")?,
+            model_tests: test(&["--test", "it"], "jackalope-models")?,
+            recurrence_tests: test(&["--test", "it"], "jackalope-recurrence")?,
+            rank_tests: test(&["--bin", "jackalope-rank"], "jackalope-runner")?,
+            steps: build(["--example", "batched_steps"])?,
+            rank: build(["--bin", "jackalope-rank"])?,
+            jackalope: build(["--bin", "jackalope"])?,
             mlx: mlx.join(selected.trim()).join("mlx"),
             root: process::workspace_dir(),
         })
@@ -106,7 +110,7 @@ impl Programs {
             !(wants_cpu && has_gpu),
             "this libmlx computes on a GPU\nhint: `cargo xtask mlx` brings the one for CPUs"
         );
-        Ok(if has_gpu { "the GPU" } else { "the CPU with stock operations" })
+        Ok(if has_gpu { GPU } else { "the CPU with stock operations" })
     }
 }
 

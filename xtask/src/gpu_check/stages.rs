@@ -5,40 +5,54 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use serde_json::Value;
 
 use super::programs::Programs;
+use super::speed::{Shape, TINY, speed};
 use crate::process;
 
 /// Time between two looks at a running program.
 const POLL: Duration = Duration::from_millis(50);
 
+/// How long the ranks compute before one is killed.
+const BEFORE_KILL: Duration = Duration::from_secs(2);
+
+/// Number of characters at which two texts of the same prompt must be the same.
+const SAME_MIN: usize = 8;
+
 /// A check.
 pub(super) struct Stage {
     pub(super) name: &'static str,
+    /// Whether a CPU would need hours for it.
+    pub(super) needs_gpu: bool,
     pub(super) run: fn(&Programs, Instant) -> anyhow::Result<Outcome>,
 }
 
 /// The checks, the most important first.
 pub(super) const STAGES: &[Stage] = &[
-    Stage {
-        name: "goldens of all families",
-        run: |it, end| tests(it, &it.model_tests, "golden", end),
-    },
-    Stage { name: "recurrences", run: |it, end| tests(it, &it.recurrence_tests, "chunks", end) },
-    Stage { name: "sampling, steps ahead", run: |it, end| tests(it, &it.rank_tests, "ahead", end) },
-    Stage {
-        name: "batches with joins and leaves",
-        run: |it, end| tests(it, &it.model_tests, "decoding", end),
-    },
-    Stage { name: "nodes of a step", run: |it, end| tests(it, &it.model_tests, "nodes", end) },
-    Stage { name: "two ranks on one device", run: two_ranks },
-    Stage { name: "a killed rank", run: killed_rank },
-    Stage { name: "Qwen3 0.6B, 4 bits", run: |it, end| steps(it, "0.6b", Some(4), end) },
-    Stage { name: "Qwen3 0.6B, bf16", run: |it, end| steps(it, "0.6b", None, end) },
-    Stage { name: "Qwen3 8B, 4 bits", run: |it, end| steps(it, "8b", Some(4), end) },
-    Stage { name: "Qwen3 8B, bf16", run: |it, end| steps(it, "8b", None, end) },
+    check("goldens of all families", |it, end| tests(it, &it.model_tests, "golden", end)),
+    check("recurrences", |it, end| tests(it, &it.recurrence_tests, "chunks", end)),
+    check("sampling, steps ahead", |it, end| tests(it, &it.rank_tests, "ahead", end)),
+    check("batches with joins and leaves", |it, end| tests(it, &it.model_tests, "decoding", end)),
+    check("nodes of a step", |it, end| tests(it, &it.model_tests, "nodes", end)),
+    check("two ranks on one device", two_ranks),
+    check("a killed rank", killed_rank),
+    check("Qwen3 with three small layers, bf16", |it, end| speed(it, TINY, end)),
+    speed_of("Qwen3 0.6B, 4 bits", |it, end| speed(it, Shape::published("0.6b", "4"), end)),
+    speed_of("Qwen3 0.6B, bf16", |it, end| speed(it, Shape::published("0.6b", "16"), end)),
+    speed_of("Qwen3 8B, 4 bits", |it, end| speed(it, Shape::published("8b", "4"), end)),
+    speed_of("Qwen3 8B, bf16", |it, end| speed(it, Shape::published("8b", "16"), end)),
 ];
+
+type Run = fn(&Programs, Instant) -> anyhow::Result<Outcome>;
+
+const fn check(name: &'static str, run: Run) -> Stage {
+    Stage { name, needs_gpu: false, run }
+}
+
+/// A measurement for which only a GPU is fast enough.
+const fn speed_of(name: &'static str, run: Run) -> Stage {
+    Stage { name, needs_gpu: true, run }
+}
 
 /// Result of a check.
 pub(super) enum Outcome {
@@ -49,8 +63,8 @@ pub(super) enum Outcome {
         table: String,
     },
     Failed(String),
-    /// The deadline had passed before the check could begin.
-    NotRun,
+    /// It was not begun, for this reason.
+    NotRun(&'static str),
 }
 
 impl Outcome {
@@ -63,7 +77,7 @@ impl Outcome {
             Outcome::Passed(_) => "passed",
             Outcome::Measured { .. } => "measured",
             Outcome::Failed(_) => "**failed**",
-            Outcome::NotRun => "not run: the time was over",
+            Outcome::NotRun(_) => "not run",
         }
     }
 
@@ -71,7 +85,7 @@ impl Outcome {
         match self {
             Outcome::Passed(text) | Outcome::Failed(text) => text,
             Outcome::Measured { summary, .. } => summary,
-            Outcome::NotRun => "",
+            Outcome::NotRun(reason) => reason,
         }
     }
 }
@@ -92,112 +106,65 @@ fn tests(
     Ok(Outcome::Passed(summary.unwrap_or_default().to_owned()))
 }
 
-/// Returns the text that `jackalope generate` prints with the shipped model.
-fn generated(programs: &Programs, options: &[&str], deadline: Instant) -> anyhow::Result<String> {
-    let mut command = programs.command(&programs.jackalope);
-    command.args(["generate", "--model", "models/jackalope-mini", "--max-tokens", "48"]);
-    command.args(["--prompt", "Tell me a short story about a fox."]).args(options);
-    output(&mut command, deadline)
-}
-
 /// Compares two ranks, over TCP on one device, with one.
 fn two_ranks(programs: &Programs, deadline: Instant) -> anyhow::Result<Outcome> {
-    let alone = generated(programs, &[], deadline)?;
-    let both = generated(programs, &["--ranks", "2"], deadline)?;
-    let num_same = alone.chars().zip(both.chars()).take_while(|(a, b)| a == b).count();
-    ensure!(8 <= num_same.min(both.len()), "one rank wrote {alone:?}, two wrote {both:?}");
-    Ok(Outcome::Passed(format!("{num_same} of {} characters are the same", alone.len())))
+    let alone = output(&mut generate(programs, &["--max-tokens", "48"]), deadline)?;
+    let both = output(&mut generate(programs, &["--max-tokens", "48", "--ranks", "2"]), deadline)?;
+    compared(["one rank", "two ranks"], [&alone, &both])
 }
 
-/// Kills a rank while it computes; the stream must continue.
-fn killed_rank(programs: &Programs, deadline: Instant) -> anyhow::Result<Outcome> {
+/// Returns `jackalope generate` with the shipped model.
+fn generate(programs: &Programs, options: &[&str]) -> Command {
     let mut command = programs.command(&programs.jackalope);
-    command.args(["generate", "--model", "models/jackalope-mini", "--ranks", "2", "--max-tokens"]);
-    command.args(["1500", "--prompt", "Tell me a short story about a fox."]);
+    command.args(["generate", "--model", "models/jackalope-mini"]);
+    command.args(["--prompt", "Tell me a short story about a fox."]).args(options);
+    command
+}
+
+/// Compares two texts of the same prompt, whose first characters must be the same: later ones may
+/// differ where a device computes other last bits in batches of other sizes.
+fn compared(names: [&str; 2], texts: [&str; 2]) -> anyhow::Result<Outcome> {
+    let [wanted, found] = texts;
+    let num_same = wanted.chars().zip(found.chars()).take_while(|(a, b)| a == b).count();
+    let num_wanted = wanted.chars().count();
+    ensure!(SAME_MIN <= num_same, "{} wrote {wanted:?}, {} wrote {found:?}", names[0], names[1]);
+    Ok(Outcome::Passed(format!("{num_same} of {num_wanted} characters are the same")))
+}
+
+/// Kills a rank while it computes; the stream must continue as without that.
+fn killed_rank(programs: &Programs, deadline: Instant) -> anyhow::Result<Outcome> {
+    let options = ["--ranks", "2", "--max-tokens", "1500"];
+    let undisturbed = output(&mut generate(programs, &options), deadline)?;
+    let mut command = generate(programs, &options);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let rank = loop {
+    let rank = second_rank(&mut child, deadline)?;
+    std::thread::sleep(BEFORE_KILL);
+    ensure!(child.try_wait()?.is_none(), "the program ended before a rank was killed");
+    let killed = process::command("kill").args(["-KILL", &rank]).status()?;
+    ensure!(killed.success(), "rank {rank} could not be killed");
+    let text = finished(child, deadline)?;
+    compared(["two ranks", "those of which one was killed"], [&undisturbed, &text])
+}
+
+/// Waits for the second rank's process and returns its number.
+fn second_rank(program: &mut std::process::Child, deadline: Instant) -> anyhow::Result<String> {
+    loop {
         ensure!(Instant::now() < deadline, "no rank started in time");
-        ensure!(child.try_wait()?.is_none(), "the program ended before a rank was killed");
+        ensure!(program.try_wait()?.is_none(), "the program ended before its ranks started");
         let found = process::command("pgrep")
-            .args(["-P", &child.id().to_string(), "-f", "jackalope-rank"])
+            .args(["-P", &program.id().to_string(), "-f", "jackalope-rank"])
             .output()
             .context("starting pgrep")?;
         let pids = String::from_utf8_lossy(&found.stdout).into_owned();
         if let [_, second, ..] = pids.lines().collect::<Vec<_>>().as_slice() {
-            break (*second).to_owned();
+            return Ok((*second).to_owned());
         }
         std::thread::sleep(POLL);
-    };
-    std::thread::sleep(Duration::from_secs(2));
-    let killed = process::command("kill").args(["-KILL", &rank]).status()?;
-    ensure!(killed.success(), "rank {rank} could not be killed");
-    let text = finished(child, deadline)?;
-    Ok(Outcome::Passed(format!("{} characters after rank {rank} was killed", text.len())))
-}
-
-/// Measures decode steps of a Qwen3 with random weights, beside mlx-lm's.
-fn steps(
-    programs: &Programs,
-    size: &str,
-    bits: Option<u32>,
-    deadline: Instant,
-) -> anyhow::Result<Outcome> {
-    let name = bits.map_or(format!("{size}-bf16"), |bits| format!("{size}-{bits}bit"));
-    let dir = process::target_dir().join("gpu-check-models").join(name);
-    if !dir.join("config.json").is_file() {
-        let mut synth = programs.command(&programs.jackalope);
-        synth.args(["synth", "--size", size, "--bits", &bits.unwrap_or(16).to_string(), "--out"]);
-        synth.arg(&dir);
-        output(&mut synth, deadline)?;
     }
-    let mut ours = programs.command(&programs.steps);
-    let ours = lines(&output(ours.args(["--context", "64"]).arg(&dir), deadline)?)?;
-    let script = programs.root.join("xtask/src/bench/batched_steps.py");
-    let peers = || -> anyhow::Result<Vec<Value>> {
-        let mut peer = process::command(&crate::golden::python()?.to_string_lossy());
-        lines(&output(peer.arg(&script).arg(&dir).args(["64", "default"]), deadline)?)
-    };
-    // Our own times are worth having without a peer's.
-    let (theirs, missing) = match peers() {
-        Ok(theirs) => (theirs, None),
-        Err(err) => (Vec::new(), Some(format!("mlx-lm was not measured: {err:#}"))),
-    };
-    let mut table = String::from(
-        "| sequences | step, ms | mlx-lm | faster by | building, ms | nodes | mlx-lm |\n|---|---|---|---|---|---|---|",
-    );
-    let mut ratios = Vec::new();
-    let nothing = Value::Null;
-    for (idx, own) in ours.iter().enumerate() {
-        let peer = theirs.get(idx).unwrap_or(&nothing);
-        let number = |line: &Value, key: &str| line[key].as_f64().unwrap_or(f64::NAN);
-        let ratio = number(peer, "step_ms") / number(own, "step_ms");
-        ratios.push(format!("{ratio:.2}"));
-        table.push_str(&format!(
-            "\n| {} | {:.2} | {:.2} | {ratio:.2} | {:.2} | {} | {} |",
-            own["sequences"],
-            number(own, "step_ms"),
-            number(peer, "step_ms"),
-            number(own, "build_ms"),
-            own["nodes"],
-            peer["nodes"],
-        ));
-    }
-    let summary = match missing {
-        Some(missing) => missing.replace('\n', " "),
-        None => format!("{} times as fast as mlx-lm", ratios.join(" / ")),
-    };
-    Ok(Outcome::Measured { summary, table })
-}
-
-fn lines(text: &str) -> anyhow::Result<Vec<Value>> {
-    let parsed = text.lines().map(|line| {
-        serde_json::from_str(line).with_context(|| format!("found {line:?} among the measurements"))
-    });
-    parsed.collect()
 }
 
 /// Runs a program until the deadline and returns what it prints.
-fn output(command: &mut Command, deadline: Instant) -> anyhow::Result<String> {
+pub(super) fn output(command: &mut Command, deadline: Instant) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     finished(child.with_context(|| format!("starting {name}"))?, deadline)
