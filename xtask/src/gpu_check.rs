@@ -10,7 +10,9 @@
 //! On a machine without a GPU it checks the same operations on the CPU.
 
 mod bundle;
+mod outcome;
 mod programs;
+mod running;
 mod speed;
 mod stages;
 
@@ -20,8 +22,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use crate::process;
+use outcome::Outcome;
 use programs::{GPU, Programs};
-use stages::{Outcome, STAGES};
+use stages::STAGES;
 
 const USAGE: &str = "usage: cargo xtask gpu-check [--device auto|cpu] [--minutes N] \
 [--bundle DIR | --prepared DIR]";

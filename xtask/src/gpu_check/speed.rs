@@ -8,8 +8,9 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use super::outcome::Outcome;
 use super::programs::Programs;
-use super::stages::{Outcome, output};
+use super::running::output;
 use crate::{golden, process};
 
 /// Tokens of each sequence before the first step.

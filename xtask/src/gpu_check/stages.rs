@@ -4,14 +4,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
+use super::outcome::Outcome;
 use super::programs::Programs;
+use super::running::{POLL, finished, output};
 use super::speed::{Shape, TINY, speed};
 use crate::process;
-
-/// Time between two looks at a running program.
-const POLL: Duration = Duration::from_millis(50);
 
 /// How long the ranks compute before one is killed.
 const BEFORE_KILL: Duration = Duration::from_secs(2);
@@ -52,42 +51,6 @@ const fn check(name: &'static str, run: Run) -> Stage {
 /// A measurement for which only a GPU is fast enough.
 const fn speed_of(name: &'static str, run: Run) -> Stage {
     Stage { name, needs_gpu: true, run }
-}
-
-/// Result of a check.
-pub(super) enum Outcome {
-    Passed(String),
-    /// A table of measurements.
-    Measured {
-        summary: String,
-        table: String,
-    },
-    Failed(String),
-    /// It was not begun, for this reason.
-    NotRun(&'static str),
-}
-
-impl Outcome {
-    pub(super) fn failed(err: &anyhow::Error) -> Outcome {
-        Outcome::Failed(format!("{err:#}").replace('\n', " "))
-    }
-
-    pub(super) fn word(&self) -> &'static str {
-        match self {
-            Outcome::Passed(_) => "passed",
-            Outcome::Measured { .. } => "measured",
-            Outcome::Failed(_) => "**failed**",
-            Outcome::NotRun(_) => "not run",
-        }
-    }
-
-    pub(super) fn found(&self) -> &str {
-        match self {
-            Outcome::Passed(text) | Outcome::Failed(text) => text,
-            Outcome::Measured { summary, .. } => summary,
-            Outcome::NotRun(reason) => reason,
-        }
-    }
 }
 
 /// Runs the tests whose names contain `filter`.
@@ -161,52 +124,4 @@ fn second_rank(program: &mut std::process::Child, deadline: Instant) -> anyhow::
         }
         std::thread::sleep(POLL);
     }
-}
-
-/// Runs a program until the deadline and returns what it prints.
-pub(super) fn output(command: &mut Command, deadline: Instant) -> anyhow::Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    finished(child.with_context(|| format!("starting {name}"))?, deadline)
-}
-
-/// Waits for a program until the deadline and returns what it printed.
-fn finished(mut child: std::process::Child, deadline: Instant) -> anyhow::Result<String> {
-    let readers = [
-        child
-            .stdout
-            .take()
-            .map(|mut pipe| reader(move |text| std::io::Read::read_to_end(&mut pipe, text))),
-        child
-            .stderr
-            .take()
-            .map(|mut pipe| reader(move |text| std::io::Read::read_to_end(&mut pipe, text))),
-    ];
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if deadline <= Instant::now() {
-            child.kill().ok();
-            child.wait().ok();
-            bail!("the time was over before it ended");
-        }
-        std::thread::sleep(POLL);
-    };
-    let texts = readers.map(|reader| reader.and_then(|it| it.join().ok()).unwrap_or_default());
-    let [printed, errors] = texts;
-    let last = |text: &str| text.lines().rev().take(6).collect::<Vec<_>>().join(" < ");
-    ensure!(status.success(), "it ended with {status}: {} {}", last(&errors), last(&printed));
-    Ok(printed)
-}
-
-fn reader(
-    read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
-) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut text = Vec::new();
-        // What was read before an error is enough for a message.
-        read(&mut text).ok();
-        String::from_utf8_lossy(&text).into_owned()
-    })
 }
