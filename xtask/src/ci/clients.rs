@@ -11,10 +11,11 @@ use super::lanes::Job;
 use crate::process::{command, env, target_dir, workspace_dir};
 
 /// Sets of tests with clients and a real server: a name, and their folder.
-pub(super) const ENVIRONMENTS: [(&str, &str); 5] = [
+pub(super) const ENVIRONMENTS: [(&str, &str); 6] = [
     ("clients", "tests/clients"),
     ("frameworks", "tests/clients/frameworks"),
     ("agents", "tests/clients/agents"),
+    ("aider", "tests/clients/aider"),
     ("spec", "tests/spec"),
     ("packaging", "tests/packaging"),
 ];
