@@ -142,6 +142,14 @@ pub enum NodeError {
         /// Why starting the machine's agent over SSH did not help.
         shell: Option<String>,
     },
+    /// The machine's agent has another version, and nothing may be installed there.
+    #[error("{host} cannot be used: {reason}")]
+    OtherVersion {
+        /// The machine.
+        host: String,
+        /// Both versions, and what a person can do.
+        reason: String,
+    },
     /// The machine's key is not the pinned one, or cannot be saved.
     #[error("{host} cannot be used: {source}")]
     Trust {
@@ -271,6 +279,7 @@ fn bring_up_one(
 fn start_and_wait(host: &Host, config: &NodesConfig, agent: &Agent) -> Result<(), NodeError> {
     start(host, config)?;
     agent.wait_until_up(ANSWER_TIMEOUT).map_err(|reason| match agent.refusal() {
+        Some(AgentRefusal::OtherVersion) => NodeError::OtherVersion { host: host.name(), reason },
         Some(_) => NodeError::Refused { host: host.name(), reason, shell: None },
         None => NodeError::Unreachable { host: host.name(), port: config.agent_port, reason },
     })
@@ -286,7 +295,10 @@ fn put_there(
 ) -> Result<bool, NodeError> {
     let may_help = matches!(
         failure,
-        NodeError::NotInstalled { .. } | NodeError::NoStart { .. } | NodeError::Unreachable { .. }
+        NodeError::NotInstalled { .. }
+            | NodeError::NoStart { .. }
+            | NodeError::OtherVersion { .. }
+            | NodeError::Unreachable { .. }
     );
     let Some(bootstrap) = config.bootstrap.as_ref().filter(|_| may_help && !host.is_local()) else {
         return Ok(false);

@@ -240,10 +240,19 @@ impl Lab {
         Program::start_command(command, "")
     }
 
+    /// Starts another `jackalope` than the tested one on the first host.
+    pub(crate) fn start_other(&self, program: &Path, args: &[&str]) -> Program {
+        Program::start_command(self.command_of(program, 0, args), "")
+    }
+
     fn command(&self, at: usize, args: &[&str]) -> Command {
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_jackalope")), at, args)
+    }
+
+    fn command_of(&self, program: &Path, at: usize, args: &[&str]) -> Command {
         let host = &self.hosts[at];
         let mut command = command("ip");
-        command.args(["netns", "exec", &host.namespace, env!("CARGO_BIN_EXE_jackalope")]);
+        command.args(["netns", "exec", &host.namespace]).arg(program);
         command.env_remove("RUST_LOG").env_remove("JACKALOPE_CPU");
         command.args(args).env("JACKALOPE_HOME", &host.home).env("JACKALOPE_SSH", self.ssh());
         command

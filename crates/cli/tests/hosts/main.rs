@@ -25,3 +25,4 @@ mod program;
 #[path = "../it/random.rs"]
 mod random;
 mod trusting;
+mod versions;

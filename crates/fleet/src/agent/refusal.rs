@@ -11,6 +11,8 @@ pub enum AgentRefusal {
     UnknownKey,
     /// The agent proved another key than the pinned one.
     ChangedKey,
+    /// The agent has another version.
+    OtherVersion,
 }
 
 impl AgentRefusal {
@@ -25,6 +27,7 @@ impl AgentRefusal {
             FrameError::Untrusted { .. } => Some(AgentRefusal::Untrusted),
             FrameError::UnknownKey { .. } => Some(AgentRefusal::UnknownKey),
             FrameError::ChangedKey { .. } => Some(AgentRefusal::ChangedKey),
+            FrameError::Version { .. } => Some(AgentRefusal::OtherVersion),
             _ => None,
         }
     }
