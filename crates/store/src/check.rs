@@ -2,7 +2,7 @@
 //! weight file has the length that its header states, and together they hold the tensors that the
 //! model's description lists. Also checks whether this version can load the model.
 
-mod weights;
+pub(crate) mod weights;
 
 use std::fmt;
 use std::fs;
@@ -17,8 +17,11 @@ use serde_json::Value;
 use super::files;
 use crate::progress::human_bytes;
 
+/// Name of the file that describes a model.
+pub(crate) const CONFIG: &str = "config.json";
+
 /// Maximum size of `config.json`; a larger file is rejected.
-const CONFIG_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 /// Properties of a model, as its directory states them.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -145,8 +148,8 @@ impl Check {
     }
 
     fn config(&mut self, dir: &Path) {
-        let malformed = |detail| Problem::Malformed { name: "config.json".to_owned(), detail };
-        match read_json(&dir.join("config.json"), CONFIG_BYTES_MAX) {
+        let malformed = |detail| Problem::Malformed { name: CONFIG.to_owned(), detail };
+        match read_json(&dir.join(CONFIG), CONFIG_BYTES_MAX) {
             Ok(Some(config)) => {
                 self.summary.architecture = config["model_type"].as_str().map(str::to_owned);
                 self.summary.quantization = quantization(&config);
@@ -156,7 +159,7 @@ impl Check {
                     Err(err) => self.problems.push(malformed(err.to_string())),
                 }
             }
-            Ok(None) => self.problems.push(Problem::Missing { name: "config.json".to_owned() }),
+            Ok(None) => self.problems.push(Problem::Missing { name: CONFIG.to_owned() }),
             Err(detail) => self.problems.push(malformed(detail)),
         }
     }
@@ -164,7 +167,7 @@ impl Check {
 
 /// Reads the configuration of the model in `dir`.
 fn config(dir: &Path) -> Option<Value> {
-    read_json(&dir.join("config.json"), CONFIG_BYTES_MAX).ok().flatten()
+    read_json(&dir.join(CONFIG), CONFIG_BYTES_MAX).ok().flatten()
 }
 
 /// Reads the quantisation in MLX's form, or else in that of transformers.
@@ -184,7 +187,7 @@ fn quantization(config: &Value) -> Option<Quantization> {
 }
 
 /// Reads the JSON object in a file; `None` if the file does not exist.
-fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
+pub(crate) fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, String> {
     let found = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),

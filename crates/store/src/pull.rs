@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   hub (asks and understands refusals) ─▶ choice (the files that serving needs)
-//!     ─▶ destination (where each goes) ─▶ fetch (one file: go on, verify) ─▶ links, or a record
+//!     ─▶ preview (can this version load it?) ─▶ destination (where each goes)
+//!     ─▶ fetch (one file: go on, verify) ─▶ links, or a record
 //!   retry: what is tried again, how often and when
 //! ```
 //!
@@ -14,16 +15,14 @@ mod destination;
 mod error;
 mod fetch;
 mod hub;
+mod preview;
 mod retry;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
-
-use jackalope_spec::{ModelSpec, parse_config};
 
 use choice::choose;
 use destination::Job;
@@ -58,7 +57,7 @@ pub struct Pulled {
     pub num_files: usize,
     /// Total size of the model's files in bytes.
     pub bytes: u64,
-    /// Number of bytes that this pull has fetched over the network.
+    /// Number of bytes of these files that this pull has fetched over the network.
     pub fetched_bytes: u64,
 }
 
@@ -120,6 +119,12 @@ pub struct FileBytes {
     pub done: AtomicU64,
 }
 
+impl FileBytes {
+    fn of(job: &Job) -> FileBytes {
+        FileBytes { blob: job.file.blob, bytes: job.file.bytes, done: AtomicU64::new(0) }
+    }
+}
+
 impl Pull {
     /// Prepares a pull; nothing is requested yet.
     ///
@@ -157,11 +162,12 @@ impl Pull {
     /// If the hub cannot be reached or refuses, or the disk has no room. What has arrived is kept.
     pub fn run(&self) -> Result<Pulled, PullError> {
         let listing = self.list()?;
-        let files = choose(&self.repo, &listing)?;
+        let mut files = choose(&self.repo, &listing)?;
         self.destination.check_owner(&self.repo, &files)?;
+        self.destination.check_room(&self.destination.jobs(&files))?;
+        let previewed_bytes = self.preview(&mut files, &listing.commit)?;
         let jobs = self.destination.jobs(&files);
-        self.destination.check_room(&jobs)?;
-        let fetched_bytes = self.fetch_all(&jobs, &listing.commit)?;
+        let fetched_bytes = previewed_bytes + self.fetch_all(&jobs, &listing.commit)?;
         self.destination.finish(&self.repo, &self.revision, &listing.commit, &files)?;
         self.remember(&jobs);
         if let Some(trees_dir) = &self.config.trees_dir {
@@ -189,22 +195,7 @@ impl Pull {
     fn fetch_all(&self, jobs: &[Job], commit: &str) -> Result<u64, PullError> {
         let bar =
             self.config.progress.begin("fetching", jobs.iter().map(|job| job.file.bytes).sum());
-        let known = jobs.iter().map(|job| FileBytes {
-            blob: job.file.blob,
-            bytes: job.file.bytes,
-            done: AtomicU64::new(0),
-        });
-        let files = self.files.get_or_init(|| known.collect());
-        let mut fetched_bytes = 0;
-        // The configuration comes first, because it shows whether this version can load the model.
-        if let Some((job, file)) =
-            jobs.iter().zip(files).find(|(job, _)| job.file.path.as_str() == "config.json")
-        {
-            let (config, progress) = (&job.done, Counting { bar: &*bar, file });
-            fetched_bytes += Fetch::new(self, job, commit, progress).run()?;
-            self.check_loadable(config)?;
-            progress.take_back(job.file.bytes);
-        }
+        let files = self.files.get_or_init(|| jobs.iter().map(FileBytes::of).collect());
         let next = AtomicUsize::new(0);
         let work = || -> Result<u64, PullError> {
             let mut fetched_bytes = 0;
@@ -229,27 +220,7 @@ impl Pull {
             threads.into_iter().map(|it| it.join().expect("fetching does not panic")).collect()
         });
         drop(bar);
-        for result in results {
-            fetched_bytes += result?;
-        }
-        Ok(fetched_bytes)
-    }
-
-    /// Checks that this version can load a model with the configuration in the file `config`.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or if this version cannot load the model and unsupported models
-    /// were not requested.
-    fn check_loadable(&self, config: &Path) -> Result<(), PullError> {
-        let content = fs::read(config).map_err(error::failed("reading", config))?;
-        // Invalid JSON is reported once all files have arrived.
-        let Ok(config) = parse_config(&content) else { return Ok(()) };
-        match ModelSpec::from_config(&config) {
-            Err(source) if !self.config.takes_unsupported => {
-                Err(PullError::Unsupported { repo: self.repo.clone(), source })
-            }
-            _ => Ok(()),
-        }
+        results.into_iter().sum()
     }
 
     /// Caches the hashes, so that hundreds of gigabytes that were hashed on arrival are not hashed

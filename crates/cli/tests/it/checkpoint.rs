@@ -71,6 +71,25 @@ impl Copy {
         std::fs::remove_file(self.0.join("model.safetensors.index.json")).ok();
     }
 
+    /// Moves the tensors that `is_moved` selects to another weight file, and writes an index.
+    pub(crate) fn split_weights(&self, other: &str, is_moved: impl Fn(&str) -> bool) {
+        let weights = Weights::parse(&std::fs::read(self.weights_path()).unwrap());
+        let (moved, kept): (Vec<Tensor>, Vec<Tensor>) =
+            weights.tensors.into_iter().partition(|tensor| is_moved(&tensor.name));
+        let mut map = Map::new();
+        for (name, tensors) in [("model.safetensors", kept), (other, moved)] {
+            map.extend(tensors.iter().map(|tensor| (tensor.name.clone(), name.into())));
+            std::fs::write(self.0.join(name), Weights { tensors }.bytes()).unwrap();
+        }
+        self.write_index(&Value::Object(map));
+    }
+
+    /// Writes an index, which says of each tensor in which file it is.
+    pub(crate) fn write_index(&self, weight_map: &Value) {
+        let index = json!({"weight_map": weight_map}).to_string();
+        std::fs::write(self.0.join("model.safetensors.index.json"), index).unwrap();
+    }
+
     pub(crate) fn weights_path(&self) -> PathBuf {
         self.0.join("model.safetensors")
     }

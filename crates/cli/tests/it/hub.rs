@@ -18,6 +18,10 @@ pub(crate) const COMMIT: &str = "5a17ab1e5a17ab1e5a17ab1e5a17ab1e5a17ab1e";
 /// The only repository.
 pub(crate) const REPO: &str = "jack/mini";
 
+/// End of the paths under which [`Hub::seen`] and [`Hub::fail`] know requests for the beginning of a
+/// weight file alone, where its header is.
+pub(crate) const HEADER: &str = "#header";
+
 /// Misbehaviour of the hub.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
@@ -128,9 +132,12 @@ impl Shared {
             }
         }
         let range = seen.range.clone();
+        let is_header = range.as_ref().is_some_and(|it| !it.ends_with('-'));
+        let known_path = if is_header { format!("{path}{HEADER}") } else { path.clone() };
+        seen.path.clone_from(&known_path);
         self.seen.lock().unwrap().push(seen);
         let stream = reader.get_mut();
-        let fault = self.fault(&path);
+        let fault = self.fault(&known_path);
         match fault {
             Some(Fault::Status(status, head)) => respond(stream, status, head, b"refused"),
             Some(Fault::Redirect) => {
@@ -220,15 +227,20 @@ fn send(
         _ => {}
     }
     let range = range.filter(|_| !matches!(fault, Some(Fault::IgnoreRange)));
-    let from = range.and_then(|it| it.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
-    let (status, from) = from.map_or((200, 0), |from: usize| (206, from));
-    let (part, total) = (&content[from..], content.len());
+    let total = content.len();
+    let range = range.and_then(|it| {
+        let (from, last) = it.strip_prefix("bytes=")?.split_once('-')?;
+        let end = last.parse().map_or(total, |last: usize| total.min(last + 1));
+        Some(from.parse().ok()?..end)
+    });
+    let (status, range) = range.map_or((200, 0..total), |range| (206, range));
+    let (from, last) = (range.start, range.end - 1);
+    let part = &content[range];
     write!(
         stream,
-        "HTTP/1.1 {status} Said\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{total}\r\n\
+        "HTTP/1.1 {status} Said\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{last}/{total}\r\n\
          Connection: close\r\n\r\n",
         part.len(),
-        total - 1,
     )?;
     match fault {
         Some(Fault::Cut(num_bytes)) => stream.write_all(&part[..*num_bytes]),

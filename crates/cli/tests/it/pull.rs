@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::checkpoint::{Copy, shipped};
-use crate::hub::{COMMIT, Fault, Hub, REPO, blob_of};
+use crate::checkpoint::{Copy, Tensor, shipped};
+use crate::hub::{COMMIT, Fault, HEADER, Hub, REPO, blob_of};
 use crate::install::Machines;
 use crate::program::{Ended, Program, wait_for};
 
@@ -31,8 +31,13 @@ impl Machine {
 
     /// Creates a machine and a hub whose model has another configuration.
     fn with_config(edit: impl FnOnce(&mut Value)) -> Machine {
+        Machine::with_model(|copy| copy.edit_config(edit))
+    }
+
+    /// Creates a machine and a hub whose model differs from the shipped one.
+    fn with_model(edit: impl FnOnce(&Copy)) -> Machine {
         let copy = Copy::new();
-        copy.edit_config(edit);
+        edit(&copy);
         let mut machine = Machine::new();
         machine.hub = Hub::with(copy.path());
         machine
@@ -438,4 +443,191 @@ fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
     assert_eq!(machine.hub.ranges(WEIGHTS).len(), 1);
     let listed = &machine.json(&["models", "ls", "--json"])["models"][0];
     assert!(listed["unsupported"].as_str().unwrap().contains("deepseek_v4"), "{listed}");
+}
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A tensor of the shipped model's last layer.
+const TENSOR: &str = "model.layers.3.post_attention_layernorm.weight";
+
+#[test]
+fn weights_that_are_not_those_of_the_configuration_are_refused_before_they_come() {
+    let missing = Machine::with_model(|copy| {
+        copy.edit_weights(|weights| weights.tensors.retain(|it| it.name != TENSOR));
+    });
+    missing.refuses(&["pull", REPO], &[TENSOR, "is missing", "no weights were fetched", "hint:"]);
+    let reshaped = Machine::with_model(|copy| {
+        copy.edit_weights(|weights| weights.tensor(TENSOR).shape.insert(0, 2));
+        copy.edit_weights(|weights| {
+            let tensor = weights.tensor(TENSOR);
+            tensor.data.extend(tensor.data.clone());
+        });
+    });
+    reshaped.refuses(&["pull", REPO], &[TENSOR, "has shape [2, 256], expected [256]", "hint:"]);
+    let unknown = Machine::with_model(|copy| {
+        copy.edit_weights(|weights| {
+            let packed =
+                |idx| Tensor { name: format!("qzeros.{idx}"), ..weights.tensors[0].clone() };
+            let packed: Vec<Tensor> = (0..20).map(packed).collect();
+            weights.tensors.extend(packed);
+        });
+    });
+    unknown.refuses(&["pull", REPO], &["20 tensors that `", "qzeros.0", "and 12 more", "hint:"]);
+    let quantised = Machine::with_model(|copy| {
+        copy.edit_weights(|weights| {
+            let codes = weights.tensors.iter_mut().find(|it| it.dtype == "U32").unwrap();
+            // From 4 bits to 7.
+            let words = codes.shape.last_mut().unwrap();
+            *words = *words * 7 / 4;
+            codes.data.resize(codes.data.len() * 7 / 4, 0);
+        });
+    });
+    quantised.refuses(&["pull", REPO], &["is quantised as", "expected affine", "hint:"]);
+    for machine in [missing, reshaped, unknown, quantised] {
+        assert_eq!(machine.hub.ranges(WEIGHTS), []);
+        let ended = machine.run(&["pull", REPO, "--unsupported"]);
+        assert!(ended.stderr.contains("all files were downloaded, but"), "{ended:?}");
+        assert_eq!(machine.hub.ranges(WEIGHTS).len(), 1);
+    }
+}
+
+#[test]
+fn the_index_of_several_weight_files_is_compared_with_the_configuration() {
+    let second = "model-00002-of-00002.safetensors";
+    let split = |copy: &Copy| copy.split_weights(second, |name| name.contains(".layers.3."));
+    let machine = Machine::with_model(split);
+    assert_eq!(machine.pull()["files"], 7);
+    assert!(machine.hub.seen(HEADER).is_empty());
+
+    // Names of tensors and files that do not exist.
+    let map = |copy: &Copy| -> Value {
+        let index = fs::read(copy.path().join(INDEX)).unwrap();
+        serde_json::from_slice::<Value>(&index).unwrap()["weight_map"].clone()
+    };
+    let edited = |edit: fn(&mut Value)| {
+        Machine::with_model(|copy| {
+            split(copy);
+            let mut map = map(copy);
+            edit(&mut map);
+            copy.write_index(&map);
+        })
+    };
+    let absent = edited(|map| map[TENSOR] = "model-00003-of-00003.safetensors".into());
+    absent.refuses(&["pull", REPO], &["model-00003-of-00003.safetensors is missing", "hint:"]);
+    let elsewhere = edited(|map| map[TENSOR] = "../../config.json".into());
+    elsewhere.refuses(&["pull", REPO], &[INDEX, "is said to lie in", "hint:"]);
+    let incomplete = edited(|map| {
+        map.as_object_mut().unwrap().remove(TENSOR);
+    });
+    incomplete.refuses(&["pull", REPO], &[TENSOR, "is missing", "hint:"]);
+    let empty = Machine::with_model(|copy| fs::write(copy.path().join(INDEX), "[]").unwrap());
+    empty.refuses(&["pull", REPO], &[INDEX, "it is no JSON object", "hint:"]);
+    for machine in [absent, elsewhere, incomplete, empty] {
+        assert_eq!(machine.hub.ranges(WEIGHTS), []);
+        assert!(machine.hub.seen(second).is_empty());
+    }
+
+    // Nothing but the files show that a tensor is not where the index says; a single file is asked.
+    let moved = edited(|map| map[TENSOR] = WEIGHTS.into());
+    let ended = moved.run(&["pull", REPO]);
+    assert!(ended.stderr.contains(&format!("does not hold {TENSOR}")), "{ended:?}");
+    let lying = Machine::with_model(|copy| {
+        let mut map = map(copy);
+        map["model.layers.3.extra.weight"] = WEIGHTS.into();
+        copy.write_index(&map);
+    });
+    lying.refuses(&["pull", REPO], &["does not hold model.layers.3.extra.weight", "hint:"]);
+    assert_eq!(lying.hub.ranges(WEIGHTS), []);
+}
+
+#[test]
+fn headers_are_read_from_any_server_and_within_their_limit() {
+    let fetched = |machine: &Machine| {
+        machine.pull();
+        machine.has_all_of_it();
+        assert_eq!(machine.hub.ranges(WEIGHTS).len(), 1);
+        machine.hub.seen(HEADER).len()
+    };
+    let machine = Machine::new();
+    assert_eq!(fetched(&machine), 1);
+    assert_eq!(machine.hub.ranges(HEADER)[0].as_deref(), Some("bytes=0-262143"));
+    // The whole file is announced, but no more of it than the header is waited for.
+    let machine = Machine::new();
+    machine.hub.fail(HEADER, Fault::IgnoreRange, 1);
+    assert_eq!(fetched(&machine), 1);
+    let machine = Machine::new();
+    machine.hub.fail(HEADER, Fault::Cut(1000), 1);
+    machine.hub.fail(HEADER, Fault::Status(503, ""), 1);
+    assert_eq!(fetched(&machine), 3);
+
+    let long = Machine::with_model(|copy| {
+        let mut weights = fs::read(copy.weights_path()).unwrap();
+        weights[..8].copy_from_slice(&100_000_001_u64.to_le_bytes());
+        fs::write(copy.weights_path(), weights).unwrap();
+    });
+    long.refuses(&["pull", REPO], &[WEIGHTS, "at most 100000000 bytes", "hint:"]);
+    let beyond = Machine::with_model(|copy| {
+        let mut weights = fs::read(copy.weights_path()).unwrap();
+        weights[..8].copy_from_slice(&50_000_000_u64.to_le_bytes());
+        fs::write(copy.weights_path(), weights).unwrap();
+    });
+    beyond.refuses(&["pull", REPO], &[WEIGHTS, "is cut off", "of 50000008 bytes", "hint:"]);
+    let malformed = Machine::with_model(|copy| {
+        let mut weights = fs::read(copy.weights_path()).unwrap();
+        weights[8] = b'[';
+        fs::write(copy.weights_path(), weights).unwrap();
+    });
+    malformed.refuses(&["pull", REPO], &[WEIGHTS, "its header:", "hint:"]);
+    let overflowing = Machine::with_model(|copy| {
+        copy.edit_weights(|weights| weights.tensor(TENSOR).shape = vec![u64::MAX, 0, 2]);
+    });
+    overflowing.refuses(&["pull", REPO], &[TENSOR, "impossible dimensions", "hint:"]);
+    for machine in [long, beyond, malformed, overflowing] {
+        assert_eq!(machine.hub.ranges(WEIGHTS), []);
+        assert_eq!(machine.hub.seen(HEADER).len(), 1);
+    }
+    // Padding, which the format allows, makes the header longer than what is requested at first.
+    let padded = Machine::with_model(|copy| {
+        let weights = fs::read(copy.weights_path()).unwrap();
+        let len = u64::from_le_bytes(weights[..8].try_into().unwrap());
+        let (header, data) = weights[8..].split_at(len as usize);
+        let padding = vec![b' '; 300_000];
+        let len = (len + 300_000).to_le_bytes();
+        fs::write(copy.weights_path(), [&len, header, &padding, data].concat()).unwrap();
+    });
+    padded.pull();
+    assert_eq!(padded.hub.seen(HEADER).len(), 2);
+}
+
+#[test]
+fn weight_files_that_only_draft_are_not_fetched() {
+    let drafter = "model-mtp.safetensors";
+    for is_in_index in [true, false] {
+        let machine = Machine::with_model(|copy| {
+            copy.edit_config(|config| {
+                *config = json!({"model_type": "qwen3_vl", "text_config": config.clone()});
+            });
+            copy.edit_weights(|weights| {
+                let drafting = Tensor {
+                    name: "mtp.norm.weight".to_owned(),
+                    ..weights.tensor("model.norm.weight").clone()
+                };
+                weights.tensors.push(drafting);
+            });
+            copy.split_weights(drafter, |name| name.starts_with("mtp."));
+            if !is_in_index {
+                fs::remove_file(copy.path().join(INDEX)).unwrap();
+            }
+        });
+        let pulled = machine.pull();
+        assert_eq!(
+            (&pulled["complete"], &pulled["problems"]),
+            (&true.into(), &Value::Array(vec![]))
+        );
+        assert!(machine.hub.seen(drafter).is_empty(), "{is_in_index}");
+        assert!(!Path::new(pulled["path"].as_str().unwrap()).join(drafter).exists());
+        // Whoever asks for what this version cannot load gets all of it.
+        machine.run(&["pull", REPO, "--unsupported"]);
+        assert_eq!(machine.hub.seen(drafter).len(), 1);
+    }
 }

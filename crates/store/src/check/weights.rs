@@ -7,18 +7,30 @@ use std::io::Read;
 use std::path::Path;
 
 use jackalope_protocol::{FilePath, counted};
-use jackalope_spec::{ElementType, ModelSpec, TensorHeader, TensorHeaders, UnusedTensors};
+use jackalope_spec::{
+    ElementType, ModelSpec, TensorHeader, TensorHeaders, UnusedPart, UnusedTensors,
+};
 use serde_json::{Map, Value};
 
 use super::{Problem, read_json};
 
-const INDEX: &str = "model.safetensors.index.json";
+/// Name of the file that says which tensor is in which weight file.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// Number of bytes that precede a header and state its size.
+pub(crate) const PREFIX_BYTES: u64 = 8;
 
 /// Maximum header size that the format allows.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
+/// Size of the largest elements in bytes: sizes of tensors are counted in 64 bits.
+const ELEMENT_BYTES_MAX: u64 = 8;
+
 /// Maximum size of an index; a larger file is rejected.
-const INDEX_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const INDEX_BYTES_MAX: u64 = 256 << 20;
+
+/// Names of the tensors that each weight file holds, by the file's name.
+pub(crate) type TensorsByFile = BTreeMap<String, BTreeSet<String>>;
 
 /// Result of checking the weight files.
 #[derive(Debug, Default)]
@@ -41,7 +53,9 @@ pub(super) fn check(dir: &Path, spec: Option<&ModelSpec>) -> Weights {
     }
     for (name, tensors) in promised {
         if !dir.join(&name).is_file() {
-            problems.push(Problem::Missing { name });
+            if !spec.is_some_and(|spec| is_drafter(spec, &tensors)) {
+                problems.push(Problem::Missing { name });
+            }
             continue;
         }
         match header(&dir.join(&name), &name) {
@@ -50,7 +64,7 @@ pub(super) fn check(dir: &Path, spec: Option<&ModelSpec>) -> Weights {
                 problems.extend(
                     missing.map(|tensor| Problem::MissingTensor { name: name.clone(), tensor }),
                 );
-                headers.extend(header.iter().map(|(name, entry)| (name.clone(), tensor(entry))));
+                headers.extend(header);
             }
             Err(problem) => problems.push(problem),
         }
@@ -62,26 +76,29 @@ pub(super) fn check(dir: &Path, spec: Option<&ModelSpec>) -> Weights {
     Weights { problems, unused }
 }
 
-/// Reads a tensor's entry in a header.
-fn tensor(entry: &Value) -> TensorHeader {
-    let element_type = ElementType::from_name(entry["dtype"].as_str().unwrap_or_default());
-    let dims = entry["shape"].as_array().into_iter().flatten();
-    let dims = dims.map(|dim| dim.as_u64().and_then(|dim| usize::try_from(dim).ok()).unwrap_or(0));
-    TensorHeader { element_type, shape: dims.collect() }
+/// Whether a weight file with these tensors only predicts several tokens at once: the model does
+/// without it.
+pub(crate) fn is_drafter(spec: &ModelSpec, tensors: &BTreeSet<String>) -> bool {
+    let is_unused = |name: &String| spec.unused_part(name) == Some(UnusedPart::Prediction);
+    !tensors.is_empty() && tensors.iter().all(is_unused)
 }
 
 /// Returns the files that the index names, with their tensors.
-fn promised(dir: &Path, problems: &mut Vec<Problem>) -> BTreeMap<String, BTreeSet<String>> {
-    let mut promised: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let malformed = |detail| Problem::Malformed { name: INDEX.to_owned(), detail };
-    let index = match read_json(&dir.join(INDEX), INDEX_BYTES_MAX) {
-        Ok(None) => return promised,
-        Ok(Some(index)) => index,
+fn promised(dir: &Path, problems: &mut Vec<Problem>) -> TensorsByFile {
+    match read_json(&dir.join(INDEX), INDEX_BYTES_MAX) {
+        Ok(None) => TensorsByFile::new(),
+        Ok(Some(index)) => tensors_by_file(&index, problems),
         Err(detail) => {
-            problems.push(malformed(detail));
-            return promised;
+            problems.push(Problem::Malformed { name: INDEX.to_owned(), detail });
+            TensorsByFile::new()
         }
-    };
+    }
+}
+
+/// Returns the files that an index names, with their tensors.
+pub(crate) fn tensors_by_file(index: &Value, problems: &mut Vec<Problem>) -> TensorsByFile {
+    let mut promised = TensorsByFile::new();
+    let malformed = |detail| Problem::Malformed { name: INDEX.to_owned(), detail };
     let Some(map) = index["weight_map"].as_object() else {
         problems.push(malformed("it has no weight_map".to_owned()));
         return promised;
@@ -104,36 +121,75 @@ fn present(dir: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with("model") && name.ends_with(".safetensors")).collect()
 }
 
-/// Returns a weight file's header, if the file's length matches it.
-fn header(path: &Path, name: &str) -> Result<Map<String, Value>, Problem> {
-    let name = || name.to_owned();
-    let malformed = |detail: String| Problem::Malformed { name: name(), detail };
+/// Returns the tensors of a weight file, if the file's length matches its header.
+fn header(path: &Path, name: &str) -> Result<TensorHeaders, Problem> {
+    let malformed = |detail: String| Problem::Malformed { name: name.to_owned(), detail };
     let unreadable = |err: std::io::Error| malformed(err.to_string());
     let mut file = File::open(path).map_err(unreadable)?;
     let found = file.metadata().map_err(unreadable)?.len();
-    if found < 8 {
-        return Err(malformed(format!("it has {} and no header", counted(found, "byte"))));
+    let read = |num_bytes: u64| {
+        let mut text = Vec::new();
+        (&mut file).take(num_bytes).read_to_end(&mut text).map_err(unreadable)?;
+        Ok(text)
+    };
+    header_of(name, found, read)
+}
+
+/// Returns the tensors of a weight file of `found` bytes, if this length matches the header. `read`
+/// returns the given number of bytes that follow those it has returned before.
+///
+/// # Errors
+/// If `read` fails, or the header is malformed, longer than [`HEADER_BYTES_MAX`], or states another
+/// length.
+pub(crate) fn header_of<E: From<Problem>>(
+    name: &str,
+    found: u64,
+    mut read: impl FnMut(u64) -> Result<Vec<u8>, E>,
+) -> Result<TensorHeaders, E> {
+    let malformed = |detail: String| Problem::Malformed { name: name.to_owned(), detail };
+    if found < PREFIX_BYTES {
+        return Err(malformed(format!("it has {} and no header", counted(found, "byte"))).into());
     }
-    let mut prefix = [0; 8];
-    file.read_exact(&mut prefix).map_err(unreadable)?;
+    let prefix = read(PREFIX_BYTES)?.try_into();
+    let prefix = prefix.map_err(|_| malformed("its header ends early".to_owned()))?;
     let header_bytes = u64::from_le_bytes(prefix);
     if HEADER_BYTES_MAX < header_bytes {
-        return Err(malformed("it does not begin with a header of safetensors".to_owned()));
+        let detail = format!(
+            "it does not begin with a header of safetensors, which has at most {HEADER_BYTES_MAX} \
+             bytes"
+        );
+        return Err(malformed(detail).into());
     }
-    if found < 8 + header_bytes {
-        return Err(Problem::Length { name: name(), wanted: 8 + header_bytes, found });
+    let length = |wanted| Problem::Length { name: name.to_owned(), wanted, found };
+    let data_offset = PREFIX_BYTES + header_bytes;
+    if found < data_offset {
+        return Err(length(data_offset).into());
     }
-    let mut text = Vec::new();
-    file.take(header_bytes).read_to_end(&mut text).map_err(unreadable)?;
+    let header = serde_json::from_slice(&read(header_bytes)?);
     let mut header: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|err| malformed(format!("its header: {err}")))?;
+        header.map_err(|err| malformed(format!("its header: {err}")))?;
     header.remove("__metadata__");
     let mut end = 0;
     for (tensor, entry) in &header {
         let last = entry["data_offsets"][1].as_u64();
         let last = last.ok_or_else(|| malformed(format!("its header: {tensor} has no place")))?;
         end = last.max(end);
+        let mut dims = entry["shape"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        if dims.try_fold(ELEMENT_BYTES_MAX, u64::checked_mul).is_none() {
+            return Err(malformed(format!("its header: {tensor} has impossible dimensions")).into());
+        }
     }
-    let wanted = (8 + header_bytes).saturating_add(end);
-    if found == wanted { Ok(header) } else { Err(Problem::Length { name: name(), wanted, found }) }
+    let wanted = data_offset.saturating_add(end);
+    if found != wanted {
+        return Err(length(wanted).into());
+    }
+    Ok(header.iter().map(|(name, entry)| (name.clone(), tensor(entry))).collect())
+}
+
+/// Reads a tensor's entry in a header.
+fn tensor(entry: &Value) -> TensorHeader {
+    let element_type = ElementType::from_name(entry["dtype"].as_str().unwrap_or_default());
+    let dims = entry["shape"].as_array().into_iter().flatten();
+    let dims = dims.map(|dim| dim.as_u64().and_then(|dim| usize::try_from(dim).ok()).unwrap_or(0));
+    TensorHeader { element_type, shape: dims.collect() }
 }

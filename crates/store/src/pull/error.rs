@@ -9,7 +9,7 @@ use thiserror::Error;
 use ureq::http::StatusCode;
 
 use crate::progress::human_bytes;
-use crate::{BlobId, ManifestError, RepoId, Revision};
+use crate::{BlobId, ManifestError, Problem, RepoId, Revision};
 
 /// Why a model was not fetched, or cannot be served.
 #[derive(Debug, Error)]
@@ -46,6 +46,18 @@ pub enum PullError {
         repo: RepoId,
         /// The cause.
         source: SpecError,
+    },
+    /// The weights of the repository are not those of the model that its `config.json` describes.
+    #[error(
+        "{repo} cannot be loaded: {}; no weights were fetched\nhint: choose another model, such as a \
+         conversion of mlx-community, or pass `--unsupported` to fetch it all the same",
+        first(.problems)
+    )]
+    Unfit {
+        /// The repository.
+        repo: RepoId,
+        /// What is wrong with its files.
+        problems: Vec<Problem>,
     },
     /// All files were fetched, but they are not a model that can be served.
     #[error(
@@ -138,6 +150,19 @@ pub enum PullError {
     /// Another file failed, which ends the pull.
     #[error("another file failed")]
     Stopped,
+}
+
+/// Maximum number of problems that an error names; the others are counted.
+const PROBLEMS_SHOWN: usize = 4;
+
+/// Formats the first problems.
+fn first(problems: &[Problem]) -> String {
+    let shown = problems.iter().take(PROBLEMS_SHOWN).map(ToString::to_string);
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match problems.len().saturating_sub(PROBLEMS_SHOWN) {
+        0 => shown,
+        more => format!("{shown}, and {}", counted(more, "more problem")),
+    }
 }
 
 /// What a repository has instead of weights that can be served.

@@ -117,7 +117,7 @@ impl<'a> Fetch<'a> {
     fn attempt(self, partial: &mut Partial<'_>, gained_bytes: &mut u64) -> Result<(), Failure> {
         let Pull { hub, repo, revision, .. } = self.pull;
         let url = hub.file_url(repo, self.commit, &self.job.file.path);
-        let response = hub.get(&url, partial.bytes)?;
+        let response = hub.get(&url, partial.bytes, None)?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT if starts_at(&response, partial.bytes) => {}
             // The server does not support ranges, or not this one.
@@ -243,7 +243,7 @@ fn lock(path: &Path) -> Result<File, PullError> {
 }
 
 /// Whether a partial response begins with the requested byte.
-fn starts_at(response: &Response<Body>, from: u64) -> bool {
+pub(super) fn starts_at(response: &Response<Body>, from: u64) -> bool {
     let range = response.headers().get("content-range").and_then(|it| it.to_str().ok());
     let start = range.and_then(|it| it.trim().strip_prefix("bytes ")?.split('-').next());
     start.and_then(|it| it.trim().parse().ok()) == Some(from)

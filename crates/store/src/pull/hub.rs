@@ -134,7 +134,7 @@ impl Hub {
         let revision_part = encode(revision.as_str());
         let url =
             format!("{}/api/models/{repo}/revision/{revision_part}?blobs=true", self.endpoint);
-        let mut response = self.get(&url, 0)?;
+        let mut response = self.get(&url, 0, None)?;
         if !response.status().is_success() {
             return Err(self.refusal(&url, repo, revision, response));
         }
@@ -146,14 +146,21 @@ impl Hub {
         }
     }
 
-    /// Requests `url` from byte `from` on. Returns the response, whatever its status.
-    pub(crate) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
+    /// Requests `url` from byte `from` on, up to `end` if it is given. Returns the response, whatever
+    /// its status.
+    pub(crate) fn get(
+        &self,
+        url: &str,
+        from: u64,
+        end: Option<u64>,
+    ) -> Result<Response<Body>, Failure> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.token {
             request = request.header("authorization", token.bearer());
         }
-        if 0 < from {
-            request = request.header("range", format!("bytes={from}-"));
+        if 0 < from || end.is_some() {
+            let last = end.map_or(String::new(), |end| end.saturating_sub(1).to_string());
+            request = request.header("range", format!("bytes={from}-{last}"));
         }
         request.call().map_err(|err| {
             let is_final = match &err {
