@@ -12,6 +12,7 @@
 
 mod array;
 mod backend;
+pub mod choice;
 mod counters;
 mod custom;
 mod device;

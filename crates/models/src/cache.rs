@@ -34,15 +34,16 @@ pub(crate) struct KvShape {
     pub(crate) kv_heads: usize,
     /// Width of a key.
     pub(crate) key_dim: usize,
-    /// Width of what is stored beside a key: a value; where values are parts of keys, the key of an
-    /// indexer, or nothing.
+    /// Width of a value; 0 if values are parts of keys.
     pub(crate) value_dim: usize,
+    /// Number of elements that an indexer keeps, for all heads.
+    pub(crate) index_dim: usize,
 }
 
 impl KvShape {
     /// Returns the number of elements for one position.
     fn elements(self) -> usize {
-        self.kv_heads * (self.key_dim + self.value_dim)
+        self.kv_heads * (self.key_dim + self.value_dim) + self.index_dim
     }
 }
 

@@ -5,6 +5,7 @@
 mod activation;
 mod altup;
 mod attention;
+mod chosen;
 mod convolution;
 mod cutoff;
 mod embedding;
@@ -16,6 +17,7 @@ mod head_matrix;
 mod head_norms;
 mod heads;
 mod hyper;
+mod index_blocks;
 mod index_pools;
 mod indexer;
 mod kernel;

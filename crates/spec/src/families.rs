@@ -46,6 +46,7 @@ mod mimo_v2_flash;
 mod minicpm;
 mod minicpm3;
 mod minimax;
+mod minimax_m3;
 mod ministral3;
 mod mistral3;
 mod mixtral;
@@ -122,6 +123,8 @@ const FAMILIES: &[Family] = &[
     family("cohere2", cohere2::read),
     family("minimax", minimax::read),
     family("minimax_m2", minimax::read),
+    family("minimax_m3", minimax_m3::read),
+    family("minimax_m3_vl", minimax_m3::read),
     family("qwen3_next", qwen3_next::read),
     family("lfm2", lfm2::read),
     family("lfm2_moe", lfm2_moe::read),

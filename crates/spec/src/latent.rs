@@ -71,6 +71,26 @@ impl LatentSpec {
     }
 }
 
+/// An indexer that chooses blocks of neighbouring positions for grouped-query attention (MiniMax 2026,
+/// "MiniMax-M3"). The score of a block is the largest product of a query with the keys of those of its
+/// positions that the query sees. Keys are shared by all heads of the indexer; every rank with heads of the
+/// attention keeps them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockChoice {
+    /// Number of heads: one for each key-value head, which chooses for it, or one that chooses for all.
+    pub heads: usize,
+    /// Width of a query and of a key.
+    pub head_dim: usize,
+    /// Number of positions in a block.
+    pub len: usize,
+    /// Number of blocks that a query attends to.
+    pub num_chosen: usize,
+    /// Number of blocks among them that need no score: that of the query, and those before it.
+    pub num_local: usize,
+    /// Rotation of queries and keys.
+    pub rope: RopeSpec,
+}
+
 /// An indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): it scores the positions that a query
 /// sees, and the query attends to the best ones only. Of each position it keeps a key, which all of its
 /// heads share. Every rank with heads of the attention computes all of it, so that all choose alike.

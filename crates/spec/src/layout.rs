@@ -73,6 +73,8 @@ pub(crate) struct LayoutSums {
 pub(crate) struct HeadCache {
     /// A key-value head, for each position.
     pub(crate) per_position: u64,
+    /// For each position, what every rank with heads keeps beside them.
+    pub(crate) shared: u64,
     /// The state of a head.
     pub(crate) state: u64,
     /// The part of a state that belongs to a key-value head.
@@ -98,6 +100,7 @@ impl LayoutSums {
             match self.caches.iter_mut().find(|(known, _)| *known == counts) {
                 Some((_, known)) => {
                     known.per_position += cache.per_position;
+                    known.shared += cache.shared;
                     known.state += cache.state;
                     known.kv_state += cache.kv_state;
                 }
@@ -268,9 +271,9 @@ impl LayerLayout {
         let counts = self.state_heads.expect("a layer with both has a state space");
         let bytes = |elements: usize| elements as u64 * ElementType::F32.size_bytes();
         let state = HeadCache {
-            per_position: 0,
             state: bytes(elements_per_state_head),
             kv_state: bytes(elements_per_state_group),
+            ..HeadCache::default()
         };
         caches.push((counts, state));
         caches
@@ -280,16 +283,20 @@ impl LayerLayout {
     fn head_cache(&self, element_type: &ElementType) -> HeadCache {
         let bytes = |elements: usize| elements as u64 * ElementType::F32.size_bytes();
         match self.cache {
-            CacheKind::Positions { elements_per_kv_head }
-            | CacheKind::PositionsAndState { elements_per_kv_head, .. }
+            CacheKind::Positions { elements_per_kv_head, shared_elements } => HeadCache {
+                per_position: elements_per_kv_head as u64 * element_type.size_bytes(),
+                shared: shared_elements as u64 * element_type.size_bytes(),
+                ..HeadCache::default()
+            },
+            CacheKind::PositionsAndState { elements_per_kv_head, .. }
             | CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
                 per_position: elements_per_kv_head as u64 * element_type.size_bytes(),
                 ..HeadCache::default()
             },
             CacheKind::State { elements_per_head, elements_per_kv_head } => HeadCache {
-                per_position: 0,
                 state: bytes(elements_per_head),
                 kv_state: bytes(elements_per_kv_head),
+                ..HeadCache::default()
             },
             CacheKind::None => HeadCache::default(),
         }

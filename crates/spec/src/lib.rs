@@ -19,7 +19,6 @@ mod latent;
 mod layout;
 mod model;
 mod modules;
-mod names;
 mod originals;
 mod per_layer;
 mod quantization;
@@ -30,7 +29,7 @@ mod shard;
 mod streams;
 mod tensor;
 
-use jackalope_config::{error, fields as config, rope};
+use jackalope_config::{error, fields as config, names, rope};
 
 pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
@@ -39,7 +38,7 @@ pub use families::computed_types;
 pub use jackalope_config::quantization::{
     ModuleQuantization, QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat,
 };
-pub use latent::{IndexerSpec, LatentSpec, PositionChoice};
+pub use latent::{BlockChoice, IndexerSpec, LatentSpec, PositionChoice};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertLatent, ExpertModules, ExpertsSpec,

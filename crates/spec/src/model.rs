@@ -1,6 +1,6 @@
 //! The description of a model.
 
-use crate::latent::{IndexerSpec, LatentSpec, PositionChoice};
+use crate::latent::{BlockChoice, IndexerSpec, LatentSpec, PositionChoice};
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
@@ -317,6 +317,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Length of chunks of positions, if a query sees only those of its own chunk.
     pub chunk: Option<usize>,
+    /// How blocks of positions are chosen, to which alone a query attends; `None` if none are.
+    pub blocks: Option<BlockChoice>,
     /// Growth of the queries with their position; `None` if they do not grow.
     pub query_growth: Option<QueryGrowth>,
     /// Rotation of queries and keys.
@@ -609,6 +611,8 @@ pub enum CacheKind {
     Positions {
         /// Number of elements for each key-value head: its key and its value.
         elements_per_kv_head: usize,
+        /// Number of elements that every rank with heads keeps beside them.
+        shared_elements: usize,
     },
     /// Keys and values, of which queries attend only to the last positions. Ranks keep all
     /// positions for now.
@@ -646,13 +650,13 @@ impl CacheKind {
     /// Panics if one of them keeps something else.
     pub(crate) fn joined(self, other: CacheKind) -> CacheKind {
         let (
-            CacheKind::Positions { elements_per_kv_head: own },
-            CacheKind::Positions { elements_per_kv_head: others },
+            CacheKind::Positions { elements_per_kv_head: own, shared_elements: 0 },
+            CacheKind::Positions { elements_per_kv_head: others, shared_elements: 0 },
         ) = (self, other)
         else {
             panic!("both halves of a layer keep all positions")
         };
-        CacheKind::Positions { elements_per_kv_head: own + others }
+        CacheKind::Positions { elements_per_kv_head: own + others, shared_elements: 0 }
     }
 }
 
@@ -666,7 +670,8 @@ impl LatentSpec {
     /// what the indexer keeps.
     pub(crate) fn cache(&self) -> CacheKind {
         let index_dim = self.indexer().map_or(0, IndexerSpec::kept_dim);
-        CacheKind::Positions { elements_per_kv_head: self.kv_rank + self.rope_dim + index_dim }
+        let elements_per_kv_head = self.kv_rank + self.rope_dim + index_dim;
+        CacheKind::Positions { elements_per_kv_head, shared_elements: 0 }
     }
 }
 
@@ -702,6 +707,7 @@ impl AttentionSpec {
             soft_cap: None,
             window: None,
             chunk: None,
+            blocks: None,
             query_growth: None,
             rope,
             modules: AttentionModules::default(),
@@ -716,7 +722,10 @@ impl AttentionSpec {
         let elements_per_kv_head = self.head_dim + self.value_dim;
         // Within a chunk no position before it is seen.
         match self.window.or(self.chunk) {
-            None => CacheKind::Positions { elements_per_kv_head },
+            None => {
+                let shared_elements = self.blocks.as_ref().map_or(0, |it| it.head_dim);
+                CacheKind::Positions { elements_per_kv_head, shared_elements }
+            }
             Some(window) => CacheKind::Window { elements_per_kv_head, window },
         }
     }

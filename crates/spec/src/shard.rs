@@ -71,6 +71,7 @@ impl ModelLayout {
             }
             for (shard, own) in shards.iter_mut().zip(cuts.of(Division::KvHeads(*counts))) {
                 shard.cache.bytes_per_token += own.len() as u64 * cache.per_position;
+                shard.cache.bytes_per_token += if own.is_empty() { 0 } else { cache.shared };
                 shard.cache.state_bytes += own.len() as u64 * cache.kv_state;
             }
         }
@@ -101,7 +102,7 @@ impl ModelLayout {
             }
             for (counts, cache) in layer.head_caches(&self.element_type) {
                 let (heads, kv_heads) = (counts.heads as u64, counts.kv_heads as u64);
-                shards[0].cache.bytes_per_token += kv_heads * cache.per_position;
+                shards[0].cache.bytes_per_token += kv_heads * cache.per_position + cache.shared;
                 shards[0].cache.state_bytes += heads * cache.state + kv_heads * cache.kv_state;
             }
         }

@@ -1,8 +1,9 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
+use jackalope_mlx::choice::Blocks;
 use jackalope_spec::{
-    AttentionSpec, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer, NormKind, OutputGate,
-    PositionChoice, QkNorm, QkvModules, StackedModule, ValueKind,
+    AttentionSpec, BlockChoice, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer, NormKind,
+    OutputGate, PositionChoice, QkNorm, QkvModules, StackedModule, ValueKind,
 };
 
 use super::parts::LayerParts;
@@ -192,7 +193,10 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
     let output_bias = HasBias::when(spec.has_output_bias);
     let (block, queries) = (root.at(&spec.modules.block), &heads.cut.heads);
     let sinks = spec.sinks.map(|name| block.floats(name, &[queries.full], Part::rows(queries)));
+    let choice = spec.blocks.as_ref();
+    let chooser = choice.map(|choice| block_chooser(choice, &block, &heads, parts)).transpose()?;
     let attention = AttentionParts {
+        chooser,
         sinks: sinks.transpose()?,
         q_proj,
         gate,
@@ -209,6 +213,37 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         soft_cap: spec.soft_cap,
     };
     Ok(Attention::new(attention, parts.cache_idx, root.dtype(), parallel))
+}
+
+/// Loads what chooses blocks of positions for attention at `w`.
+fn block_chooser(
+    choice: &BlockChoice,
+    w: &Weights<'_>,
+    heads: &Heads,
+    parts: &LayerParts<'_, '_>,
+) -> Result<Chooser, LoadError> {
+    let &BlockChoice { heads: all, head_dim, len, num_chosen, num_local, ref rope } = choice;
+    let hidden = parts.model.hidden_size;
+    let own = if all == 1 { Cut::of_all_ranks(1) } else { heads.cut.kv_heads.clone() };
+    let linear = |name, output: &Cut| Linear::column(&w.at(name), hidden, output, HasBias::No);
+    let num_positions = num_chosen * len;
+    Ok(Chooser::Indexer(Box::new(Indexer {
+        queries: linear("index_q_proj", &own.scaled(head_dim))?,
+        query_norm: Some(parts.norm(&w.at("index_q_norm"), head_dim)?),
+        keys: linear("index_k_proj", &Cut::of_all_ranks(head_dim))?,
+        key_norm: parts.norm(&w.at("index_k_norm"), head_dim)?,
+        weights: None,
+        rope: Some(parts.ropes.of(rope)),
+        pools: None,
+        blocks: Some(Blocks { len, num_chosen, num_local }),
+        sizes: IndexerSizes {
+            heads: own.len(),
+            head_dim,
+            num_chosen: num_positions,
+            attended_max: num_positions,
+            kept_dim: head_dim,
+        },
+    })))
 }
 
 /// Returns the projections to queries, keys and values.
@@ -385,11 +420,13 @@ fn chooser(
     let settings = NormSettings { kind, eps: norm_eps };
     Ok(Some(Chooser::Indexer(Box::new(Indexer {
         queries: linear("wq_b", rank, heads * head_dim)?,
+        query_norm: None,
         keys: linear("wk", hidden, head_dim)?,
         key_norm: Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?,
-        weights: linear("weights_proj", hidden, heads)?,
+        weights: Some(linear("weights_proj", hidden, heads)?),
         rope: rope.as_ref().map(|rope| parts.ropes.of(rope)),
         pools: pools.transpose()?,
+        blocks: None,
         sizes: IndexerSizes { heads, head_dim, num_chosen, attended_max, kept_dim },
     }))))
 }

@@ -7,12 +7,14 @@ use jackalope_mlx::{Array, Dtype};
 use super::{KvShape, LayerCacheShape};
 use crate::layers::dim;
 
-/// Keys `[sequences, kv_heads, capacity, key_dim]` and values
-/// `[sequences, kv_heads, capacity, value_dim]`, if they are stored, of one layer.
+/// Keys `[sequences, kv_heads, capacity, key_dim]`, values
+/// `[sequences, kv_heads, capacity, value_dim]`, if they are stored, and what an indexer keeps,
+/// `[sequences, 1, capacity, index_dim]`, of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct KvArrays {
     pub(crate) keys: Array,
     pub(crate) values: Option<Array>,
+    pub(crate) index: Option<Array>,
 }
 
 impl KvArrays {
@@ -24,17 +26,18 @@ impl KvArrays {
         capacity: usize,
         dtype: Dtype,
     ) -> Option<KvArrays> {
-        let KvShape { kv_heads, key_dim, value_dim } = shape.positions()?;
-        let zeros = |width| {
-            Array::zeros(&[dim(sequences), dim(kv_heads), dim(capacity), dim(width)], dtype)
+        let KvShape { kv_heads, key_dim, value_dim, index_dim } = shape.positions()?;
+        let zeros = |heads, width| {
+            Array::zeros(&[dim(sequences), dim(heads), dim(capacity), dim(width)], dtype)
         };
-        let values = (0 < value_dim).then(|| zeros(value_dim));
-        Some(KvArrays { keys: zeros(key_dim), values })
+        let values = (0 < value_dim).then(|| zeros(kv_heads, value_dim));
+        let index = (0 < index_dim).then(|| zeros(1, index_dim));
+        Some(KvArrays { keys: zeros(kv_heads, key_dim), values, index })
     }
 
     /// Returns handles to all arrays.
     pub(super) fn handles(&self) -> Vec<Array> {
-        [&self.keys].into_iter().chain(&self.values).cloned().collect()
+        [&self.keys].into_iter().chain(&self.values).chain(&self.index).cloned().collect()
     }
 
     /// Returns `held`, grown to `capacity`, with `new` from `start` on, for one sequence.
@@ -98,15 +101,19 @@ impl KvArrays {
 
     /// Combines the arrays with those of `other`, which have the same kinds.
     fn with(self, other: &KvArrays, combine: impl Fn(Array, &Array) -> Array) -> KvArrays {
-        let values = self.values.zip(other.values.as_ref());
+        let both = |held: Option<Array>, other: &Option<Array>| {
+            held.zip(other.as_ref()).map(|(held, other)| combine(held, other))
+        };
         KvArrays {
             keys: combine(self.keys, &other.keys),
-            values: values.map(|(held, other)| combine(held, other)),
+            values: both(self.values, &other.values),
+            index: both(self.index, &other.index),
         }
     }
 
     fn map(&self, view: impl Fn(&Array) -> Array) -> KvArrays {
-        KvArrays { keys: view(&self.keys), values: self.values.as_ref().map(view) }
+        let [values, index] = [&self.values, &self.index].map(|it| it.as_ref().map(&view));
+        KvArrays { keys: view(&self.keys), values, index }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jackalope_kernels::{Floats, KvPage, key_place};
+use jackalope_kernels::{Elements, Floats, KvPage, key_place};
 use jackalope_mlx::Dtype;
 
 use super::{BLOCK_TOKENS, KvShape};
@@ -44,10 +44,17 @@ impl LayerPages {
         self.pages.locked().clone()
     }
 
-    /// Rounds keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]`, if they are
-    /// stored, into the positions from `start` on, and returns all pages.
-    pub(crate) fn write(&self, start: usize, keys: &[f32], values: &[f32]) -> Vec<Arc<Page>> {
-        let KvShape { kv_heads, key_dim, value_dim } = self.shape;
+    /// Rounds keys `[tokens, kv_heads, key_dim]`, values `[tokens, kv_heads, value_dim]`, if they are
+    /// stored, and what an indexer keeps, `[tokens, index_dim]`, into the positions from `start` on, and
+    /// returns all pages.
+    pub(crate) fn write(
+        &self,
+        start: usize,
+        keys: &[f32],
+        values: &[f32],
+        index: &[f32],
+    ) -> Vec<Arc<Page>> {
+        let KvShape { kv_heads, key_dim, value_dim, index_dim } = self.shape;
         let mut pages = self.pages.locked();
         while pages.len() < self.num_pages {
             pages.push(Arc::new(Page::new(self.dtype, self.shape)));
@@ -58,15 +65,17 @@ impl LayerPages {
             // A page that is shared with a fork is copied before the first write.
             let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
             page.write(position % BLOCK_TOKENS, keys, values);
+            let index = &index[idx * index_dim..(idx + 1) * index_dim];
+            page.index.store(position % BLOCK_TOKENS * index_dim, index);
         }
         pages.clone()
     }
 }
 
 impl LayerPages {
-    /// Replaces the first elements of the values of `positions`, which the step has written, by what
-    /// `work` computes from the pages. Returns all pages.
-    pub(crate) fn replace_values(
+    /// Replaces the first elements of what an indexer keeps of `positions`, which the step has written, by
+    /// what `work` computes from the pages. Returns all pages.
+    pub(crate) fn replace_index(
         &self,
         positions: impl Iterator<Item = usize>,
         work: impl Fn(&[Arc<Page>], usize) -> Vec<f32>,
@@ -75,7 +84,7 @@ impl LayerPages {
         for position in positions {
             let values = work(&pages, position);
             let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
-            page.values.store(position % BLOCK_TOKENS * self.shape.value_dim, &values);
+            page.index.store(position % BLOCK_TOKENS * self.shape.index_dim, &values);
         }
         pages.clone()
     }
@@ -86,13 +95,19 @@ impl LayerPages {
 pub(crate) struct Page {
     keys: Floats,
     values: Floats,
+    index: Floats,
     shape: KvShape,
 }
 
 impl Page {
     fn new(dtype: Dtype, shape: KvShape) -> Page {
-        let zeros = |dim: usize| Floats::zeros(float(dtype), BLOCK_TOKENS * shape.kv_heads * dim);
-        Page { keys: zeros(shape.key_dim), values: zeros(shape.value_dim), shape }
+        let zeros = |dim: usize| Floats::zeros(float(dtype), BLOCK_TOKENS * dim);
+        Page {
+            keys: zeros(shape.kv_heads * shape.key_dim),
+            values: zeros(shape.kv_heads * shape.value_dim),
+            index: zeros(shape.index_dim),
+            shape,
+        }
     }
 
     /// Rounds the keys `[kv_heads, key_dim]` and the values `[kv_heads, value_dim]` of one token into
@@ -112,6 +127,11 @@ impl Page {
         let values = (0 < self.shape.value_dim).then(|| self.values.elements());
         KvPage { keys: self.keys.elements(), values }
     }
+
+    /// Returns what an indexer keeps, `[positions, index_dim]`.
+    pub(crate) fn index(&self) -> Elements<'_> {
+        self.index.elements()
+    }
 }
 
 #[cfg(test)]
@@ -124,7 +144,7 @@ mod tests {
         LayerPages {
             pages: PageList::default(),
             num_pages: 2,
-            shape: KvShape { kv_heads: 2, key_dim: 3, value_dim: 3 },
+            shape: KvShape { kv_heads: 2, key_dim: 3, value_dim: 3, index_dim: 0 },
             dtype: Dtype::F32,
         }
     }
@@ -149,8 +169,8 @@ mod tests {
     #[test]
     fn every_row_is_where_its_position_says() {
         let layer = pages();
-        layer.write(0, &rows(0..200, 0.0), &rows(0..200, 1e6));
-        let held = layer.write(200, &rows(200..300, 0.0), &rows(200..300, 1e6));
+        layer.write(0, &rows(0..200, 0.0), &rows(0..200, 1e6), &[]);
+        let held = layer.write(200, &rows(200..300, 0.0), &rows(200..300, 1e6), &[]);
         assert_eq!(held.len(), 2);
         for position in 0..300 {
             assert_eq!(keys_at(&held, position), rows(position..position + 1, 0.0));
@@ -160,9 +180,9 @@ mod tests {
     #[test]
     fn a_fork_shares_what_it_does_not_write_to() {
         let layer = pages();
-        layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0));
+        layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0), &[]);
         let fork = LayerPages { pages: layer.pages.fork(512), ..pages() };
-        let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5));
+        let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5), &[]);
         let held = layer.pages.locked().clone();
         assert!(Arc::ptr_eq(&held[0], &forked[0]));
         assert!(!Arc::ptr_eq(&held[1], &forked[1]));

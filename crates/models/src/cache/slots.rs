@@ -302,7 +302,7 @@ mod tests {
     use crate::cache::KvShape;
 
     fn pool() -> SlotPool {
-        let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2 };
+        let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0 };
         SlotPool::new(Rc::from([LayerCacheShape::Positions(shape)]), Dtype::F32)
     }
 
@@ -321,7 +321,7 @@ mod tests {
     fn write(pool: &mut SlotPool, sequence: &Decoding, value: f32) {
         let (class, slot) = slot(sequence);
         let new = Array::full(&[1, 1, 1, 2], value, Dtype::F32);
-        let new = KvArrays { keys: new.clone(), values: Some(new) };
+        let new = KvArrays { keys: new.clone(), values: Some(new), index: None };
         let index = |idx: usize| Array::from_slice(&[i32::try_from(idx).unwrap()], &[1]);
         pool.write(class, 0, &new, [&index(slot), &index(sequence.len - 1)]);
     }

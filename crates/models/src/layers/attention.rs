@@ -4,15 +4,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, AttentionConfig, Elements, ElementsMut, Float, Floats, KvPage, SequenceKv,
-    Threads,
+    self as kernels, AttentionConfig, Elements, ElementsMut, Float, Floats, Threads,
 };
 use jackalope_mlx::{Array, Dtype, Pinned};
 use jackalope_spec::QueryGrowth;
 
+use super::chosen::{ChooserKernel, ChosenAttention};
 use super::frame::BlockFrame;
 use super::head_norms::{HeadNorms, HeadNormsKernel};
 use super::heads::Heads;
+use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
 use super::kernel::{DivisibleKernel, dim, elements, float, pinned};
 use super::linear::{Linear, LinearKernel};
 use super::mlp::Mlp;
@@ -53,6 +54,8 @@ pub(crate) struct AttentionParts {
     pub(crate) scale: f32,
     /// With a cap, a scaled score becomes `cap * tanh(score / cap)`.
     pub(crate) soft_cap: Option<f32>,
+    /// Chooses the positions that a query attends to.
+    pub(crate) chooser: Option<Chooser>,
 }
 
 /// Where keys and values come from.
@@ -129,7 +132,13 @@ impl Attention {
         }
         let Heads { head_dim: key_dim, value_dim, ref cut, .. } = self.parts.heads;
         let kv_heads = cut.kv_heads.len();
-        LayerCacheShape::Positions(KvShape { kv_heads, key_dim, value_dim })
+        let indexer = self.indexer().filter(|_| 0 < kv_heads);
+        let index_dim = indexer.map_or(0, |it| it.sizes.kept_dim);
+        LayerCacheShape::Positions(KvShape { kv_heads, key_dim, value_dim, index_dim })
+    }
+
+    fn indexer(&self) -> Option<&Indexer> {
+        self.parts.chooser.as_ref().and_then(Chooser::indexer)
     }
 
     /// Adds the block to the stream.
@@ -210,6 +219,7 @@ impl Attention {
     pub(super) fn projection_kernel(&self) -> (ProjectionKernel, Vec<usize>) {
         let mut widths = vec![self.parts.heads.queries().len()];
         widths.extend(self.parts.key_values.projections().into_iter().map(Linear::output));
+        widths.extend(self.indexer().into_iter().flat_map(Indexer::widths));
         widths.extend(self.parts.gate.as_ref().map(Linear::output));
         (self.projection(), widths)
     }
@@ -219,6 +229,7 @@ impl Attention {
         let linears = [&parts.q_proj].into_iter().chain(parts.key_values.projections());
         ProjectionKernel {
             qkv: linears.map(Linear::kernel).collect(),
+            index: self.indexer().map(Indexer::projections),
             gate: parts.gate.as_ref().map(Linear::kernel),
             norms: parts.head_norms.as_ref().map(HeadNorms::kernel),
         }
@@ -245,6 +256,7 @@ impl Attention {
                 soft_cap: parts.soft_cap,
                 sinks: None,
             },
+            chooser: parts.chooser.as_ref().map(|chooser| ChooserKernel::new(chooser, step)),
             spans: step.spans.clone(),
             has_gate: parts.gate.is_some(),
             has_softplus_gate: parts.has_softplus_gate,
@@ -269,10 +281,13 @@ impl Attention {
             let factors = Array::from_slice(&factors, &[dim(factors.len()), 1, 1]);
             q = q.mul(&factors.astype(q.dtype()));
         }
+        let index = self.indexer().map(|indexer| indexer.stock(x, x));
+        let chooser = parts.chooser.as_ref();
+        let chooser = chooser.map(|it| StockChooser::new(index, it.choice(step)));
         let attention = StockAttention {
             layer_idx: self.layer_idx,
             rope: Some(&parts.rope),
-            chooser: None,
+            chooser: chooser.as_ref(),
             scale: parts.scale,
             soft_cap: parts.soft_cap,
             reach: parts.reach,
@@ -332,6 +347,7 @@ pub(super) fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32
 pub(super) struct ProjectionKernel {
     /// Projections to queries, keys and values, as far as the layer computes them.
     qkv: Vec<LinearKernel>,
+    index: Option<IndexProjections>,
     gate: Option<LinearKernel>,
     norms: Option<HeadNormsKernel>,
 }
@@ -341,6 +357,9 @@ impl ProjectionKernel {
         let mut values = LinearKernel::products_of(&self.qkv, x, threads);
         let keys: &[f32] = values.get(1).map_or(&[], Vec::as_slice);
         let sums = self.norms.as_ref().map(|norms| norms.sums([&values[0], keys], threads));
+        if let Some(index) = &self.index {
+            values.extend(index.project(x, x, threads));
+        }
         if let Some(gate) = &self.gate {
             values.extend(LinearKernel::products(std::array::from_ref(gate), x, threads));
         }
@@ -360,6 +379,7 @@ pub(super) struct AttentionKernel {
     /// Factor of the query of each row.
     query_factors: Option<Vec<f32>>,
     config: AttentionConfig<'static>,
+    chooser: Option<ChooserKernel>,
     spans: Vec<StepSpan>,
     has_gate: bool,
     has_softplus_gate: bool,
@@ -427,21 +447,17 @@ impl AttentionKernel {
         if let Some(factors) = &self.query_factors {
             kernels::scale_rows(&mut q, factors);
         }
-        let held = self.hold(&k, &v, threads);
-        let views: Vec<Vec<KvPage<'_>>> =
-            held.iter().map(|pages| pages.iter().map(|page| page.view()).collect()).collect();
-        let spans = self.spans.iter().zip(&views);
-        let sequences = spans.map(|(span, pages)| {
-            let num_queries = span.rows.len();
-            SequenceKv { pages, length: span.start + num_queries, num_queries }
-        });
-        let sequences: Vec<SequenceKv<'_>> = sequences.collect();
+        let chooser = self.chooser.as_ref();
+        let indexer = chooser.and_then(|chooser| chooser.indexer.as_ref());
+        let index = indexer.map(|indexer| indexer.rows(values.collect(), threads));
+        let held = self.hold([&k, &v], index.as_ref(), threads);
         let AttentionConfig { head_dim, value_dim, .. } = self.config;
         let mut out = Floats::zeros(result, q.len() / head_dim * value_dim);
-        let q = Elements::F32(&q);
         let sinks = self.sinks.as_ref().map(|sinks| elements(sinks).to_f32());
         let config = AttentionConfig { sinks: sinks.as_deref(), ..self.config };
-        kernels::attention(q, &sequences, &config, out.elements_mut(), threads);
+        let (spans, held, index) = (&self.spans, &held, index.as_ref());
+        let attention = ChosenAttention { config, spans, held, chooser, index };
+        attention.attend(&q, out.elements_mut(), threads);
         out
     }
 
@@ -468,18 +484,27 @@ impl AttentionKernel {
 
     /// Writes the keys and values of the step's rows, if the layer keeps them. Returns the pages of
     /// each span.
-    fn hold(&self, k: &[f32], v: &[f32], threads: &Threads) -> Vec<Vec<Arc<Page>>> {
+    fn hold<'a>(
+        &self,
+        kv: [&'a [f32]; 2],
+        index: Option<&IndexRows>,
+        threads: &Threads,
+    ) -> Vec<Vec<Arc<Page>>> {
         let AttentionConfig { kv_heads, head_dim, value_dim, .. } = self.config;
         let _writing = threads.span("kv_cache", 0);
         match &self.key_values {
             KeyValuesKernel::Own { pages, .. } => {
                 let spans = self.spans.iter().zip(pages);
                 let held = spans.map(|(span, pages)| {
-                    let [keys, values] = [head_dim, value_dim].map(|dim| {
+                    let of_span = |all: &'a [f32], dim: usize| {
                         let width = kv_heads * dim;
-                        span.rows.start * width..span.rows.end * width
-                    });
-                    pages.write(span.start, &k[keys], &v[values])
+                        &all[span.rows.start * width..span.rows.end * width]
+                    };
+                    let (keys, values) = (of_span(kv[0], head_dim), of_span(kv[1], value_dim));
+                    match index {
+                        Some(index) => index.write(span, keys, values, pages),
+                        None => pages.write(span.start, keys, values, &[]),
+                    }
                 });
                 held.collect()
             }

@@ -1,6 +1,6 @@
 //! Positions that an indexer chooses in groups of neighbours; see [`jackalope_spec::IndexerSpec`].
 //!
-//! What is kept of a position is its key and its gates, beside the latents. With our kernels the key of
+//! What is kept of a position is its key and its gates. With our kernels the key of
 //! a whole pool takes the place of its last position's key, which nothing else reads: cutting a
 //! sequence there drops that position too. So the pages are those of other indexers, the key of a pool
 //! is computed once, and no row of it depends on how a prompt is cut into chunks: the keys and gates of
@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{Elements, Floats};
+use jackalope_kernels::Floats;
 use jackalope_mlx::{Array, Dtype};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
@@ -103,18 +103,15 @@ impl IndexPools {
         visible.map_or(attended.clone(), |visible| attended.logical_and(visible))
     }
 
-    /// Returns the pools for use inside a primitive.
-    pub(super) fn kernel(&self) -> PoolsKernel {
-        let places = PoolPlaces { len: self.len, places: Arc::clone(&self.places) };
-        PoolsKernel { gates: self.gates.kernel(), places }
+    /// Returns the projection to gates for use inside a primitive.
+    pub(super) fn gates(&self) -> WideMatrixKernel {
+        self.gates.kernel()
     }
-}
 
-/// The pools of an indexer for the kernels.
-#[derive(Debug)]
-pub(super) struct PoolsKernel {
-    pub(super) gates: WideMatrixKernel,
-    pub(super) places: PoolPlaces,
+    /// Returns the places of positions in their pools.
+    pub(super) fn places(&self) -> PoolPlaces {
+        PoolPlaces { len: self.len, places: Arc::clone(&self.places) }
+    }
 }
 
 /// The positions of a pool, and what is added to their gates.
@@ -165,7 +162,7 @@ impl PoolPlaces {
     pub(super) fn keys(&self, pages: &[Arc<Page>], num_pools: usize) -> Floats {
         let head_dim = self.head_dim();
         let float =
-            pages.first().map_or(jackalope_kernels::Float::F32, |page| values(page).float());
+            pages.first().map_or(jackalope_kernels::Float::F32, |page| page.index().float());
         let mut keys = Floats::zeros(float, num_pools * head_dim);
         for pool in 0..num_pools {
             let last = (pool + 1) * self.len - 1;
@@ -182,15 +179,11 @@ impl PoolPlaces {
     }
 }
 
-fn values(page: &Page) -> Elements<'_> {
-    page.view().values.expect("what an indexer keeps is beside the latents")
-}
-
 /// Returns what is kept of a position.
 fn kept_row(pages: &[Arc<Page>], position: usize, width: usize) -> Vec<f32> {
-    let page_tokens = pages.first().map_or(1, |page| values(page).len() / width);
+    let page_tokens = pages.first().map_or(1, |page| page.index().len() / width);
     let mut row = vec![0.0; width];
-    values(&pages[position / page_tokens]).load(position % page_tokens * width, &mut row);
+    pages[position / page_tokens].index().load(position % page_tokens * width, &mut row);
     row
 }
 

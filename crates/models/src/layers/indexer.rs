@@ -1,21 +1,25 @@
-//! The indexer of latent attention (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): it chooses the
-//! positions that a query attends to.
+//! Indexers (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1; [`jackalope_spec::BlockChoice`]): they choose
+//! the positions that a query attends to.
 //!
-//! Every rank with heads of the attention computes all of it, and keeps its keys beside the latents.
+//! Every rank with heads of the attention keeps all keys of an indexer. It computes all heads of one whose
+//! heads choose together, else those that choose for its own heads.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, IndexQueries, Threads};
+use jackalope_mlx::Array;
+use jackalope_mlx::choice::{self, Blocks};
 use jackalope_mlx::fast::RopeOffset;
-use jackalope_mlx::{Array, Dtype};
 
-use super::index_pools::{IndexPools, PoolPlaces, PoolsKernel};
+use super::index_blocks::BlockQueries;
+use super::index_pools::{IndexPools, PoolPlaces};
 use super::kernel::dim;
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::rope::{Rope, RotationTable};
+use super::wide_matrix::WideMatrixKernel;
 use crate::cache::{LayerPages, Page};
 use crate::step::{Choice, Step, StepSpan};
 
@@ -73,27 +77,47 @@ impl Chooser {
 pub(crate) struct Indexer {
     /// Projection from the vectors that queries are computed from, to `[heads, head_dim]`.
     pub(crate) queries: Linear,
+    /// Norm of each head's queries.
+    pub(crate) query_norm: Option<Norm>,
     /// Projection from the residual stream to `[head_dim]`.
     pub(crate) keys: Linear,
     pub(crate) key_norm: Norm,
-    /// Projection from the residual stream to the factors of the heads, `[heads]`.
-    pub(crate) weights: Linear,
+    /// Projection from the residual stream to the factors of the heads, `[heads]`; `None` if each head
+    /// chooses blocks for heads of its own.
+    pub(crate) weights: Option<Linear>,
     /// `None` if queries and keys are not rotated.
     pub(crate) rope: Option<Rc<Rope>>,
     /// Set if neighbouring positions are chosen together.
     pub(crate) pools: Option<IndexPools>,
+    /// Set if blocks of positions are chosen.
+    pub(crate) blocks: Option<Blocks>,
     pub(crate) sizes: IndexerSizes,
 }
 
 impl Indexer {
-    /// Returns the indexer for use inside a primitive.
+    /// Returns the projections for use inside a primitive.
+    pub(super) fn projections(&self) -> IndexProjections {
+        IndexProjections {
+            queries: self.queries.kernel(),
+            inward: [&self.keys].into_iter().chain(&self.weights).map(Linear::kernel).collect(),
+            gates: self.pools.as_ref().map(IndexPools::gates),
+        }
+    }
+
+    /// Returns the widths of what [`IndexProjections::project`] returns, without pools.
+    pub(super) fn widths(&self) -> Vec<usize> {
+        let linears = [&self.queries, &self.keys].into_iter().chain(&self.weights);
+        linears.map(Linear::output).collect()
+    }
+
+    /// Returns the indexer for use inside a primitive, without its projections.
     pub(super) fn kernel(&self, step: &mut Step<'_, '_>) -> IndexerKernel {
         IndexerKernel {
-            queries: self.queries.kernel(),
-            inward: [self.keys.kernel(), self.weights.kernel()],
+            query_norm: self.query_norm.as_ref().map(Norm::kernel),
             key_norm: self.key_norm.kernel(),
             rotations: self.rope.as_ref().map(|rope| step.rotations(rope)),
-            pools: self.pools.as_ref().map(IndexPools::kernel),
+            pools: self.pools.as_ref().map(IndexPools::places),
+            blocks: self.blocks,
             sizes: self.sizes,
         }
     }
@@ -103,15 +127,17 @@ impl Indexer {
     pub(super) fn stock(&self, x: &Array, low_rank: &Array) -> StockIndex<'_> {
         let IndexerSizes { heads, head_dim, .. } = self.sizes;
         let tokens = x.dim(0);
-        let queries = self.queries.stock(low_rank);
+        let queries = self.queries.stock(low_rank).reshape(&[tokens, dim(heads), dim(head_dim)]);
+        let normed = self.query_norm.as_ref().map(|norm| norm.stock(&queries));
         let keys = self.key_norm.stock(&self.keys.stock(x));
         let kept = self.pools.as_ref().map(|pools| pools.stock_kept(x, &keys));
         StockIndex {
-            queries: queries.reshape(&[tokens, dim(heads), dim(head_dim)]),
+            queries: normed.unwrap_or(queries),
             kept: kept.unwrap_or(keys).expand_dims(1),
-            weights: self.weights.stock(x).expand_dims(2),
+            weights: self.weights.as_ref().map(|weights| weights.stock(x).expand_dims(2)),
             rope: self.rope.as_ref(),
             pools: self.pools.as_ref(),
+            blocks: self.blocks,
             sizes: self.sizes,
         }
     }
@@ -156,10 +182,11 @@ pub(super) struct StockIndex<'a> {
     pub(super) queries: Array,
     /// What is kept of each position, `[tokens, 1, kept_dim]`: its key, perhaps with gates.
     pub(super) kept: Array,
-    /// `[tokens, heads, 1]`.
-    pub(super) weights: Array,
+    /// `[tokens, heads, 1]`, if heads choose together.
+    pub(super) weights: Option<Array>,
     rope: Option<&'a Rc<Rope>>,
     pools: Option<&'a IndexPools>,
+    blocks: Option<Blocks>,
     sizes: IndexerSizes,
 }
 
@@ -177,59 +204,64 @@ impl StockIndex<'_> {
     /// Returns which of the keys that queries see they attend to: the best ones; of equal ones the
     /// first. Rotated `queries` are `[sequences, heads, seq, head_dim]`, `weights`
     /// `[sequences, heads, seq, 1]`, `kept` `[sequences, 1, keys, kept_dim]`; `visible` broadcasts to
-    /// the result, `[sequences, 1, seq, keys]`.
+    /// the result, `[sequences, 1, seq, keys]`, or with `heads` if each chooses blocks.
     pub(super) fn chosen(
         &self,
         queries: &Array,
-        weights: &Array,
+        weights: Option<&Array>,
         kept: &Array,
         visible: Option<&Array>,
     ) -> Array {
+        if let Some(blocks) = self.blocks {
+            return choice::best_blocks(queries, kept, visible, blocks);
+        }
+        let weights = weights.expect("heads that choose together have factors");
+        let scores = |keys: &Array| choice::scores(queries, weights, keys);
         let Some(pools) = self.pools else {
-            return best(&scores(queries, weights, kept), visible, self.sizes.num_chosen);
+            return choice::best(&scores(kept), visible, self.sizes.num_chosen);
         };
         let num_chosen = self.sizes.num_chosen / pools.len();
         pools.stock_chosen(kept.dim(2), visible, |seen| {
-            best(&scores(queries, weights, &pools.stock_keys(kept)), seen, num_chosen)
+            choice::best(&scores(&pools.stock_keys(kept)), seen, num_chosen)
         })
     }
 }
 
-/// Returns the scores of `keys` `[sequences, 1, keys, head_dim]`, f32 `[sequences, 1, seq, keys]`.
-fn scores(queries: &Array, weights: &Array, keys: &Array) -> Array {
-    let keys = keys.swapaxes(-1, -2);
-    let zero = Array::scalar_of(0.0, queries.dtype());
-    let weigh = |queries: &Array, weights: &Array| {
-        queries.matmul(&keys).maximum(&zero).mul(weights).astype(Dtype::F32)
-    };
-    if queries.dim(2) == 1 {
-        return weigh(queries, weights).sum(1, true);
+/// The projections of an indexer, for the kernels.
+#[derive(Debug)]
+pub(super) struct IndexProjections {
+    queries: LinearKernel,
+    /// To keys, and to factors if there are any.
+    inward: Vec<LinearKernel>,
+    gates: Option<WideMatrixKernel>,
+}
+
+impl IndexProjections {
+    /// Computes queries, keys, and factors and gates if there are any, of the rows of a step. `x` is
+    /// `[tokens, hidden]`, `low_rank` what queries are computed from.
+    pub(super) fn project(
+        &self,
+        x: Elements<'_>,
+        low_rank: Elements<'_>,
+        threads: &Threads,
+    ) -> Vec<Vec<f32>> {
+        let queries = std::slice::from_ref(&self.queries);
+        let mut projected = LinearKernel::products_of(queries, low_rank, threads);
+        projected.extend(LinearKernel::products_of(&self.inward, x, threads));
+        projected.extend(self.gates.as_ref().map(|gates| gates.product(&x.to_f32(), threads)));
+        projected
     }
-    // Head by head, because the scores of all heads of a prompt would be large.
-    let head = |x: &Array, head: i32| x.slice_axis(1, head, head + 1);
-    let of_heads = (0..queries.dim(1)).map(|idx| weigh(&head(queries, idx), &head(weights, idx)));
-    of_heads.reduce(|sum, scores| sum.add(&scores)).expect("an indexer has heads")
 }
 
-/// Returns where the largest of the visible scores are; of equal ones the first.
-fn best(scores: &Array, visible: Option<&Array>, num_chosen: usize) -> Array {
-    let least = Array::scalar(f32::NEG_INFINITY);
-    let seen = visible.map_or(scores.clone(), |mask| Array::where_(mask, scores, &least));
-    let ranks = seen.neg().argsort(-1).argsort(-1).astype(Dtype::I32);
-    let chosen = ranks.less(&Array::from_slice(&[dim(num_chosen)], &[1]));
-    visible.map_or(chosen.clone(), |mask| chosen.logical_and(mask))
-}
-
-/// An indexer for the kernels.
+/// An indexer for the kernels, without its projections.
 #[derive(Debug)]
 pub(super) struct IndexerKernel {
-    queries: LinearKernel,
-    /// Keys and factors.
-    inward: [LinearKernel; 2],
+    query_norm: Option<NormKernel>,
     key_norm: NormKernel,
     rotations: Option<Arc<RotationTable>>,
-    pools: Option<PoolsKernel>,
-    pub(super) sizes: IndexerSizes,
+    pools: Option<PoolPlaces>,
+    blocks: Option<Blocks>,
+    sizes: IndexerSizes,
 }
 
 /// What an indexer computes of the rows of a step.
@@ -237,62 +269,66 @@ pub(super) struct IndexerKernel {
 pub(super) struct IndexRows {
     queries: Vec<f32>, // [tokens, heads, head_dim]
     /// What is kept of each position, `[tokens, kept_dim]`: its key, perhaps with gates.
-    pub(super) kept: Vec<f32>,
+    kept: Vec<f32>,
     weights: Vec<f32>, // [tokens, heads]
     pools: Option<PoolPlaces>,
+    blocks: Option<Blocks>,
     sizes: IndexerSizes,
 }
 
 impl IndexerKernel {
-    /// Computes queries, keys and factors of the rows of a step. `x` is `[tokens, hidden]`, `low_rank`
-    /// what queries are computed from.
-    pub(super) fn rows(
-        &self,
-        x: Elements<'_>,
-        low_rank: Elements<'_>,
-        threads: &Threads,
-    ) -> IndexRows {
-        let [projected, weights] = LinearKernel::products(&self.inward, x, threads);
-        let queries = std::array::from_ref(&self.queries);
-        let [mut queries] = LinearKernel::products(queries, low_rank, threads);
-        let mut keys = vec![0.0; projected.len()];
-        self.key_norm.norm(Elements::F32(&projected), ElementsMut::F32(&mut keys), threads);
-        for x in [&mut queries, &mut keys] {
-            let Some(rotations) = &self.rotations else { break };
+    /// Normalises and rotates what [`IndexProjections::project`] returns.
+    pub(super) fn rows(&self, projected: Vec<Vec<f32>>, threads: &Threads) -> IndexRows {
+        let mut projected = projected.into_iter();
+        let mut next = || projected.next().unwrap_or_default();
+        let [mut queries, mut keys] = [next(), next()];
+        let [weights, gates] = [next(), next()];
+        let norms = [self.query_norm.as_ref(), Some(&self.key_norm)];
+        for (x, norm) in [&mut queries, &mut keys].into_iter().zip(norms) {
+            if let Some(norm) = norm {
+                let values = std::mem::replace(x, vec![0.0; x.len()]);
+                norm.norm(Elements::F32(&values), ElementsMut::F32(x), threads);
+            }
+            let Some(rotations) = &self.rotations else { continue };
             kernels::place_heads(x, None, rotations.rotation(self.sizes.head_dim), threads);
         }
-        let pools = self.pools.as_ref();
-        let kept = pools.map(|pools| {
-            let gates = pools.gates.product(&x.to_f32(), threads);
+        let pools = self.pools.clone();
+        let kept = pools.as_ref().map(|_| {
             let width = self.sizes.head_dim;
             let rows = keys.chunks_exact(width).zip(gates.chunks_exact(width));
             rows.flat_map(|(key, gates)| [key, gates].concat()).collect()
         });
-        let pools = pools.map(|pools| pools.places.clone());
-        IndexRows { queries, kept: kept.unwrap_or(keys), weights, pools, sizes: self.sizes }
+        let (kept, blocks, sizes) = (kept.unwrap_or(keys), self.blocks, self.sizes);
+        IndexRows { queries, kept, weights, pools, blocks, sizes }
     }
 }
 
 impl IndexRows {
-    /// Writes the rows of a sequence to its pages, the vectors `keys` and what the indexer keeps.
-    /// Returns the pages.
+    /// Writes the rows of a sequence to its pages: keys and values of attention, and what the indexer
+    /// keeps. Returns the pages.
     pub(super) fn write(
         &self,
         rows: &StepSpan,
         keys: &[f32],
+        values: &[f32],
         pages: &LayerPages,
     ) -> Vec<Arc<Page>> {
         let width = self.sizes.kept_dim;
         let kept = &self.kept[rows.rows.start * width..rows.rows.end * width];
-        let held = pages.write(rows.start, keys, kept);
+        let held = pages.write(rows.start, keys, values, kept);
         let Some(pools) = &self.pools else { return held };
         // No handle may be left, or the pages would be copied.
         drop(held);
         let written = rows.start..rows.start + rows.rows.len();
-        pages.replace_values(pools.last_positions(written), |pages, last| pools.key(pages, last))
+        pages.replace_index(pools.last_positions(written), |pages, last| pools.key(pages, last))
     }
 
-    /// Returns the positions that rows of one sequence choose, whose pages hold what is kept of all
+    /// Returns the number of sets of positions that a row chooses, each for as many heads.
+    pub(super) fn sets_per_row(&self) -> usize {
+        if self.blocks.is_some() { self.sizes.heads } else { 1 }
+    }
+
+    /// Returns the sets of positions that rows of one sequence choose, whose pages hold what is kept of all
     /// positions that they see.
     pub(super) fn choose(
         &self,
@@ -302,6 +338,10 @@ impl IndexRows {
     ) -> Vec<Vec<usize>> {
         let IndexerSizes { heads, head_dim, num_chosen, .. } = self.sizes;
         let of_rows = |width: usize| rows.rows.start * width..rows.rows.end * width;
+        if let Some(blocks) = self.blocks {
+            let shape = BlockQueries { heads, head_dim, first: rows.start, blocks };
+            return shape.choose(&self.queries[of_rows(heads * head_dim)], pages, threads);
+        }
         let positions = rows.start..rows.start + rows.rows.len();
         let pool_len = self.pools.as_ref().map_or(1, |pools| pools.len);
         let num_visible: Vec<usize> =
@@ -315,9 +355,7 @@ impl IndexRows {
             num_chosen: num_chosen / pool_len,
         };
         let Some(pools) = &self.pools else {
-            let keys = pages.iter().map(|page| page.view().values);
-            let keys: Option<Vec<Elements<'_>>> = keys.collect();
-            let keys = keys.expect("an indexer's keys are beside the latents");
+            let keys: Vec<Elements<'_>> = pages.iter().map(|page| page.index()).collect();
             return kernels::choose_positions(&rows, &keys, threads);
         };
         let keys = pools.keys(pages, positions.end / pool_len);

@@ -12,30 +12,29 @@
 //!             └ rope ─ rotate ──┴─ cache ─────┘
 //! ```
 //!
-//! With an indexer, a query that sees more positions than are chosen attends to a copy of the chosen
-//! ones, in ascending order; all others attend to all that they see.
+//! With an indexer, a query that sees more positions than are chosen attends to the chosen ones; all others
+//! attend to all that they see.
 
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use jackalope_kernels::{
-    self as kernels, AttentionConfig, ChosenPositions, Elements, ElementsMut, Floats, HeadResults,
-    KvPage, SequenceKv, Threads,
+    self as kernels, AttentionConfig, Elements, ElementsMut, Floats, HeadResults, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::QueryGrowth;
 
 use super::attention::query_factors;
+use super::chosen::{ChooserKernel, ChosenAttention};
 use super::frame::BlockFrame;
 use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
 use super::heads::Heads;
-use super::indexer::{Chooser, IndexRows, IndexerKernel, StockChooser};
+use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
 use super::kernel::{DivisibleKernel, dim, float};
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
-use super::runs::Runs;
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::parallel::{Compute, Parallel};
@@ -135,7 +134,8 @@ impl LatentAttention {
         LayerCacheShape::Positions(KvShape {
             kv_heads,
             key_dim: self.parts.sizes.key(),
-            value_dim: index_dim,
+            value_dim: 0,
+            index_dim: if kv_heads == 0 { 0 } else { index_dim },
         })
     }
 
@@ -176,11 +176,8 @@ impl LatentAttention {
             output: parts.o_proj.divisible_kernel(),
             query_factors: parts.query_growth.map(|growth| query_factors(growth, step)),
             rotations: parts.rope.as_ref().map(|rope| step.rotations(rope)),
-            chooser: parts.chooser.as_ref().map(|chooser| ChooserKernel {
-                indexer: chooser.indexer().map(|indexer| indexer.kernel(step)),
-                num_chosen: chooser.num_chosen(),
-                chosen: chooser.choice(step).rows,
-            }),
+            index: parts.chooser.as_ref().and_then(Chooser::indexer).map(Indexer::projections),
+            chooser: parts.chooser.as_ref().map(|chooser| ChooserKernel::new(chooser, step)),
             sizes: parts.sizes,
             num_heads: parts.heads.cut.heads.len(),
             scale: parts.scale,
@@ -245,15 +242,6 @@ impl LatentAttention {
     }
 }
 
-/// What chooses the positions that queries attend to, for the kernels.
-struct ChooserKernel {
-    /// `None` if the choice is an earlier layer's.
-    indexer: Option<IndexerKernel>,
-    num_chosen: usize,
-    /// See [`crate::step::Choice::rows`].
-    chosen: Arc<OnceLock<Vec<Vec<usize>>>>,
-}
-
 /// The state of the primitive's closure: everything except the weights' arrays.
 struct LatentKernel {
     /// Projections from the residual stream: to queries, or to the vectors that they are computed
@@ -268,6 +256,7 @@ struct LatentKernel {
     /// Factor of each token's queries.
     query_factors: Option<Vec<f32>>,
     rotations: Option<Arc<RotationTable>>,
+    index: Option<IndexProjections>,
     chooser: Option<ChooserKernel>,
     sizes: LatentSizes,
     num_heads: usize,
@@ -287,7 +276,8 @@ impl LatentKernel {
         let indexer = self.chooser.as_ref().and_then(|chooser| chooser.indexer.as_ref());
         let index = indexer.map(|indexer| {
             let low_rank = low_rank.as_ref().expect("queries with an indexer are of low rank");
-            indexer.rows(x, low_rank.elements(), threads)
+            let index = self.index.as_ref().expect("an indexer has projections");
+            indexer.rows(index.project(x, low_rank.elements(), threads), threads)
         });
         let q = self.queries(first, low_rank, threads);
         let held = self.write(&kv, index.as_ref(), threads);
@@ -388,8 +378,8 @@ impl LatentKernel {
         let held = spans.map(|(span, pages)| {
             let keys = &keys[span.rows.start * key..span.rows.end * key];
             match index {
-                Some(index) => index.write(span, keys, pages),
-                None => pages.write(span.start, keys, &[]),
+                Some(index) => index.write(span, keys, &[], pages),
+                None => pages.write(span.start, keys, &[], &[]),
             }
         });
         held.collect()
@@ -403,46 +393,12 @@ impl LatentKernel {
         index: Option<&IndexRows>,
         threads: &Threads,
     ) -> Floats {
-        let query = self.num_heads * self.sizes.key();
-        let result = self.num_heads * self.sizes.rank;
-        let mut out = Floats::zeros(float(self.dtype), q.len() / query * result);
-        let (mut q, mut rest) = (q, out.elements_mut());
-        let all_runs = Runs::of_step(&self.spans, self.chooser.as_ref().map(|it| it.num_chosen));
-        let mut chosen = self.chosen(&all_runs, held, index, threads).iter();
-        for runs in all_runs {
-            let (own, others) = rest.split_at(runs.num_rows() * result);
-            let (queries, later) = q.split_at(runs.num_rows() * query);
-            (q, rest) = (later, others);
-            let rows = QueryRows { q: queries, runs: &runs, held };
-            if runs.is_chosen {
-                let chosen = chosen.by_ref().take(runs.num_rows()).collect();
-                self.attend_chosen(&rows, chosen, own, threads);
-            } else {
-                self.attend_all(&rows, own, threads);
-            }
-        }
+        let num_heads = q.len() / self.sizes.key();
+        let mut out = Floats::zeros(float(self.dtype), num_heads * self.sizes.rank);
+        let (config, chooser) = (self.config(), self.chooser.as_ref());
+        let attention = ChosenAttention { config, spans: &self.spans, held, chooser, index };
+        attention.attend(q, out.elements_mut(), threads);
         out
-    }
-
-    /// Returns the positions that each row of the runs with a choice attends to, in the order of the
-    /// rows. The layer's own indexer chooses them; without one, an earlier layer has chosen them.
-    fn chosen(
-        &self,
-        runs: &[Runs],
-        held: &[Vec<Arc<Page>>],
-        index: Option<&IndexRows>,
-        threads: &Threads,
-    ) -> &[Vec<usize>] {
-        let Some(chooser) = &self.chooser else { return &[] };
-        let Some(index) = index else {
-            return chooser.chosen.get().expect("the earlier layer is computed before");
-        };
-        chooser.chosen.get_or_init(|| {
-            let chosen = runs.iter().filter(|runs| runs.is_chosen);
-            let sequences = chosen.flat_map(|runs| &runs.of_sequences);
-            let rows = sequences.map(|run| index.choose(&run.span, &held[run.sequence], threads));
-            rows.flatten().collect()
-        })
     }
 
     fn config(&self) -> AttentionConfig<'static> {
@@ -458,48 +414,6 @@ impl LatentKernel {
             sinks: None,
         }
     }
-
-    /// Computes rows that attend to all positions that they see.
-    fn attend_all(&self, rows: &QueryRows<'_>, out: ElementsMut<'_>, threads: &Threads) {
-        let QueryRows { q, runs, held } = *rows;
-        let views: Vec<Vec<KvPage<'_>>> =
-            runs.of_sequences.iter().map(|run| latents(&held[run.sequence])).collect();
-        let sequences = runs.of_sequences.iter().zip(&views).map(|(run, pages)| {
-            let num_queries = run.span.rows.len();
-            SequenceKv { pages, length: run.span.start + num_queries, num_queries }
-        });
-        let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
-    }
-
-    /// Computes rows that attend to the `chosen` positions, each with a copy of the cached vectors of
-    /// these positions.
-    fn attend_chosen(
-        &self,
-        rows: &QueryRows<'_>,
-        chosen: Vec<&Vec<usize>>,
-        out: ElementsMut<'_>,
-        threads: &Threads,
-    ) {
-        let QueryRows { q, runs, held } = *rows;
-        let sequences = runs.of_sequences.iter();
-        let sequences = sequences.flat_map(|run| run.span.rows.clone().map(|_| run.sequence));
-        let chosen = sequences.zip(chosen).map(|(sequence, positions)| ChosenPositions {
-            pages: latents(&held[sequence]),
-            positions: positions.clone(),
-        });
-        let chosen: Vec<ChosenPositions<'_>> = chosen.collect();
-        let copies = kernels::gather_keys(&chosen, self.sizes.key(), threads);
-        let pages = copies.iter().map(|keys| [KvPage { keys: keys.elements(), values: None }]);
-        let pages: Vec<[KvPage<'_>; 1]> = pages.collect();
-        let sequences = pages.iter().zip(&chosen).map(|(pages, chosen)| SequenceKv {
-            pages,
-            length: chosen.positions.len(),
-            num_queries: 1,
-        });
-        let sequences: Vec<SequenceKv<'_>> = sequences.collect();
-        kernels::attention(Elements::F32(q), &sequences, &self.config(), out, threads);
-    }
 }
 
 /// Returns the rotated part, if there is one, followed by the other part in the last dimension.
@@ -508,17 +422,4 @@ fn joined(rotated: &Array, other: &Array) -> Array {
         0 => other.clone(),
         _ => Array::concatenate(&[rotated, other], -1),
     }
-}
-
-/// Queries of some rows of a step.
-struct QueryRows<'a> {
-    q: &'a [f32],
-    runs: &'a Runs,
-    /// Pages of each sequence of the step.
-    held: &'a [Vec<Arc<Page>>],
-}
-
-/// Returns the latents of pages, without the keys of an indexer.
-fn latents(pages: &[Arc<Page>]) -> Vec<KvPage<'_>> {
-    pages.iter().map(|page| KvPage { values: None, ..page.view() }).collect()
 }

@@ -57,7 +57,7 @@ impl StockValues {
 impl StockKv {
     /// Returns the keys and values of what is held.
     fn held(&self, held: KvArrays) -> [Array; 2] {
-        let KvArrays { keys, values } = held;
+        let KvArrays { keys, values, .. } = held;
         let values = match self {
             StockKv::New { v: StockValues::OfKeys { dim }, .. } => {
                 keys.slice_axis(3, keys.dim(3) - dim, keys.dim(3))
@@ -76,8 +76,7 @@ pub(super) struct StockAttention<'a> {
     pub(super) layer_idx: usize,
     /// Rotation of queries and keys; `None` if they have none.
     pub(super) rope: Option<&'a Rc<Rope>>,
-    /// Chooses the keys that a query attends to; the keys of its indexer are then kept in place of
-    /// values, which are parts of keys.
+    /// Chooses the keys that a query attends to.
     pub(super) chooser: Option<&'a StockChooser<'a>>,
     /// Factor of the scores.
     pub(super) scale: f32,
@@ -125,11 +124,10 @@ impl StockAttention<'_> {
         let held = match &heads.kv {
             StockKv::New { k, v } => {
                 let keys = self.placed(&group.rows(k), 1, place());
-                let values = match self.index() {
-                    Some(index) => Some(index.placed(&group.rows(&index.kept), place())),
-                    None => v.rows(|v| group.rows(v)),
-                };
-                let new = KvArrays { keys, values };
+                let values = v.rows(|v| group.rows(v));
+                let index = self.index();
+                let index = index.map(|index| index.placed(&group.rows(&index.kept), place()));
+                let new = KvArrays { keys, values, index };
                 slots.write(group.class, layer, &new, [&group.slots, &group.positions])
             }
             // Both layers are on this rank, whose layers follow one another.
@@ -138,13 +136,13 @@ impl StockAttention<'_> {
         let VisibleKeys { start, stop, mut mask } = group.visible(self.reach);
         let held = held.positions(start, stop);
         let chosen = self.chooser.and_then(|chooser| {
-            chooser.next_mask(held.values.as_ref(), |index, keys| {
+            chooser.next_mask(held.index.as_ref(), |index, keys| {
                 let queries = group.by_slot(&index.placed(&group.rows(&index.queries), place()));
-                let weights = group.by_slot(&group.rows(&index.weights));
-                index.chosen(&queries, &weights, keys, mask.as_ref())
+                let weights = index.weights.as_ref().map(|it| group.by_slot(&group.rows(it)));
+                index.chosen(&queries, weights.as_ref(), keys, mask.as_ref())
             })
         });
-        mask = chosen.or(mask);
+        mask = chosen.map(|chosen| of_heads(&chosen, q.dim(1))).or(mask);
         let [keys, values] = heads.kv.held(held);
         let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         let q = group.by_slot(&q);
@@ -158,19 +156,19 @@ impl StockAttention<'_> {
         let held = match &heads.kv {
             StockKv::New { k, v } => {
                 let keys = self.placed(&rows(k, span), 1, place());
-                let values = match self.index() {
-                    Some(index) => Some(index.placed(&rows(&index.kept, span), place())),
-                    None => v.rows(|v| rows(v, span)),
-                };
-                cache.append(self.layer_idx, span.start, &KvArrays { keys, values })
+                let values = v.rows(|v| rows(v, span));
+                let index = self.index();
+                let index = index.map(|index| index.placed(&rows(&index.kept, span), place()));
+                cache.append(self.layer_idx, span.start, &KvArrays { keys, values, index })
             }
             StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),
         };
         let chosen = self.chooser.and_then(|chooser| {
-            chooser.next_mask(held.values.as_ref(), |index, keys| {
+            chooser.next_mask(held.index.as_ref(), |index, keys| {
                 let queries = index.placed(&rows(&index.queries, span), place());
                 let visible = fast::causal_mask(q.dim(2), keys.dim(2));
-                index.chosen(&queries, &rows(&index.weights, span), keys, Some(&visible))
+                let weights = index.weights.as_ref().map(|weights| rows(weights, span));
+                index.chosen(&queries, weights.as_ref(), keys, Some(&visible))
             })
         });
         let [keys, values] = heads.kv.held(held);
@@ -178,7 +176,8 @@ impl StockAttention<'_> {
         let out = fast::by_queries([&q, &keys, &values], rows_max, |[q, k, v], rows| {
             let Some(mask) = &chosen else { return self.attend(q, k, v) };
             let mask = mask.slice_axis(-2, dim(rows.start), dim(rows.end));
-            self.weigh(q, k, v, fast::Mask::Array(&mask.slice_axis(-1, 0, k.dim(2))))
+            let mask = of_heads(&mask.slice_axis(-1, 0, k.dim(2)), q.dim(1));
+            self.weigh(q, k, v, fast::Mask::Array(&mask))
         });
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
     }
@@ -199,7 +198,9 @@ impl StockAttention<'_> {
 
     /// Returns the number of queries whose scores may be in memory at once.
     fn rows_at_once(&self, q: &Array, k: &Array, v: &Array) -> i32 {
+        // A mask of its own for each head would be large.
         let is_fused = gpu_kind().is_some()
+            && self.chooser.is_none()
             && self.soft_cap.is_none()
             && q.dim(3) == v.dim(3)
             && FUSED_HEAD_DIMS.contains(&q.dim(3));
@@ -236,6 +237,15 @@ impl StockAttention<'_> {
             return fast::scaled_dot_product_attention(q, k, v, self.scores(mask));
         };
         fast::capped_attention([q, k, v], self.scale, cap, mask)
+    }
+}
+
+/// Returns a mask `[sequences, sets, seq, keys]` for `heads` query heads, as many for each set, or one for
+/// all heads if there is one set.
+fn of_heads(mask: &Array, heads: i32) -> Array {
+    match mask.dim(1) {
+        1 => mask.clone(),
+        sets => mask.repeat(heads / sets, 1),
     }
 }
 

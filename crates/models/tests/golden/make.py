@@ -50,12 +50,14 @@ UNSCALED_SCORES = ("gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # Families that mlx-lm lacks: the family that their text part is, with what differs in its configuration.
 # On text, mlx-vlm 0.7.10 computes the same.
 TEXT_PARTS = dict(glm4v=dict(model_type="glm4", rope_traditional=True), glm4v_moe=dict(model_type="glm4_moe"))
+# Families of which mlx-lm has only the model that also sees.
+TEXT_MODELS = dict(minimax_m3="minimax_m3_vl")
 # The shape of a tensor without dimensions.
 SCALAR = "scalar"
 # Tensors that are stored in single precision, whatever the type of a model: what `vlm.FAMILIES` have of them.
 SINGLE = ("fn", "base", "scale", "A_log", "dt_bias", "index_kpool_compress_ape", "index_kpool_compress_gate")
 # Families whose norms multiply by one more than the weight.
-ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron")
+ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "minimax_m3_vl")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -322,6 +324,20 @@ def text_part(config, path):
     return path / "text"
 
 
+def whole_config(config):
+    return dict(model_type=TEXT_MODELS[config["model_type"]], text_config=config)
+
+
+def whole(config, path):
+    """The path of what mlx-lm loads for a text model alone: its tensors with the prefix of a model that sees."""
+    (path / "whole").mkdir()
+    weights = mx.load(str(path / "model.safetensors"))
+    weights = {f"language_model.{name}": value for name, value in weights.items()}
+    mx.save_safetensors(str(path / "whole" / "model.safetensors"), weights)
+    (path / "whole" / "config.json").write_text(json.dumps(whole_config(config), indent=1))
+    return path / "whole"
+
+
 def write_checkpoint(path, case, config, tensors):
     """A safetensors file, and the digest of its data."""
     header, data = {}, b""
@@ -404,7 +420,12 @@ def compute(name, config, dtype, quantization_of, prompt):
     own = config
     if is_text_part:
         own = config_of_text(config)
+    is_whole = config["model_type"] in TEXT_MODELS
+    if is_whole:
+        own = whole_config(config)
     tensors = recipes(own, dtype, quantization_of)
+    if is_whole:
+        tensors = {name.removeprefix("language_model."): recipe for name, recipe in tensors.items()}
     if is_text_part or is_vlm:
         tensors = {f"language_model.{name}": recipe for name, recipe in tensors.items()}
     if "-per-expert-" in name:
@@ -426,7 +447,8 @@ def compute(name, config, dtype, quantization_of, prompt):
         digest = write_checkpoint(path, name, config, tensors)
         if "-kv-b-" in name:
             widen_joint(path)
-        result = reference(text_part(config, path) if is_text_part else path, prompt, is_vlm)
+        loaded = text_part(config, path) if is_text_part else whole(config, path) if is_whole else path
+        result = reference(loaded, prompt, is_vlm)
     margin, tokens = min(result["margins"]), len(set(result["greedy"]))
     print(f"{name}: least margin {margin:.1e}, {tokens} tokens", flush=True)
     return dict(name=name, dtype=dtype, config=config, tensors=tensors, sha256=digest) | result

@@ -18,6 +18,7 @@ const CASES: &[&str] = &[
     "deepseek_v3-f32",
     "qwen3_next-f32",
     "glm5_next-f32",
+    "minimax_m3-f32",
 ];
 
 /// What a sequence computes in a step: its number, and how many of its tokens.

@@ -130,10 +130,14 @@ impl Case {
             *letters = letters.chars().cycle().take(num_layers).collect();
         }
         // Lists with an entry for each layer.
-        let lists = text.as_object_mut().unwrap().values_mut();
-        for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {
-            *list = list.iter().cycle().take(num_layers).cloned().collect();
-        }
+        let repeat = |fields: &mut Value| {
+            let lists = fields.as_object_mut().into_iter().flat_map(Map::values_mut);
+            for list in lists.filter_map(Value::as_array_mut).filter(|list| list.len() == own) {
+                *list = list.iter().cycle().take(num_layers).cloned().collect();
+            }
+        };
+        repeat(text);
+        text.get_mut("sparse_attention_config").into_iter().for_each(repeat);
         let copy = |entries: &mut Map<String, Value>| {
             for (name, value) in entries.clone() {
                 let list = ["layers.", ".h."].into_iter().find(|list| name.contains(list));

@@ -2,6 +2,7 @@
 
 use crate::config::{bad_value, count, experts_per_token};
 use crate::error::SpecError;
+use crate::latent::BlockChoice;
 use crate::model::{
     Activation, AttentionSpec, CacheKind, ExpertLatent, ExpertModules, ExpertsSpec, FeedForward,
     Mixer, MlpSpec, OutputGate, QkNorm, RouterGroups, RouterSpec, StackedModule, ValueKind,
@@ -176,6 +177,8 @@ pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<Tens
         let cut = TensorCut::whole_column(Dimension::Heads, heads);
         tensors.push(vector(&format!("{}.{name}", spec.modules.block), role, heads, cut));
     }
+    tensors
+        .extend(spec.blocks.iter().flat_map(|it| index_tensors(hidden, &spec.modules.block, it)));
     let norms = [(heads, Dimension::Heads), (kv_heads, Dimension::KvHeads)];
     let num_norms = if spec.source_layer.is_some() { 1 } else { 2 };
     for (module, (heads, dimension)) in spec.modules.qk_norms.iter().zip(norms).take(num_norms) {
@@ -196,6 +199,24 @@ pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<Tens
         let per_expert = has_own.then(|| [format!("{module}."), ".weight".to_owned()]);
         tensors.push(TensorSpec { shape, per_expert, ..norm });
     }
+    tensors
+}
+
+/// Returns the tensors of what chooses blocks for attention at `block`.
+fn index_tensors(hidden: usize, block: &str, choice: &BlockChoice) -> Vec<TensorSpec> {
+    let &BlockChoice { heads, head_dim, .. } = choice;
+    let linear =
+        |output| Linear { role: TensorRole::Mixer, output, input: hidden, has_bias: false };
+    let (queries, module) = (linear(heads * head_dim), format!("{block}.index_q_proj"));
+    let mut tensors = match heads {
+        1 => queries.whole(&module),
+        _ => queries.column(&module, Dimension::KvHeads),
+    };
+    tensors.extend(linear(head_dim).whole(&format!("{block}.index_k_proj")));
+    tensors.extend(["q", "k"].map(|name| {
+        let name = format!("{block}.index_{name}_norm.weight");
+        vector(&name, TensorRole::Norm, head_dim, TensorCut::Replicated)
+    }));
     tensors
 }
 

@@ -47,6 +47,8 @@ const EXPERTS: &[(&str, Stored)] = &[
     // Published in FP8 only, which is refused by its name.
     ("minimax", NUMBERED),
     ("minimax_m2", NUMBERED),
+    ("minimax_m3", NUMBERED),
+    ("minimax_m3_vl", NUMBERED),
     ("qwen3_next", EACH),
     ("qwen3_5_moe", Stored::Rows(FUSED)),
     ("deepseek_v2", EACH),

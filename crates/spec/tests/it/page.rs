@@ -58,6 +58,9 @@ fn layers(cases: &[Case]) -> String {
         parts.extend(spec.streams.as_ref().map(|_| "several streams"));
         for layer in &spec.layers {
             parts.insert(match &layer.mixer {
+                Mixer::Attention(attention) if attention.blocks.is_some() => {
+                    "attention to chosen blocks of positions"
+                }
                 Mixer::Attention(_) => "attention",
                 Mixer::GatedDelta(delta) if delta.kimi.is_some() => "Kimi delta attention",
                 Mixer::GatedDelta(_) => "gated delta net",

@@ -295,6 +295,44 @@ fn what_glm_next_does_not_compute_is_refused_by_its_field() {
 }
 
 #[test]
+fn what_minimax_m3_does_not_compute_is_refused_by_its_field() {
+    let text = || crate::checkpoints::sample("minimax_m3-f32").config["text_config"].clone();
+    let check = |text: Value, expected: &str| {
+        check_sample("minimax_m3-f32", &json!({"text_config": text}), expected);
+    };
+    let refused = |field: &str, value: Value, expected: &str| {
+        let mut text = text();
+        text[field] = value;
+        check(text, expected);
+    };
+    refused("hidden_act", json!("silu"), "unsupported activation: `silu`");
+    refused("scoring_func", json!("softmax"), "unsupported scoring_func: `softmax`");
+    refused("qk_norm_type", json!("all"), "unsupported qk_norm_type: `all`");
+    refused("attention_output_gate", json!(true), "unsupported attention_output_gate: `true`");
+    refused("use_routing_bias", json!(false), "unsupported use_routing_bias: `false`");
+    refused("swiglu_beta", json!(0.5), "unsupported swiglu_beta: `0.5`");
+    refused("swiglu_limit", json!(0.0), "`swiglu_limit` is 0, expected a positive number");
+    refused("moe_layer_freq", json!([0, 1]), "`moe_layer_freq` is 2, expected 4 entries");
+    refused("moe_layer_freq", json!(null), "`moe_layer_freq` is 0, expected 4 entries");
+    refused("mlp_layer_types", json!(vec!["wide"; 4]), "unsupported layer type: `wide`");
+    refused("rope_parameters", json!({"rope_type": "yarn"}), "unsupported rope type: `yarn`");
+    refused("rope_scaling", json!({"type": "linear"}), "unsupported rope type: `linear`");
+    let choice = |field: &str, value: Value, expected: &str| {
+        let mut text = text();
+        text["sparse_attention_config"][field] = value;
+        check(text, expected);
+    };
+    choice("use_sparse_attention", json!(false), "unsupported use_sparse_attention: `false`");
+    choice("sparse_score_type", json!("mean"), "unsupported sparse_score_type: `mean`");
+    choice("sparse_init_block", json!(1), "unsupported sparse_init_block: `1`");
+    let heads = "`index_n_heads` is 2, expected 1 or num_key_value_heads, 4";
+    choice("sparse_num_index_heads", json!(2), heads);
+    choice("sparse_index_dim", json!(0), "`index_head_dim` is 0");
+    choice("sparse_local_block", json!(4), "`index_local_blocks` is 4, expected at most");
+    choice("sparse_attention_freq", json!([1]), "`sparse_attention_freq` is 1, expected 4 entries");
+}
+
+#[test]
 fn what_differs_from_deepseek_is_refused() {
     let config = |model_type: &str, edit: Value| {
         let mut config = json!({

@@ -1,5 +1,5 @@
 //! Loads and runs a checkpoint without engine and processes; `jackalope synth` makes one of any shape:
-//! `cargo run --release -p jackalope-models --example throughput -- [--threads N] [--stock] DIR`.
+//! `cargo run --release -p jackalope-runner --example throughput -- [--threads N] [--stock] DIR`.
 #![expect(clippy::print_stdout, reason = "it speaks to a person")]
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Measures what sums that do not depend on the split cost a model: exact and rounded sums take turns
 //! on the same tokens, so that other load falls on both alike. `jackalope synth` makes a checkpoint:
-//! `cargo run --release -p jackalope-models --example exact_sums -- [--threads N] DIR`.
+//! `cargo run --release -p jackalope-runner --example exact_sums -- [--threads N] DIR`.
 #![expect(clippy::print_stdout, reason = "it speaks to a person")]
 
 use std::path::PathBuf;

@@ -2,9 +2,8 @@
 //! layers that predict several tokens.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
-
-use crate::tensor::TensorHeaders;
 
 /// A part of a checkpoint that the language model does not use.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -45,11 +44,11 @@ pub struct TensorNames {
 
 impl TensorNames {
     /// Names of a language model without a vision part.
-    pub(crate) const PLAIN: TensorNames =
+    pub const PLAIN: TensorNames =
         TensorNames { replaced: &[], renamed: &[], ignored: &[], ignored_within: &[] };
 
     /// A language model beside a vision tower and layers that draft, in conversions and originals.
-    pub(crate) const WRAPPED: TensorNames = TensorNames {
+    pub const WRAPPED: TensorNames = TensorNames {
         replaced: &[("language_model.", ""), ("model.language_model.", "model.")],
         ignored: &[
             (
@@ -61,6 +60,7 @@ impl TensorNames {
                     "vision_language_adapter.",
                     "visual.",
                     "patch_merger.",
+                    "patch_merge_mlp.",
                     "pre_mm_projector_norm.",
                     "multi_modal_projector.",
                     "mm_projector.",
@@ -70,6 +70,7 @@ impl TensorNames {
                     "model.vision_tower.",
                     "model.visual.",
                     "model.multi_modal_projector.",
+                    "model.patch_merge_mlp.",
                     "model.embed_vision.",
                     "model.vision_embedder.",
                     "model.image_newline",
@@ -85,13 +86,13 @@ impl TensorNames {
     };
 
     /// Names of a language model beside layers that draft.
-    pub(crate) const DRAFTING: TensorNames = TensorNames {
+    pub const DRAFTING: TensorNames = TensorNames {
         ignored: &[(UnusedPart::Prediction, &["mtp.", "model.mtp_layers."])],
         ..TensorNames::PLAIN
     };
 
     /// Names of ERNIE 4.5, whose original checkpoints have more than mlx-lm computes.
-    pub(crate) const ERNIE: TensorNames = TensorNames {
+    pub const ERNIE: TensorNames = TensorNames {
         ignored_within: &[
             (
                 UnusedPart::Prediction,
@@ -103,7 +104,7 @@ impl TensorNames {
     };
 
     /// Names of Ling, whose conversions move the router into a module of its own.
-    pub(crate) const BAILING: TensorNames = TensorNames {
+    pub const BAILING: TensorNames = TensorNames {
         renamed: &[
             (".mlp.gate.weight", ".mlp.gate.gate_proj.weight"),
             (".mlp.gate.bias", ".mlp.gate.gate_proj.bias"),
@@ -112,7 +113,7 @@ impl TensorNames {
     };
 
     /// Names of Kimi Linear, whose conversions name blocks as other families do.
-    pub(crate) const KIMI: TensorNames = TensorNames {
+    pub const KIMI: TensorNames = TensorNames {
         renamed: &[
             (".block_sparse_moe.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),
             (".block_sparse_moe.", ".mlp."),
@@ -124,13 +125,13 @@ impl TensorNames {
     };
 
     /// Names of EXAONE with experts, whose conversions move a vector into the router.
-    pub(crate) const EXAONE_MOE: TensorNames = TensorNames {
+    pub const EXAONE_MOE: TensorNames = TensorNames {
         renamed: &[(".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias")],
         ..TensorNames::DRAFTING
     };
 
     /// Names of GLM-5 Next, whose conversions name the connections of streams and the convolutions anew.
-    pub(crate) const GLM_NEXT: TensorNames = TensorNames {
+    pub const GLM_NEXT: TensorNames = TensorNames {
         renamed: &[
             (".hc_attn_", ".attn_hc."),
             (".hc_ffn_", ".ffn_hc."),
@@ -142,7 +143,7 @@ impl TensorNames {
     };
 
     /// Names of Laguna, whose conversions move the router into a module of its own.
-    pub(crate) const LAGUNA: TensorNames = TensorNames {
+    pub const LAGUNA: TensorNames = TensorNames {
         renamed: &[
             (".mlp.gate.weight", ".mlp.gate.proj.weight"),
             (".mlp.experts.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
@@ -150,8 +151,18 @@ impl TensorNames {
         ..TensorNames::WRAPPED
     };
 
+    /// Names of MiniMax M3, some of whose conversions have dense blocks where others have experts.
+    pub const MINIMAX: TensorNames = TensorNames {
+        renamed: &[
+            (".block_sparse_moe.gate_proj.", ".mlp.gate_proj."),
+            (".block_sparse_moe.up_proj.", ".mlp.up_proj."),
+            (".block_sparse_moe.down_proj.", ".mlp.down_proj."),
+        ],
+        ..TensorNames::WRAPPED
+    };
+
     /// Names of Step 3.5, whose conversions name blocks as other families do.
-    pub(crate) const STEP: TensorNames = TensorNames {
+    pub const STEP: TensorNames = TensorNames {
         renamed: &[
             (".moe.gate_proj.", ".mlp.switch_mlp.gate_proj."),
             (".moe.up_proj.", ".mlp.switch_mlp.up_proj."),
@@ -165,7 +176,7 @@ impl TensorNames {
     };
 
     /// Names of LFM2 with experts, whose originals number the projections of dense blocks.
-    pub(crate) const LFM2_MOE: TensorNames = TensorNames {
+    pub const LFM2_MOE: TensorNames = TensorNames {
         renamed: &[
             (".feed_forward.w1.", ".feed_forward.gate_proj."),
             (".feed_forward.w2.", ".feed_forward.down_proj."),
@@ -175,7 +186,7 @@ impl TensorNames {
     };
 
     /// Names of dense Granite 4, whose originals name the block as the expert that every token passes.
-    pub(crate) const GRANITE_DENSE: TensorNames = TensorNames {
+    pub const GRANITE_DENSE: TensorNames = TensorNames {
         renamed: &[
             (".shared_mlp.input_linear.", ".mlp.input_linear."),
             (".shared_mlp.output_linear.", ".mlp.down_proj."),
@@ -208,7 +219,7 @@ impl TensorNames {
     }
 
     /// Whether a part of the name differs in conversions.
-    pub(crate) fn is_renamed(&self, stored: &str) -> bool {
+    pub fn is_renamed(&self, stored: &str) -> bool {
         self.renaming(stored).is_some()
     }
 
@@ -217,7 +228,7 @@ impl TensorNames {
     }
 
     /// Returns the tensors of the language model.
-    pub(crate) fn headers_of_model(&self, stored: &TensorHeaders) -> TensorHeaders {
+    pub fn headers_of_model<H: Clone>(&self, stored: &BTreeMap<String, H>) -> BTreeMap<String, H> {
         let named = stored
             .iter()
             .filter_map(|(name, header)| Some((self.of_model(name)?.into_owned(), header.clone())));
