@@ -17,7 +17,7 @@ SECONDS = 90
 START_SECONDS = 180
 CHECKS = "status_code_conformance,content_type_conformance,response_schema_conformance,not_a_server_error"
 # They never end; the test below reads their beginnings.
-ENDLESS = ["/metrics/stream", "/v1/pulls/events"]
+ENDLESS = ["/metrics/stream", "/v1/pulls/events", "/v1/copies/events"]
 # Asks machines for up to 20 seconds each time.
 SLOW = "/v1/diagnosis"
 
@@ -102,7 +102,7 @@ def test_what_is_asked_rightly_is_answered_as_described(description, path, body)
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(("path", "field"), zip(ENDLESS, ["model", "pulls"], strict=True))
+@pytest.mark.parametrize(("path", "field"), zip(ENDLESS, ["model", "pulls", "copies"], strict=True))
 def test_the_endless_answers_are_streams_of_events(url, path, field):
     began = time.monotonic()
     with urllib.request.urlopen(url + path, timeout=10) as answer:

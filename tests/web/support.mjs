@@ -41,11 +41,11 @@ export function scratch(t) {
   return dir;
 }
 
-/** A server of two ranks on a free port. It ends with the test. */
-export async function serve(t, { args = ["--model", mini], env = {}, bin = program() } = {}) {
+/** A server on a free port, of two ranks unless `ranks` says otherwise. It ends with the test. */
+export async function serve(t, { args = ["--model", mini], ranks = ["--ranks", "2"], env = {}, bin = program() } = {}) {
   const home = scratch(t);
   const clean = { PATH: process.env.PATH, HOME: home, JACKALOPE_HOME: path.join(home, ".jackalope"), HF_HUB_OFFLINE: "1" };
-  const child = spawn(bin, ["serve", ...args, "--ranks", "2", "--port", "0", "--json"], {
+  const child = spawn(bin, ["serve", ...args, ...ranks, "--port", "0", "--json"], {
     env: { ...clean, ...env },
     stdio: ["ignore", "pipe", "pipe"],
   });

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use indicatif::HumanBytes;
 use jackalope_console::output;
+use jackalope_deploy::models::DEFAULT_CONNECTIONS;
 use jackalope_store::Revision;
 use jackalope_store::pull::{Destination, Pull, PullConfig, Pulled};
 use serde_json::json;
@@ -39,7 +40,7 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
     let PullArgs { hosts, reach, json, .. } = args;
     let Some(hosts) = hosts else { return Ok(()) };
     let model = pulled.dir().to_path_buf();
-    let connections = ModelsSyncArgs::CONNECTIONS;
+    let connections = DEFAULT_CONNECTIONS;
     let sync = ModelsSyncArgs { model, hosts, from: None, connections, reach, json };
     models::sync(sync, environment).await
 }

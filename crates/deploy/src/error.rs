@@ -31,7 +31,7 @@ use tokio::task::JoinError;
 
 pub use hosts::{HOW_TO_ANSWER, HostsError};
 pub use models::{
-    LocateError, MODELS_MAX, ServedModelsError, SourceError, UNSUPPORTED_HINT, and_more,
+    CopyError, LocateError, MODELS_MAX, ServedModelsError, SourceError, UNSUPPORTED_HINT, and_more,
 };
 pub use split::SplitError;
 
@@ -69,6 +69,9 @@ pub enum DeployError {
     /// The ranks of a machine have no copy of the model to read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// A model cannot be copied to other machines.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
     /// The server cannot load the model.
     #[error(transparent)]
     Load(#[from] ModelLoadError),

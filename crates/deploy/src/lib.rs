@@ -12,6 +12,7 @@
 
 pub mod agent;
 pub mod cluster;
+pub mod cluster_copier;
 pub mod config;
 mod content;
 pub mod context;

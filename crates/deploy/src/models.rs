@@ -1,5 +1,6 @@
 //! Models that are to be served: which directory a name means, and where each machine reads it.
 
+mod copy;
 mod member;
 mod sources;
 
@@ -7,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 use jackalope_store::{Check, ModelRef, Stores};
 
+pub use copy::{
+    CopyEnd, CopyEvent, CopyGroup, CopyMembers, CopyOrder, CopyOutcome, DEFAULT_CONNECTIONS,
+    HostHolding,
+};
 pub use member::{Member, library_of};
 pub(crate) use sources::{ModelMachines, ModelPlace, places};
 

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jackalope_engine::Status;
-use jackalope_server::{Models, ModelsConfig, Reporting, ServerConfig, ServerState, ShutdownMode};
+use jackalope_server::{
+    Copier, Models, ModelsConfig, Reporting, ServerConfig, ServerState, ShutdownMode,
+};
 use tokio::net::TcpListener;
 
 use crate::cluster::READY_POLL;
+use crate::cluster_copier::ClusterCopier;
 use crate::config::{MemoryBudget, RankConfig};
 use crate::context::LocalContext;
 use crate::diagnosis::HostsDoctor;
@@ -79,9 +82,11 @@ impl Deployment {
         let has_keys = !http.api_keys.is_empty();
         // If there are keys, the server requires those of administrators.
         http.model_control = has_keys || offered.is_several() && is_local;
-        // Also with a single model: with keys, administrators may pull models.
+        // Also with a single model: with keys, administrators may pull and copy models.
         if has_keys || is_local {
             let folder = offered.models_dir.clone();
+            let copier = ClusterCopier::new(&ranks.hosts, context, registry.clone());
+            http.copier = copier.map(|it| Arc::new(it) as Arc<dyn Copier>);
             http.puller = Some(Arc::new(HubPuller::new(context, folder, &models, registry)));
         }
         http.doctor = Some(Arc::new(HostsDoctor::new(&ranks.hosts)));

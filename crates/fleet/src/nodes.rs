@@ -178,23 +178,33 @@ pub fn bring_up(
     on_line: &(dyn Fn(&str) -> OnLine + Sync),
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<Nodes, NodesError> {
-    let (mut machines, of_rank) = machines(hosts);
-    reach_this_machine(&mut machines, config);
-    let results: Vec<Result<Node, NodeError>> = thread::scope(|scope| {
-        let threads: Vec<_> = machines
-            .iter()
-            .map(|host| scope.spawn(move || bring_up_one(host, config, on_line, progress)))
-            .collect();
-        threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
-    });
+    let (machines, of_rank) = machines(hosts);
     let (mut nodes, mut errors) = (Vec::new(), Vec::new());
-    for result in results {
+    for result in bring_up_each(machines, config, on_line, progress) {
         match result {
             Ok(node) => nodes.push(node),
             Err(err) => errors.push(err),
         }
     }
     if errors.is_empty() { Ok(Nodes { nodes, of_rank }) } else { Err(NodesError(errors)) }
+}
+
+/// Like [`bring_up`], but returns the result of each of these machines, none of which is named twice,
+/// in their order: a machine that cannot be used does not stop the others.
+pub fn bring_up_each(
+    mut machines: Vec<Host>,
+    config: &NodesConfig,
+    on_line: &(dyn Fn(&str) -> OnLine + Sync),
+    progress: &(dyn Fn(&str) + Sync),
+) -> Vec<Result<Node, NodeError>> {
+    reach_this_machine(&mut machines, config);
+    thread::scope(|scope| {
+        let threads: Vec<_> = machines
+            .iter()
+            .map(|host| scope.spawn(move || bring_up_one(host, config, on_line, progress)))
+            .collect();
+        threads.into_iter().map(|it| it.join().expect("it does not panic")).collect()
+    })
 }
 
 /// Returns each machine once, with all addresses that its entries name, and for each rank the index

@@ -1,42 +1,37 @@
-//! What administrators do on the web page: downloads, keys, whether a model fits, a diagnosis of the
+//! What administrators do on the web page: downloads and copies of models, keys, whether a model fits, a diagnosis of the
 //! machines, and the log.
 
-use std::convert::Infallible;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::response::Response;
-use futures_util::stream;
 use jackalope_serving::auth::KeySettings;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::sse;
+use jackalope_serving::jobs::PullJob;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::copies;
+use crate::copies::{cancel, list, list_events};
 use crate::extract::{JsonRequest, Name, Params};
 use crate::openapi::answers::{CreatedKey, Fields, KeyList, LogLines, ModelFitAnswer, PullList};
 use crate::route::{Route, delete, get, post};
 use crate::state::ServerState;
 
-/// Least time between two events with the progress of downloads.
-const EVENT_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Time after which the list of downloads is sent even if it has not changed.
-const QUIET_MAX: Duration = Duration::from_secs(10);
-
 /// The routes of this module.
 pub(crate) fn routes() -> Vec<Route> {
-    [pull_routes(), key_routes(), machine_routes()].into_iter().flatten().collect()
+    [pull_routes(), copies::routes(), key_routes(), machine_routes()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn pull_routes() -> Vec<Route> {
     vec![
         get(
             "/v1/pulls",
-            pulls,
+            list::<PullJob>,
             "Lists the downloads that were started by `POST /v1/pulls`.",
             |it| it.answers::<PullList>(),
         ),
@@ -48,13 +43,13 @@ fn pull_routes() -> Vec<Route> {
         ),
         get(
             "/v1/pulls/events",
-            pull_events,
+            list_events::<PullJob>,
             "Streams the content of `GET /v1/pulls` whenever it changes.",
             |it| it.events(),
         ),
         delete(
             "/v1/pulls/{id}",
-            cancel_pull,
+            cancel::<PullJob>,
             "Cancels a download, which can be continued later; takes one that has ended from the list.",
             |it| it.path("id", "Id of the download.").answers::<PullList>(),
         ),
@@ -112,10 +107,6 @@ struct PullRequest {
     model: Option<String>,
 }
 
-async fn pulls(State(state): State<ServerState>) -> Json<Value> {
-    Json(state.pulls().to_json())
-}
-
 async fn start_pull(
     State(state): State<ServerState>,
     JsonRequest(body): JsonRequest,
@@ -130,36 +121,8 @@ async fn start_pull(
         what: "models are not downloaded",
         hint: "run `jackalope pull ORG/NAME` on the server's machine",
     })?;
-    let id = state.pulls().start(name, || puller.pull(name));
+    let id = state.pulls().start(PullJob::new(name), || puller.pull(name));
     Ok(Json(json!({"id": id})))
-}
-
-async fn cancel_pull(
-    State(state): State<ServerState>,
-    Name(id): Name,
-) -> Result<Json<Value>, ApiError> {
-    if state.pulls().cancel(&id) {
-        Ok(Json(state.pulls().to_json()))
-    } else {
-        Err(ApiError::UnknownPull { found: id })
-    }
-}
-
-async fn pull_events(State(state): State<ServerState>) -> Response {
-    let changes = state.pulls().changes();
-    let frames =
-        stream::unfold((state, changes, true), |(state, mut changes, is_first)| async move {
-            if !is_first {
-                tokio::time::sleep(EVENT_INTERVAL).await;
-                // Without a change, the list is sent after `QUIET_MAX`: writing it shows whether
-                // the client is still connected.
-                let _ = tokio::time::timeout(QUIET_MAX, changes.changed()).await;
-            }
-            let mut frame = Vec::new();
-            sse::push_event(&mut frame, &state.pulls().to_json());
-            Some((Ok::<_, Infallible>(Bytes::from(frame)), (state, changes, false)))
-        });
-    sse::response(sse::STREAM_TYPE, frames)
 }
 
 /// Limits and rights of a key.
@@ -250,19 +213,7 @@ async fn fit(
     Params(FitOptions { model }): Params<FitOptions>,
 ) -> Result<Json<Value>, ApiError> {
     let fit = state.models().fit(model.as_deref().unwrap_or("default")).await?;
-    let machine = |(machine, needed_bytes): (&String, &u64)| {
-        json!({
-            "machine": machine,
-            "needed_bytes": needed_bytes,
-            "budget_bytes": fit.budget.0.get(machine),
-            "taken_bytes": fit.taken.0.get(machine).copied().unwrap_or(0),
-        })
-    };
-    Ok(Json(json!({
-        "model": fit.model,
-        "fits": fit.shortage.is_none(),
-        "machines": fit.need.0.iter().map(machine).collect::<Vec<_>>(),
-    })))
+    Ok(Json(fit.to_json()))
 }
 
 async fn diagnosis(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {

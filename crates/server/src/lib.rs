@@ -22,6 +22,7 @@
 mod administration;
 mod anthropic;
 mod connections;
+mod copies;
 mod dialect;
 mod extract;
 mod half_close;
@@ -43,6 +44,9 @@ mod tls;
 mod wire;
 
 pub use jackalope_serving::auth::{ApiKeys, KeyFileError};
+pub use jackalope_serving::jobs::{
+    Copier, CopyFuture, CopyProgress, MachineHolding, MachineProgress, ModelHoldings,
+};
 pub use jackalope_serving::journal::{
     RequestLog, RequestLogError, SpanExporter, SpanExporterError,
 };

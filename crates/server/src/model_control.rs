@@ -12,8 +12,9 @@ use axum::http::header::ORIGIN;
 use axum::http::{Request, StatusCode};
 use jackalope_serving::body::read_json_body;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::memory::{MemoryUse, memory_of};
-use jackalope_serving::models::{Kept, ModelStatus};
+use jackalope_serving::memory::MemoryUse;
+use jackalope_serving::models::Kept;
+use jackalope_serving::models::control::{freed_json, memory, memory_json, slot_json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -24,9 +25,6 @@ use crate::state::ServerState;
 
 /// Default time to wait for requests that use a model to be unloaded.
 const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
-
-/// Bytes per gigabyte in the answers.
-const GIGABYTE: f64 = 1e9;
 
 /// The body of the requests that load and unload models.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -180,49 +178,4 @@ async fn unload_unused(
     body["unloaded"] = json!(unloaded);
     body["memory"] = memory_json(after);
     Ok(Json(body))
-}
-
-/// Memory of a model's ranks, as they reported it in their last heartbeat.
-fn memory(status: &ModelStatus) -> MemoryUse {
-    memory_of(&status.engine_status())
-}
-
-fn gigabytes(bytes: u64) -> f64 {
-    bytes as f64 / GIGABYTE
-}
-
-fn memory_json(memory: MemoryUse) -> Value {
-    json!({
-        "active_gb": gigabytes(memory.active),
-        "cache_gb": gigabytes(memory.cache),
-        "weights_gb": gigabytes(memory.weights),
-        "kv_gb": gigabytes(memory.kv),
-    })
-}
-
-fn freed_json(before: MemoryUse, after: MemoryUse) -> Value {
-    let all = |it: MemoryUse| it.active + it.cache;
-    json!({
-        "before_active_gb": gigabytes(before.active),
-        "before_cache_gb": gigabytes(before.cache),
-        "after_active_gb": gigabytes(after.active),
-        "after_cache_gb": gigabytes(after.cache),
-        "freed_gb": gigabytes(all(before).saturating_sub(all(after))),
-    })
-}
-
-/// The loaded model, in the form of older servers' answers.
-fn slot_json(status: &ModelStatus) -> Value {
-    if !status.is_up() {
-        return json!({"loaded": false});
-    }
-    json!({
-        "loaded": true,
-        "model_id": status.id,
-        "strategy": "tensor_parallel",
-        "load_time_s": status.load_time.map(|it| it.as_secs_f64()),
-        "size_gb": gigabytes(memory(status).weights),
-        "loaded_at": status.created,
-        "uptime_s": jackalope_serving::ids::unix_seconds().saturating_sub(status.created),
-    })
 }

@@ -4,13 +4,14 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use jackalope_serving::auth::ApiKeys;
+use jackalope_serving::jobs::{Copier, Copies};
 use jackalope_serving::journal::{Journal, RequestLog, SpanExporter};
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::model::RunningModel;
 use jackalope_serving::models::Models;
 use jackalope_serving::puller::Puller;
 use jackalope_serving::state::ServingState;
-use jackalope_web::{Activity, ClusterDoctor, Pulls};
+use jackalope_web::{Activity, ClusterDoctor};
 
 use crate::monitor::samples::Samples;
 use crate::openai::responses::kept::KeptResponses;
@@ -28,6 +29,8 @@ pub struct ServerConfig {
     /// Fetches models for clients; if absent, requests to fetch a model that is not served are
     /// refused.
     pub puller: Option<Arc<dyn Puller>>,
+    /// Copies models to other machines; if absent, requests to copy are refused.
+    pub copier: Option<Arc<dyn Copier>>,
     /// Diagnoses the machines; if absent, the request is refused.
     pub doctor: Option<Arc<dyn ClusterDoctor>>,
     /// Whether models can be loaded and unloaded by `/model/load`, `/model/unload` and `/model/gc`.
@@ -66,7 +69,7 @@ struct Shared {
     kept_responses: Arc<KeptResponses>,
     samples: Samples,
     activity: Activity,
-    pulls: Pulls,
+    copies: Copies,
     /// The port of the first listener; unset until the server listens.
     port: OnceLock<u16>,
 }
@@ -98,10 +101,10 @@ impl ServerState {
         let shared = Shared {
             serving: ServingState::new(models, limits, journal),
             kept_responses: Arc::new(kept_responses),
+            copies: Copies::new(config.copier.clone()),
             config,
             samples: Samples::default(),
             activity: Activity::default(),
-            pulls: Pulls::default(),
             port: OnceLock::new(),
         };
         ServerState { shared: Arc::new(shared) }
@@ -139,9 +142,9 @@ impl ServerState {
         &self.shared.activity
     }
 
-    /// The downloads that web pages started.
-    pub(crate) fn pulls(&self) -> &Pulls {
-        &self.shared.pulls
+    /// The copies to other machines.
+    pub(crate) fn copies(&self) -> &Copies {
+        &self.shared.copies
     }
 
     /// Recent memory samples.

@@ -144,8 +144,10 @@ pub enum ApiError {
     Keys(#[from] KeyEditError),
     #[error("{what} here\nhint: {hint}")]
     NotOffered { what: &'static str, hint: &'static str },
-    #[error("there is no download {found}")]
-    UnknownPull { found: String },
+    #[error("there is no {what} {found}")]
+    UnknownJob { what: &'static str, code: &'static str, found: String },
+    #[error("the model {model} cannot be copied: {reason}")]
+    NotCopied { model: String, reason: String },
     #[error("there is no {path} here")]
     UnknownPath { path: String },
     #[error("{path} does not take {method}, but {allowed}")]
@@ -162,8 +164,6 @@ pub enum ApiError {
          hint: use localhost or an address, or start the server with --allow-host {found}"
     )]
     WrongHost { found: String },
-    #[error("no request that is being answered is called {found}")]
-    UnknownRequest { found: String },
 
     // Errors caused by the state of the server.
     #[error("the queue is full: {} waiting, the limit is {limit}", counted(queued, "request"))]
@@ -548,7 +548,8 @@ impl ApiError {
             E::NoModelControl { .. } => F::invalid(StatusCode::FORBIDDEN, "no_model_control"),
             E::Keys(err) => F::keys(err),
             E::NotOffered { .. } => F::invalid(StatusCode::FORBIDDEN, "not_offered"),
-            E::UnknownPull { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_download"),
+            E::UnknownJob { code, .. } => F::invalid(StatusCode::NOT_FOUND, code),
+            E::NotCopied { .. } => F::invalid(StatusCode::CONFLICT, "not_copied"),
             E::UnknownPath { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_path"),
             E::WrongMethod { allowed, .. } => {
                 F::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
@@ -558,7 +559,6 @@ impl ApiError {
                 .advise(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             E::NotAdmin { .. } => F::invalid(StatusCode::FORBIDDEN, "admin_key_needed"),
             E::WrongHost { .. } => F::invalid(StatusCode::MISDIRECTED_REQUEST, "wrong_host"),
-            E::UnknownRequest { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_request"),
             E::KeyLimit { retry_after, .. } => {
                 F::limited("rate_limit_exceeded", retry_after.unwrap_or_default())
             }

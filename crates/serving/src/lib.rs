@@ -21,6 +21,7 @@ pub mod error;
 pub mod generate;
 mod grammars;
 pub mod ids;
+pub mod jobs;
 pub mod journal;
 pub mod limits;
 pub mod memory;

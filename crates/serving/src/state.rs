@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::grammars::Grammars;
+use crate::jobs::{Jobs, PullJob};
 use crate::journal::Journal;
 use crate::limits::ServerLimits;
 use crate::model::RunningModel;
@@ -32,6 +33,7 @@ struct Shared {
     open_streams: Arc<Semaphore>,
     prompt_workers: PromptWorkers,
     journal: Arc<Journal>,
+    pulls: Jobs<PullJob>,
 }
 
 impl ServingState {
@@ -45,8 +47,14 @@ impl ServingState {
             prompt_workers: PromptWorkers::new(&limits),
             limits,
             journal: Arc::new(journal),
+            pulls: Jobs::default(),
         };
         ServingState { shared: Arc::new(shared) }
+    }
+
+    /// The downloads that clients started.
+    pub fn pulls(&self) -> &Jobs<PullJob> {
+        &self.shared.pulls
     }
 
     /// All models, loaded or not.

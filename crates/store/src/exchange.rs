@@ -14,6 +14,7 @@
 
 mod client;
 mod fetch;
+mod holding;
 mod library;
 mod messages;
 mod ranges;
@@ -25,6 +26,7 @@ mod tests;
 pub use client::{ExchangeError, LibraryClient};
 pub use library::Library;
 pub use messages::{
-    FetchOrder, Fetched, FilePieces, FoundFiles, FromLibrary, READ_BYTES_MAX, Source, ToLibrary,
+    FetchOrder, Fetched, FilePieces, FoundFiles, FromLibrary, Holding, READ_BYTES_MAX, Source,
+    ToLibrary,
 };
 pub use spread::{Copied, CopyPair, CopyPeer, Spread, SpreadOrder, spread};

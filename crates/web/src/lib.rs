@@ -1,6 +1,6 @@
 //! What browsers show: the web page at `/` and its files, Swagger UI at `/docs`, the tables of the
 //! API's documentation, and what pages show: the overview of the cluster, snapshots, statistics, keys,
-//! downloads, the log, and the interface to a doctor.
+//! the log, and the interface to a doctor.
 //!
 //! The page is built from `web/` (TypeScript) into `dist/`, which is committed and embedded here, so
 //! that building the program needs no JavaScript tools. This crate knows no routes and no requests:
@@ -13,7 +13,6 @@ mod doctor;
 mod files;
 mod keys;
 mod logs;
-mod pulls;
 mod snapshot;
 mod stats;
 mod tables;
@@ -25,7 +24,6 @@ pub use doctor::{ClusterDoctor, Diagnosis};
 pub use files::{asset, page};
 pub use keys::key_list;
 pub use logs::log_lines;
-pub use pulls::Pulls;
 pub use snapshot::snapshot;
 pub use stats::request_stats;
 pub use tables::tables;

@@ -1,23 +1,13 @@
-// Models: which are loaded and where, whether they fit, and downloads.
+// Models: which are loaded and where, whether they fit, downloads, and copies to other machines.
 
 import { useEffect, useState } from "preact/hooks";
-import { call, callSlowly, events, message } from "../api";
+import { call, callSlowly, message } from "../api";
 import { bytes, percent, plural, seconds, shortName } from "../format";
 import { type Model, cluster, notify, poll } from "../state";
-import { Badge, Bar, Button, Card, Confirm, Dialog, Empty, Field, Problem, Progress, type Tone, toneOf } from "../ui/parts";
+import { Badge, Bar, Button, Card, Confirm, Dialog, Empty, Field, Problem, Progress, toneOf } from "../ui/parts";
+import { type Job, JobRow, useJobs } from "../ui/jobs";
+import { Copies, CopyDialog } from "./copies";
 import { describe } from "./overview";
-
-/** Pause before the stream of downloads is opened again, in milliseconds. */
-const RETRY_MS = 2000;
-
-interface Pull {
-  id: string;
-  model: string;
-  state: "running" | "done" | "failed" | "cancelled";
-  status: string;
-  total_bytes: number;
-  completed_bytes: number;
-}
 
 interface Fit {
   model: string;
@@ -30,6 +20,7 @@ export function Models() {
   return (
     <div class="stack">
       <Downloads />
+      <Copies />
       <Card title="Served models" aside={<span class="muted">{plural(models.length, "model")}</span>}>
         <ul class="rows">
           {models.map((model) => (
@@ -47,7 +38,7 @@ function machinesOf(model: Model): string[] {
 }
 
 function ModelRow({ model }: { model: Model }) {
-  const [dialog, setDialog] = useState<"none" | "delete" | "fit">("none");
+  const [dialog, setDialog] = useState<"none" | "delete" | "fit" | "copy">("none");
   const [isBusy, setBusy] = useState(false);
   const act = async (what: string, path: string, body: unknown) => {
     setBusy(true);
@@ -95,6 +86,7 @@ function ModelRow({ model }: { model: Model }) {
       <Badge tone={toneOf(model.state)}>{model.state}</Badge>
       <div class="row-actions">
         <Button label="Does it fit?" onClick={() => setDialog("fit")} />
+        <Button icon="copy" label={`Copy ${model.id} to other machines`} iconOnly onClick={() => setDialog("copy")} />
         {isUp ? (
           <Button label="Unload" disabled={isBusy} onClick={() => void act("unloaded", "/model/unload", { model: model.id })} />
         ) : (
@@ -103,6 +95,7 @@ function ModelRow({ model }: { model: Model }) {
         <Button icon="trash" label={`Delete ${model.id}`} iconOnly onClick={() => setDialog("delete")} />
       </div>
       {dialog === "delete" && <Delete model={model} onClose={() => setDialog("none")} />}
+      {dialog === "copy" && <CopyDialog model={model.id} onClose={() => setDialog("none")} />}
       {dialog === "fit" && <FitDialog model={model} onClose={() => setDialog("none")} />}
     </li>
   );
@@ -184,43 +177,13 @@ function FitRow({ it }: { it: Fit["machines"][number] }) {
   );
 }
 
-/** Follows the downloads of the server as long as the view is shown. */
-function usePulls() {
-  const [pulls, setPulls] = useState<Pull[]>([]);
-  useEffect(() => {
-    const abort = new AbortController();
-    const follow = async () => {
-      while (!abort.signal.aborted) {
-        try {
-          for await (const event of events("GET", "/v1/pulls/events", undefined, abort.signal)) setPulls((event as { pulls: Pull[] }).pulls);
-        } catch {
-          // The connection is opened again.
-        }
-        await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-      }
-    };
-    void follow();
-    return () => abort.abort();
-  }, []);
-  return pulls;
-}
-
-const TONES: Record<Pull["state"], Tone> = { running: "busy", done: "good", failed: "bad", cancelled: "idle" };
-
 function Downloads() {
-  const pulls = usePulls();
+  const pulls = useJobs<Job>("pulls");
   const [name, setName] = useState("");
   const start = async (model: string) => {
     try {
       await call("POST", "/v1/pulls", { model });
       setName("");
-    } catch (error) {
-      notify("bad", message(error));
-    }
-  };
-  const end = async (pull: Pull) => {
-    try {
-      await call("DELETE", `/v1/pulls/${encodeURIComponent(pull.id)}`);
     } catch (error) {
       notify("bad", message(error));
     }
@@ -242,39 +205,10 @@ function Downloads() {
       {0 < pulls.length && (
         <ul class="rows">
           {[...pulls].reverse().map((pull) => (
-            <PullRow key={pull.id} pull={pull} onEnd={() => void end(pull)} onResume={() => void start(pull.model)} />
+            <JobRow key={pull.id} list="pulls" job={pull} doing="Download of" onResume={() => void start(pull.model)} />
           ))}
         </ul>
       )}
     </Card>
   );
 }
-
-function PullRow({ pull, onEnd, onResume }: { pull: Pull; onEnd: () => void; onResume: () => void }) {
-  const isRunning = pull.state === "running";
-  const share = 0 < pull.total_bytes ? pull.completed_bytes / pull.total_bytes : 0;
-  return (
-    <li class="row wrap">
-      <div class="row-main">
-        <p class="ellipsis">
-          <strong>{pull.model}</strong>
-        </p>
-        {pull.state === "failed" ? (
-          <Problem message={pull.status} />
-        ) : (
-          <p class="muted small">
-            {0 < pull.total_bytes ? `${bytes(pull.completed_bytes)} of ${bytes(pull.total_bytes)}, ${percent(share)}` : ""}
-            {isRunning || pull.state === "done" ? ` ${pull.status}` : ""}
-          </p>
-        )}
-        {pull.state !== "done" && 0 < pull.total_bytes && <Progress done={pull.completed_bytes} total={pull.total_bytes} label={`Download of ${pull.model}`} />}
-      </div>
-      <Badge tone={TONES[pull.state]}>{pull.state}</Badge>
-      <div class="row-actions">
-        {(pull.state === "failed" || pull.state === "cancelled") && <Button label="Resume" kind="main" onClick={onResume} />}
-        <Button label={isRunning ? "Cancel" : "Dismiss"} onClick={onEnd} />
-      </div>
-    </li>
-  );
-}
-

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use jackalope_deploy::models::DEFAULT_CONNECTIONS;
 use jackalope_store::{ModelRef, Revision};
 
 use super::machines::ReachArgs;
@@ -95,18 +96,13 @@ pub(crate) struct ModelsSyncArgs {
     #[arg(long, value_name = "HOST")]
     pub(crate) from: Option<String>,
     /// Number of connections between two machines.
-    #[arg(long, default_value_t = Self::CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, default_value_t = DEFAULT_CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) connections: u32,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
     /// Print one JSON object per machine instead of text.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-impl ModelsSyncArgs {
-    /// Default number of connections between two machines.
-    pub(crate) const CONNECTIONS: u32 = 4;
 }
 
 #[derive(Debug, clap::Args)]

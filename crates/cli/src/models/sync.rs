@@ -1,116 +1,59 @@
 //! `jackalope models sync`: copies a model to other machines.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::bail;
 use indicatif::HumanBytes;
 use jackalope_console::output;
-use jackalope_deploy::machines;
-use jackalope_deploy::models::{Member, locate};
-use jackalope_fleet::hostfile::Host;
-use jackalope_fleet::nodes;
-use jackalope_fleet::trust::Credentials;
+use jackalope_deploy::models::{CopyEvent, CopyGroup, CopyMembers, CopyOrder, CopyOutcome};
 use jackalope_protocol::counted;
-use jackalope_store::exchange::{Copied, CopyPeer, FetchOrder, LibraryClient, SpreadOrder, spread};
 use serde_json::json;
 
 use crate::args::ModelsSyncArgs;
 use crate::environment::Environment;
-use crate::progress::{Transfer, Uploads};
+use crate::progress::{Transfer, Upload, Uploads};
 
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
-    let (machines, _) = nodes::machines(&machines::hostfile(&args.hosts)?.hosts);
-    let remote: Vec<Host> = machines.iter().filter(|host| !host.is_local()).cloned().collect();
-    ensure!(!remote.is_empty(), "`{}` names no other machine than this one", args.hosts);
-    let here = machines.iter().find(|host| host.is_local()).cloned();
-    let config = machines::nodes_config(&args.reach.config(environment), &environment.local)?;
-    let ours = config.ours.clone();
-    let nodes = machines::bring_up(
-        remote.clone(),
-        config,
-        &environment.local.observer,
-        machines::log_lines,
-    )
-    .await?;
-    let mut members: Vec<Member> = remote
-        .into_iter()
-        .zip(&nodes.nodes)
-        .map(|(host, node)| Member::there(host, node))
-        .collect();
-    if args.from.is_none() || here.is_some() {
-        let here = Member::here(here, &environment.local, &ours, &members)?;
-        members.push(here);
-    }
-    let source = match &args.from {
-        None => members.len() - 1,
-        Some(from) => members.iter().position(|it| it.host.name() == *from).with_context(|| {
-            format!("`--from {from}` is none of the machines of `--hosts {}`", args.hosts)
-        })?,
-    };
-    let model = if members[source].is_here {
-        locate(&args.model, &environment.local)?.dir
-    } else {
-        args.model.clone()
-    };
-    let work = move || {
-        let copied = copy(&args, &members, source, &model, &ours);
-        // The agents were needed until now.
-        drop(nodes);
-        copied
-    };
-    tokio::task::spawn_blocking(work).await?
+    let reach = args.reach.config(environment);
+    let (hosts, from) = (args.hosts.as_str(), args.from.as_deref());
+    let members = CopyMembers { hosts, only: None, from, reach: &reach };
+    let group = CopyGroup::reach(members, &environment.local).await?.all_reached()?;
+    let model = group.at_source(&args.model, &environment.local)?;
+    let num_connections = args.connections;
+    let order = CopyOrder { model, name: None, num_connections, is_cancelled: Arc::default() };
+    let work = move || copy(&group, &order);
+    let outcome = tokio::task::spawn_blocking(work).await??;
+    tell(args.json, &outcome)
 }
 
-fn copy(
-    args: &ModelsSyncArgs,
-    members: &[Member],
-    source: usize,
-    model: &Path,
-    ours: &Credentials,
-) -> anyhow::Result<()> {
-    let model = model.to_str().context("the model's path is not UTF-8")?;
-    let from = members[source].host.name();
-    let mut client = LibraryClient::dial(&from, &members[source].addrs, ours)?;
-    let found = client.find(model)?;
-    let num_bytes: u64 = found.files.iter().map(|(_, bytes)| bytes).sum();
-    let bar = Transfer::new("reading", num_bytes);
-    let manifest = client.manifest(model, &|more| bar.add(more))?;
-    bar.finish();
-    drop(client);
-    let peers: Vec<CopyPeer> = members
-        .iter()
-        .map(|member| CopyPeer {
-            host: member.host.name(),
-            addrs: member.addrs.clone(),
-            key: member.key,
-            addrs_from: members.iter().map(|other| member.addrs_from(other)).collect(),
-        })
-        .collect();
+/// Copies the model and shows the progress as bars.
+fn copy(group: &CopyGroup, order: &CopyOrder) -> anyhow::Result<CopyOutcome> {
+    let hashing: Mutex<Option<Transfer>> = Mutex::default();
+    let bar = || hashing.lock().unwrap_or_else(PoisonError::into_inner);
     let uploads = Uploads::new();
-    let bars: Vec<_> = peers
-        .iter()
-        .enumerate()
-        .map(|(at, peer)| (at != source).then(|| uploads.add(&peer.host)))
-        .collect();
-    bars.iter().flatten().for_each(|bar| bar.expect(num_bytes));
-    let on_bytes = |peer: usize, more: u64| bars[peer].iter().for_each(|bar| bar.add(more));
-    let (name, commit, num_connections) = (found.name, found.commit, args.connections);
-    let order =
-        FetchOrder { name: name.clone(), commit, manifest, sources: Vec::new(), num_connections };
-    let mut ends: Vec<Copied> = Vec::new();
-    let what = SpreadOrder { peers: &peers, source, model, order: &order, ours };
-    spread(what, &on_bytes, &mut |end| {
-        bars[end.peer].iter().for_each(crate::progress::Upload::finish);
-        ends.push(end);
-    });
-    ends.sort_by_key(|end| end.peer);
-    tell(args.json, &name, &peers, &ends)
+    let bars: HashMap<String, Upload> =
+        group.targets().map(|host| (host.clone(), uploads.add(&host))).collect();
+    let outcome = group.copy(order, &|event| match event {
+        CopyEvent::Hashing { total_bytes } => {
+            *bar() = Some(Transfer::new("reading", total_bytes));
+            bars.values().for_each(|it| it.expect(total_bytes));
+        }
+        CopyEvent::Hashed { num_bytes } => bar().iter().for_each(|it| it.add(num_bytes)),
+        CopyEvent::Copying => *bar() = None,
+        CopyEvent::Held { host, num_bytes } | CopyEvent::Received { host, num_bytes } => {
+            bars[host].add(num_bytes);
+        }
+        CopyEvent::Ended(end) => bars[&end.host].finish(),
+    })?;
+    Ok(outcome)
 }
 
-fn tell(json: bool, name: &str, peers: &[CopyPeer], ends: &[Copied]) -> anyhow::Result<()> {
+fn tell(json: bool, outcome: &CopyOutcome) -> anyhow::Result<()> {
+    let CopyOutcome { name, ends } = outcome;
     let num_failed = ends.iter().filter(|end| end.result.is_err()).count();
     for end in ends {
-        let (host, from) = (&peers[end.peer].host, &peers[end.source].host);
+        let (host, from) = (&end.host, &end.from);
         match (json, &end.result) {
             (true, Ok(fetched)) => output::line(json!({
                 "host": host, "ok": true, "model": name, "path": fetched.dir,

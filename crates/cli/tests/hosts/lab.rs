@@ -106,7 +106,7 @@ pub(crate) struct LabHost {
     sshd: Option<Child>,
     /// Process that forwards the host's frames while its cable is bad.
     bad_link: Option<Child>,
-    /// Folders that look empty on the host; all hosts share one disk otherwise.
+    /// Folders that look empty on the host, and have room for a mebibyte; all hosts share one disk otherwise.
     hidden: Vec<PathBuf>,
 }
 
@@ -372,15 +372,16 @@ impl LabHost {
         let text = format!(
             "ListenAddress {}\nHostKey {dir}/host_key\nAuthorizedKeysFile {dir}/authorized_keys\n\
              StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n\
-             PermitRootLogin yes\nSetEnv JACKALOPE_HOME={}\n",
+             PermitRootLogin yes\nSetEnv JACKALOPE_HOME={} MODELS_DIR={}\n",
             self.ip,
-            self.home.display()
+            self.home.display(),
+            self.models_dir().display()
         );
         fs::write(&config, text).unwrap();
         let mut command = command("ip");
         // Only processes that are started here see the mounts.
         let script = "config=$1; shift\n\
-                      for dir; do mount -t tmpfs none \"$dir\" || exit 1; done\n\
+                      for dir; do mount -t tmpfs -o size=1m none \"$dir\" || exit 1; done\n\
                       exec /usr/sbin/sshd -D -f \"$config\"";
         command.args(["netns", "exec", &self.namespace, "/bin/sh", "-c", script, "sshd"]);
         command
@@ -392,6 +393,11 @@ impl LabHost {
         self.sshd = Some(command.spawn().unwrap());
         let addr = format!("{}:22", self.ip);
         wait_for("ssh server", || std::net::TcpStream::connect(&addr).ok());
+    }
+
+    /// Returns the folder that models are copied to on this host.
+    pub(crate) fn models_dir(&self) -> PathBuf {
+        self.home.join("models")
     }
 
     /// Makes `dir` look empty on this host from now on.
@@ -441,9 +447,9 @@ impl LabHost {
         }
     }
 
-    /// Limits its sending rate to 1 Mbit/s.
-    fn slow_down(&self) {
-        let limit = "tbf rate 1mbit burst 16kbit latency 200ms";
+    /// Limits its sending rate.
+    fn throttle(&self, rate: &str) {
+        let limit = format!("tbf rate {rate} burst 16kbit latency 200ms");
         must(&format!("ip netns exec {} tc qdisc replace dev eth0 root {limit}", self.namespace));
     }
 }
@@ -484,7 +490,12 @@ impl Lab {
 
     /// Limits the sending rate of a host to 1 Mbit/s.
     pub(crate) fn slow_down(&self, at: usize) {
-        self.hosts[at].slow_down();
+        self.throttle(at, "1mbit");
+    }
+
+    /// Limits the sending rate of a host, in the notation of `tc`.
+    pub(crate) fn throttle(&self, at: usize, rate: &str) {
+        self.hosts[at].throttle(rate);
     }
 
     /// Delays each frame to and from a host by `delay_ms`, and drops `loss_percent` percent of them.

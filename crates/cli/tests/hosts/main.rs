@@ -9,6 +9,7 @@
 #[expect(dead_code, reason = "shared with the tests on one host")]
 #[path = "../it/checkpoint.rs"]
 mod checkpoint;
+mod copying;
 mod discovering;
 mod eavesdropping;
 mod faults;

@@ -97,6 +97,25 @@ pub enum SourceError {
     },
 }
 
+/// Why a model is not copied to other machines.
+#[derive(Debug, Error)]
+pub enum CopyError {
+    /// There is nobody to copy to.
+    #[error("`{hosts}` names no other machine than this one")]
+    NoOther {
+        /// The hostfile, or the names.
+        hosts: String,
+    },
+    /// The machine to copy from does not take part.
+    #[error("`--from {from}` is none of the machines of `--hosts {hosts}`")]
+    UnknownSource {
+        /// The machine.
+        from: String,
+        /// The hostfile, or the names.
+        hosts: String,
+    },
+}
+
 /// What is wrong with the models that a server is to offer.
 #[derive(Debug, Error)]
 pub enum ServedModelsError {

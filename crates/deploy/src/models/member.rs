@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use jackalope_fleet::agent::{self, Agent, AgentConfig, Trust};
 use jackalope_fleet::hostfile::Host;
@@ -39,6 +41,8 @@ pub struct Member {
     our_ip: Option<IpAddr>,
     /// Whether this process serves the member's library.
     pub is_here: bool,
+    /// Once set, this process no longer serves the member's library.
+    is_over: Arc<AtomicBool>,
 }
 
 impl Member {
@@ -47,11 +51,12 @@ impl Member {
         let (facts, addrs) = (node.facts.clone(), node.agent.addrs().to_vec());
         let key =
             node.agent.key().expect("a machine that has told about itself has proved its key");
-        Member { host, facts, addrs, key, our_ip: node.agent.our_ip(), is_here: false }
+        let (our_ip, is_over) = (node.agent.our_ip(), Arc::default());
+        Member { host, facts, addrs, key, our_ip, is_here: false, is_over }
     }
 
-    /// Creates the member for this machine. Opens its library to `others` for as long as this
-    /// process runs, without an agent.
+    /// Creates the member for this machine. Opens its library to `others`, without an agent, until
+    /// [`Member::close`], or else for as long as this process runs.
     ///
     /// # Errors
     /// If this machine cannot listen, or is not installed.
@@ -65,8 +70,16 @@ impl Member {
         let host = host.unwrap_or_else(this);
         let facts = jackalope_fleet::facts::facts_here();
         let key = ours.identity.public();
-        let mut member =
-            Member { host, facts, addrs: Vec::new(), key, our_ip: None, is_here: true };
+        let (addrs, is_over) = (Vec::new(), Arc::<AtomicBool>::default());
+        let mut member = Member {
+            host,
+            facts,
+            addrs,
+            key,
+            our_ip: None,
+            is_here: true,
+            is_over: Arc::clone(&is_over),
+        };
         let home: IpAddr = Ipv4Addr::LOCALHOST.into();
         let theirs = others.iter().flat_map(|it| member.ips_from(it));
         let ips: BTreeSet<IpAddr> = theirs.chain([home]).collect();
@@ -87,13 +100,18 @@ impl Member {
             files_dir: context.home()?.dir("run")?,
             library: context.library().service(),
             linger: None,
-            is_over: std::sync::Arc::default(),
+            is_over,
         };
         let mut first = Some(listeners);
         let listeners = Box::new(move || first.take().unwrap_or_default());
-        // This thread ends with the process.
+        // This thread ends with the library or the process.
         std::thread::spawn(move || agent::serve_on(listeners, config));
         Ok(member)
+    }
+
+    /// Closes the library that this process serves for the member, if it does.
+    pub fn close(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
     }
 
     /// Returns addresses by which `other` may reach this member.

@@ -103,7 +103,8 @@ pub(super) async fn cancel(
     let open = state.journal().open_requests();
     let found: Vec<_> = open.iter().filter(|it| it.is_called(&id)).collect();
     let Some(first) = found.first() else {
-        return Err(ApiError::UnknownRequest { found: id });
+        let (what, code) = ("open request", "unknown_request");
+        return Err(ApiError::UnknownJob { what, code, found: id });
     };
     let mut cancelled = false;
     for request in &found {

@@ -443,6 +443,26 @@ pub(crate) struct PullList {
     pulls: Vec<Fields>,
 }
 
+/// The copies of models to other machines, the oldest first.
+#[derive(ToSchema)]
+pub(crate) struct CopyList {
+    /// `id`, `model`, `state` (`running`, `done`, `failed` or `cancelled`), `status`, `began`,
+    /// `model_bytes`, `total_bytes` and `completed_bytes` of all machines, and `machines`, each with
+    /// `host`, `state`, `completed_bytes`, `path` and `error`.
+    copies: Vec<Fields>,
+}
+
+/// What the other machines hold of a model, judged by the names and sizes of its files.
+#[derive(ToSchema)]
+pub(crate) struct CopyMachines {
+    model: String,
+    /// Size of the model.
+    total_bytes: u64,
+    /// `host`, `state` (`complete`, `partial`, `absent`, `different` or `unreachable`),
+    /// `completed_bytes`, `path` and `error`.
+    machines: Vec<Fields>,
+}
+
 /// The keys, with what they have used since the server started.
 #[derive(ToSchema)]
 pub(crate) struct KeyList {

@@ -35,8 +35,10 @@ const OPEN_PREFIXES: [&str; 2] = ["/assets/", "/docs/"];
 
 /// Paths and path prefixes that need an administrator's key, because they show or affect
 /// everybody's requests or models.
-const ADMIN_PATHS: [&str; 5] = ["/errors", "/requests", "/v1/keys", "/v1/diagnosis", "/v1/logs"];
-const ADMIN_PREFIXES: [&str; 4] = ["/requests/", "/v1/requests/", "/v1/keys/", "/v1/pulls/"];
+const ADMIN_PATHS: [&str; 6] =
+    ["/errors", "/requests", "/v1/keys", "/v1/diagnosis", "/v1/logs", "/v1/copies"];
+const ADMIN_PREFIXES: [&str; 5] =
+    ["/requests/", "/v1/requests/", "/v1/keys/", "/v1/pulls/", "/v1/copies/"];
 
 /// Paths that need an administrator's key for methods that change something.
 const ADMIN_CHANGES: [&str; 9] = [

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jackalope_protocol::counted;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::model::{ModelDetails, RunningModel};
@@ -61,6 +62,25 @@ pub struct ModelFit {
     pub taken: MachineBytes,
     /// The first machine where the model does not fit even alone; none if it fits.
     pub shortage: Option<Shortage>,
+}
+
+impl ModelFit {
+    /// Converts to the answer of `GET /model/fit`.
+    pub fn to_json(&self) -> Value {
+        let machine = |(machine, needed_bytes): (&String, &u64)| {
+            json!({
+                "machine": machine,
+                "needed_bytes": needed_bytes,
+                "budget_bytes": self.budget.0.get(machine),
+                "taken_bytes": self.taken.0.get(machine).copied().unwrap_or(0),
+            })
+        };
+        json!({
+            "model": self.model,
+            "fits": self.shortage.is_none(),
+            "machines": self.need.0.iter().map(machine).collect::<Vec<_>>(),
+        })
+    }
 }
 
 /// A model that can be loaded, whether it is loaded or not.

@@ -16,6 +16,7 @@
 //!
 //! Only the [`ModelLoader`] knows machines and how to start an engine.
 
+pub mod control;
 mod eviction;
 pub mod loader;
 mod opening;

@@ -2,6 +2,8 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jackalope_protocol::agent::ToAgent;
@@ -13,7 +15,9 @@ use thiserror::Error;
 
 #[cfg(doc)]
 use super::messages::READ_BYTES_MAX;
-use super::messages::{FetchOrder, Fetched, FilePieces, FoundFiles, FromLibrary, ToLibrary};
+use super::messages::{
+    FetchOrder, Fetched, FilePieces, FoundFiles, FromLibrary, Holding, ToLibrary,
+};
 use crate::Manifest;
 
 /// Time for one attempt to connect to one address.
@@ -29,6 +33,8 @@ pub struct LibraryClient {
     host: String,
     sender: secure::Sender,
     receiver: secure::Receiver,
+    /// Ends a request that waits for its answer.
+    is_cancelled: Arc<AtomicBool>,
 }
 
 /// Reason why a library did not do what was requested.
@@ -61,6 +67,12 @@ pub enum ExchangeError {
     /// The library sent an answer of the wrong type.
     #[error("{host} answers something that was not asked for")]
     Answer {
+        /// The machine.
+        host: String,
+    },
+    /// The request was cancelled on this side.
+    #[error("{host}: the request was cancelled")]
+    Cancelled {
         /// The machine.
         host: String,
     },
@@ -113,7 +125,9 @@ impl LibraryClient {
         for addr in addrs {
             match dial(*addr).and_then(open) {
                 Ok((sender, receiver)) => {
-                    return Ok(LibraryClient { host: host.to_owned(), sender, receiver });
+                    let host = host.to_owned();
+                    let is_cancelled = Arc::default();
+                    return Ok(LibraryClient { host, sender, receiver, is_cancelled });
                 }
                 Err(err) => reasons.push(format!("{addr}: {err}")),
             }
@@ -121,6 +135,14 @@ impl LibraryClient {
         let reason =
             if reasons.is_empty() { "it has no address".to_owned() } else { reasons.join("; ") };
         Err(ExchangeError::Unreachable { host: host.to_owned(), reason })
+    }
+
+    /// Makes requests end with [`ExchangeError::Cancelled`] once the flag is set, as soon as the
+    /// library reports progress, which it does several times a second. The connection cannot be
+    /// used further.
+    #[must_use]
+    pub fn cancelled_by(self, is_cancelled: &Arc<AtomicBool>) -> LibraryClient {
+        LibraryClient { is_cancelled: Arc::clone(is_cancelled), ..self }
     }
 
     /// Returns where a model is, and its files.
@@ -177,6 +199,22 @@ impl LibraryClient {
         self.ask(&ToLibrary::States { model: model.to_owned() })?;
         match self.answer(&|_| ())? {
             FromLibrary::States(states) => Ok(states),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Returns how much the machine holds of the model `name` with these files.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn holding(
+        &mut self,
+        name: &str,
+        files: &[(FilePath, u64)],
+    ) -> Result<Holding, ExchangeError> {
+        self.ask(&ToLibrary::Holding { name: name.to_owned(), files: files.to_vec() })?;
+        match self.answer(&|_| ())? {
+            FromLibrary::Holding(holding) => Ok(holding),
             _ => Err(self.nonsense()),
         }
     }
@@ -238,7 +276,12 @@ impl LibraryClient {
     fn answer(&mut self, on_bytes: &dyn Fn(u64)) -> Result<FromLibrary, ExchangeError> {
         loop {
             match frame::read(&mut self.receiver) {
-                Ok(FromLibrary::Progress { num_bytes }) => on_bytes(num_bytes),
+                Ok(FromLibrary::Progress { num_bytes }) => {
+                    on_bytes(num_bytes);
+                    if self.is_cancelled.load(Ordering::Relaxed) {
+                        return Err(ExchangeError::Cancelled { host: self.host.clone() });
+                    }
+                }
                 Ok(FromLibrary::Refused { reason }) => {
                     return Err(ExchangeError::Refused { host: self.host.clone(), reason });
                 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use jackalope_protocol::FilePath;
 use thiserror::Error;
@@ -20,7 +21,7 @@ use crate::content;
 use crate::{Difference, FileEntry, HashCache, Manifest, ModelRef, Record, RepoId};
 
 /// Folder of unfinished files, within the model's directory.
-const PARTS: &str = ".jackalope/parts";
+pub(super) const PARTS: &str = ".jackalope/parts";
 
 /// File that is copied last, because a directory with this file counts as a model.
 const LAST: &str = "config.json";
@@ -31,6 +32,12 @@ const CONNECTIONS_MAX: u32 = 16;
 /// Number of consecutive failures that bring no byte after which a connection gives up. If there are
 /// more sources than this, each of them is tried once first.
 const FUTILE_MAX: usize = 3;
+
+/// Time to wait until another copy into the same directory ends, such as one that was just cancelled.
+const BUSY_MAX: Duration = Duration::from_secs(10);
+
+/// Interval of looking whether the directory is free.
+const BUSY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Disk space in bytes that must be free beyond the model itself.
 const ROOM_BYTES: u64 = 256 << 20;
@@ -95,8 +102,7 @@ pub(super) fn fetch(what: Fetch<'_>) -> Result<Fetched, FetchError> {
     if order.sources.is_empty() {
         return Err(FetchError::NoSource);
     }
-    let _busy =
-        Busy::mark(what.library, &dir).ok_or_else(|| FetchError::Busy { dir: dir.clone() })?;
+    let _busy = mark_busy(what, &dir)?;
     let before = Record::read(&dir).map(|record| record.manifest);
     let missing = missing(what, &dir, before.is_some())?;
     let parts_dir = dir.join(PARTS);
@@ -117,6 +123,23 @@ pub(super) fn fetch(what: Fetch<'_>) -> Result<Fetched, FetchError> {
     Ok(Fetched { dir: text(&dir), bytes_copied: copying.num_copied.into_inner() })
 }
 
+/// Marks the directory as being filled, once no other copy fills it.
+fn mark_busy<'a>(what: Fetch<'a>, dir: &Path) -> Result<Busy<'a>, FetchError> {
+    let deadline = Instant::now() + BUSY_MAX;
+    loop {
+        if let Some(busy) = Busy::mark(what.library, dir) {
+            return Ok(busy);
+        }
+        if what.is_cancelled.load(Ordering::Relaxed) {
+            return Err(FetchError::Cancelled);
+        }
+        if deadline <= Instant::now() {
+            return Err(FetchError::Busy { dir: dir.to_owned() });
+        }
+        thread::sleep(BUSY_INTERVAL);
+    }
+}
+
 /// Returns the directory where this machine already has the same model, if it is not `dir`.
 fn elsewhere(what: Fetch<'_>, repo: RepoId, dir: &Path) -> Result<Option<PathBuf>, FetchError> {
     let wanted = ModelRef { repo, revision: None };
@@ -134,7 +157,7 @@ fn elsewhere(what: Fetch<'_>, repo: RepoId, dir: &Path) -> Result<Option<PathBuf
     }
 }
 
-fn same(one: &Path, other: &Path) -> bool {
+pub(super) fn same(one: &Path, other: &Path) -> bool {
     fs::canonicalize(one).ok().zip(fs::canonicalize(other).ok()).is_some_and(|(a, b)| a == b)
 }
 

@@ -43,6 +43,13 @@ pub enum ToLibrary {
         /// As in [`ToLibrary::Find`].
         model: String,
     },
+    /// Report how much of a model the machine holds, without reading its files.
+    Holding {
+        /// Name of the model, which determines the directory of a copy.
+        name: String,
+        /// Files of the model with their sizes in bytes.
+        files: Vec<(FilePath, u64)>,
+    },
 }
 
 /// Maximum number of bytes in one read.
@@ -118,6 +125,8 @@ pub enum FromLibrary {
     Content(ExpectedContent),
     /// The states of the files that ranks would read.
     States(Vec<FileState>),
+    /// How much of the model the machine holds.
+    Holding(Holding),
 }
 
 /// A model and its files.
@@ -168,4 +177,17 @@ pub struct Fetched {
     pub dir: String,
     /// Number of bytes copied; 0 if the machine had all files.
     pub bytes_copied: u64,
+}
+
+/// How much of a model a machine holds, judged by the names and sizes of its files.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Holding {
+    /// Directory of the model; absent if the machine has none of it.
+    pub dir: Option<String>,
+    /// Number of bytes that are there, those of unfinished files included.
+    pub num_bytes: u64,
+    /// Whether every file is there, with its size.
+    pub is_complete: bool,
+    /// Why a copy would be refused: the directory belongs to a model that differs.
+    pub obstacle: Option<String>,
 }

@@ -1,5 +1,6 @@
 //! A file that arrives in ranges, in any order, and whose transfer can be resumed.
 
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -7,9 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use jackalope_protocol::ContentHash;
+use jackalope_protocol::{ContentHash, FilePath};
 
 use crate::FileEntry;
+
+/// Suffix of the list of the ranges of an unfinished file that have arrived.
+const LIST_SUFFIX: &str = ".ranges";
 
 /// Size of a range: the length of one read, and the most that is lost when a connection breaks.
 pub(super) const RANGE_BYTES: u64 = 8 << 20;
@@ -34,9 +38,9 @@ impl Part {
     /// Opens the unfinished file in `dir`, with the ranges that arrived earlier.
     pub(super) fn open(dir: &Path, entry: &FileEntry) -> io::Result<Part> {
         let hash = entry.sha256.to_string();
-        let name = entry.path.as_str().replace('/', "_");
+        let name = part_name(&entry.path);
         let path = dir.join(format!("{}-{name}", &hash[..NAME_DIGITS]));
-        let list_path = dir.join(format!("{}-{name}.ranges", &hash[..NAME_DIGITS]));
+        let list_path = dir.join(format!("{}-{name}{LIST_SUFFIX}", &hash[..NAME_DIGITS]));
         let num_ranges = u32::try_from(entry.bytes.div_ceil(RANGE_BYTES))
             .map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let is_begun = fs::metadata(&path).is_ok_and(|it| it.len() == entry.bytes);
@@ -118,10 +122,33 @@ impl Part {
     }
 }
 
+/// Name of an unfinished file, after the digits of its hash.
+fn part_name(path: &FilePath) -> String {
+    path.as_str().replace('/', "_")
+}
+
+/// Returns the number of bytes of a file of this size that have arrived in `dir`, whatever hash the
+/// file is to have. If there are unfinished files with several hashes, that of the largest counts.
+pub(super) fn arrived_bytes(dir: &Path, path: &FilePath, num_bytes: u64) -> u64 {
+    let list_name = format!("-{}{LIST_SUFFIX}", part_name(path));
+    let is_list = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let digits = name.to_str().and_then(|it| it.strip_suffix(&list_name));
+        digits.is_some_and(|it| it.len() == NAME_DIGITS && !it.contains('-'))
+    };
+    let arrived = |entry: fs::DirEntry| {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let numbers: HashSet<u64> = text.lines().filter_map(|it| it.parse().ok()).collect();
+        let begins = numbers.into_iter().filter_map(|it| it.checked_mul(RANGE_BYTES));
+        begins.map(|begin| num_bytes.saturating_sub(begin).min(RANGE_BYTES)).sum()
+    };
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(is_list).map(arrived).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jackalope_protocol::FilePath;
     use jackalope_testing::Scratch;
 
     #[test]
@@ -145,5 +172,8 @@ mod tests {
         assert_eq!(resumed.missing, [1, 2]);
         resumed.write(2, &range).unwrap();
         assert_eq!(Part::open(dir, &entry).unwrap().missing, [1]);
+        assert_eq!(arrived_bytes(dir, &entry.path, entry.bytes), 2 * RANGE_BYTES);
+        let other = FilePath::try_from("other.safetensors".to_owned()).unwrap();
+        assert_eq!(arrived_bytes(dir, &other, entry.bytes), 0);
     }
 }

@@ -15,6 +15,7 @@ use jackalope_protocol::{FrameError, counted, frame, secure};
 use tracing::debug;
 
 use super::fetch::{Fetch, fetch};
+use super::holding::holding;
 use super::library::{Library, ListedModel};
 use super::messages::{FilePieces, FoundFiles, FromLibrary, READ_BYTES_MAX, ToLibrary};
 use crate::content;
@@ -118,6 +119,10 @@ impl Session<'_> {
                     .find(&model)
                     .and_then(|found| content::states(&found.dir).map_err(|err| err.to_string()));
                 self.tell(states.map(FromLibrary::States))
+            }
+            ToLibrary::Holding { name, files } => {
+                let held = holding(self.library, &name, &files);
+                self.tell(held.map(FromLibrary::Holding))
             }
             ToLibrary::Read { model, path, pieces } => self.read(&model, path.as_str(), pieces),
             ToLibrary::Fetch(order) => {

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -123,6 +125,8 @@ pub struct SpreadOrder<'a> {
     pub order: &'a FetchOrder,
     /// Proves to the agents that this machine is their coordinator.
     pub ours: &'a dyn Coordinator,
+    /// Once set, no copy is started, and those that run end.
+    pub is_cancelled: &'a Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for SpreadOrder<'_> {
@@ -133,13 +137,13 @@ impl std::fmt::Debug for SpreadOrder<'_> {
 
 /// Copies a model from one machine to all others. `on_bytes(peer, more)` is called with further
 /// bytes that have arrived; `on_end` is called for each machine that has the model or has failed
-/// for good.
+/// for good, but not for machines whose copy was not started before everything was cancelled.
 pub fn spread(
     what: SpreadOrder<'_>,
     on_bytes: &(dyn Fn(usize, u64) + Sync),
     on_end: &mut dyn FnMut(Copied),
 ) {
-    let SpreadOrder { peers, source, model, order, ours } = what;
+    let SpreadOrder { peers, source, model, order, ours, is_cancelled } = what;
     let mut plan = Spread::new(peers.len(), source);
     let called = |peer: usize| if peer == source { model } else { order.name.as_str() };
     thread::scope(|scope| {
@@ -147,7 +151,8 @@ pub fn spread(
         let mut num_under_way = 0;
         let mut failures = BTreeMap::new();
         loop {
-            while let Some(transfer) = plan.begin() {
+            while !is_cancelled.load(Ordering::Relaxed) {
+                let Some(transfer) = plan.begin() else { break };
                 let CopyPair { source: from, target: to } = transfer;
                 num_under_way += 1;
                 let all = std::iter::once(from).chain(plan.others(from));
@@ -163,6 +168,7 @@ pub fn spread(
                     let on_bytes = |more| on_bytes(to, more);
                     let peer = &peers[to];
                     let fetched = LibraryClient::dial(&peer.host, &peer.addrs, ours)
+                        .map(|client| client.cancelled_by(is_cancelled))
                         .and_then(|mut client| client.fetch(order, &on_bytes));
                     ended.send((transfer, fetched)).ok();
                 });

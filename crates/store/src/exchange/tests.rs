@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use jackalope_fleet::agent::{self, AgentConfig, Trust};
 use jackalope_fleet::home::Home;
@@ -200,8 +200,15 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
         let mut ends = Vec::new();
         let on_bytes = |peer: usize, more: u64| heard.lock().unwrap()[peer] += more;
         let ours = ours();
-        let what =
-            SpreadOrder { peers: &peers, source: 2, model: "org/big", order: &order, ours: &ours };
+        let (model, is_cancelled) = ("org/big", &Arc::default());
+        let what = SpreadOrder {
+            peers: &peers,
+            source: 2,
+            model,
+            order: &order,
+            ours: &ours,
+            is_cancelled,
+        };
         spread(what, &on_bytes, &mut |it| ends.push(it));
         ends.sort_by_key(|it| it.peer);
         assert_eq!(ends.iter().map(|it| it.peer).collect::<Vec<_>>(), [0, 1, 3]);
@@ -333,4 +340,72 @@ fn a_grant_reads_one_model_and_ends_with_the_trust_in_who_made_it() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert!(dial(&grant).is_err());
+}
+
+/// The model's files with their sizes.
+fn sizes(manifest: &Manifest) -> Vec<(jackalope_protocol::FilePath, u64)> {
+    manifest.files().iter().map(|it| (it.path.clone(), it.bytes)).collect()
+}
+
+#[test]
+fn a_cancelled_copy_leaves_what_arrived_and_the_next_one_takes_it_over() {
+    let (source, target) = (Machine::new(), Machine::new());
+    source.model();
+    let manifest = source.client().manifest("org/big", &|_| ()).unwrap();
+    let files = sizes(&manifest);
+    let held = || target.client().holding("org/big", &files).unwrap();
+    assert_eq!(held(), Holding::default());
+    let whole = source.client().holding("org/big", &files).unwrap();
+    assert_eq!((whole.num_bytes, whole.is_complete), (manifest.num_bytes(), true));
+    let is_cancelled: Arc<AtomicBool> = Arc::default();
+    let mut order = order(manifest.clone(), vec![source.source("source")]);
+    // One connection, so that the copy lasts beyond the first report of its progress.
+    order.num_connections = 1;
+    is_cancelled.store(true, Ordering::Relaxed);
+    let mut client = target.client().cancelled_by(&is_cancelled);
+    let err = client.fetch(order.clone(), &|_| ()).unwrap_err();
+    assert!(matches!(err, ExchangeError::Cancelled { .. }), "{err}");
+    drop(client);
+    // The next one waits until the cancelled one has let go of the directory.
+    let fetched = target.client().fetch(order, &|_| ()).unwrap();
+    assert!(fetched.bytes_copied <= manifest.num_bytes());
+    let whole = held();
+    assert_eq!((whole.num_bytes, whole.is_complete), (manifest.num_bytes(), true));
+    assert_eq!(whole.dir.as_deref(), target.copy().to_str());
+    // A file that is missing is not held; as a copy made here, it can be completed.
+    fs::remove_file(target.copy().join("sub/x.bin")).unwrap();
+    let partial = held();
+    assert_eq!(partial.num_bytes, manifest.num_bytes() - (9 << 20));
+    assert_eq!((partial.is_complete, partial.obstacle), (false, None));
+    // A model that somebody else put there is not overwritten.
+    fs::remove_dir_all(target.copy().join(".jackalope")).unwrap();
+    let obstacle = held().obstacle.unwrap();
+    assert!(obstacle.contains("sub/x.bin is missing") && obstacle.contains("hint:"), "{obstacle}");
+}
+
+#[test]
+fn nothing_is_copied_once_all_is_cancelled() {
+    let machines = [Machine::new(), Machine::new()];
+    machines[0].model();
+    let peers: Vec<CopyPeer> = machines
+        .iter()
+        .map(|it| CopyPeer {
+            host: "machine".to_owned(),
+            addrs: vec![it.addr],
+            key: it.key,
+            addrs_from: vec![vec![it.addr]; 2],
+        })
+        .collect();
+    let manifest = machines[0].client().manifest("org/big", &|_| ()).unwrap();
+    let (order, is_cancelled) = (order(manifest, Vec::new()), Arc::new(AtomicBool::new(true)));
+    let what = SpreadOrder {
+        peers: &peers,
+        source: 0,
+        model: "org/big",
+        order: &order,
+        ours: &ours(),
+        is_cancelled: &is_cancelled,
+    };
+    spread(what, &|_, _| (), &mut |end| panic!("{end:?}"));
+    assert!(!machines[1].copy().exists());
 }
