@@ -37,6 +37,7 @@ use crate::machines::{self, AgentLauncher, ByHand, Tickets};
 use crate::models::{self, Located};
 use crate::pressure::{self, Watched};
 use crate::rank_process;
+use crate::split_constraints::GivenSplit;
 
 /// Timeout of one collective; a peer that computes a long prompt keeps the others waiting.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -332,7 +333,7 @@ async fn place_on(
     };
     let (listen, expected) = control_ips(&hosts, &nodes);
     let cut = match given {
-        Some(split) => machines::placer::given(split),
+        Some(split) => machines::placer::given(GivenSplit::of_model(split, &model.dir)?),
         None => {
             let name = options.beside.as_ref().map(|it| it.name.as_str());
             let (context_tokens, split) = (ranks.context_tokens, ranks.split.kind_over(backend)?);

@@ -129,21 +129,77 @@ fn even_stages(model: &PlacementModel, num_ranks: usize) -> Result<Split, SplitE
     Ok(place(model, &offers, &links, wishes)?.split)
 }
 
-/// Returns the split for some of the ranks for which a split was given: the numbers keep their
-/// proportions.
-pub fn for_some(split: &Split, ranks: &[usize]) -> Split {
-    let numbers = |all: &[u32]| ranks.iter().map(|&rank| all[rank]).collect::<Vec<u32>>();
-    match split {
-        Split::Tensor(shares) => Split::Tensor(numbers(shares)),
-        Split::Pipeline(layers) if ranks.len() == layers.len() => split.clone(),
-        Split::Pipeline(layers) => {
-            let num_layers: u32 = layers.iter().sum();
-            let shares = Shares::new(numbers(layers)).expect("every rank has layers");
-            let cut = shares.cut(num_layers as usize).into_iter();
-            let len = |it: std::ops::Range<usize>| u32::try_from(it.len()).expect("a part of u32");
-            Split::Pipeline(cut.map(len).collect())
+/// A split that the user gave for all ranks.
+#[derive(Debug)]
+pub(crate) struct GivenSplit {
+    split: Split,
+    /// Layers before which a pipeline may be cut, in order; empty for other splits.
+    cuts: Vec<usize>,
+}
+
+impl GivenSplit {
+    /// Combines a split with what it divides.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot be read.
+    pub(crate) fn of_model(split: Split, model_dir: &Path) -> Result<GivenSplit, SplitError> {
+        let cuts = match &split {
+            Split::Tensor(_) => Vec::new(),
+            Split::Pipeline(_) => {
+                let layout = PlacementModel::read(model_dir)?.layout;
+                (1..layout.layers.len()).filter(|&layer| layout.can_begin_stage(layer)).collect()
+            }
+        };
+        Ok(GivenSplit { split, cuts })
+    }
+
+    /// Returns the split for some of the ranks: the numbers keep their proportions, as far as the
+    /// layers can be cut there.
+    pub(crate) fn for_some(&self, ranks: &[usize]) -> Split {
+        let numbers = |all: &[u32]| ranks.iter().map(|&rank| all[rank]).collect::<Vec<u32>>();
+        match &self.split {
+            Split::Tensor(shares) => Split::Tensor(numbers(shares)),
+            Split::Pipeline(layers) if ranks.len() == layers.len() => self.split.clone(),
+            Split::Pipeline(layers) => {
+                let num_layers = layers.iter().sum::<u32>() as usize;
+                let shares = Shares::new(numbers(layers)).expect("every rank has layers");
+                let mut end = num_layers;
+                // Rank 0 has the last layers.
+                let starts = shares.cut(num_layers).into_iter().map(|part| {
+                    end -= part.len();
+                    end
+                });
+                let mut wanted: Vec<usize> = starts.filter(|&start| 0 < start).collect();
+                wanted.reverse();
+                let starts = nearest(&wanted, &self.cuts);
+                let mut end = num_layers;
+                let stages = starts.into_iter().rev().chain([0]).map(|start| {
+                    let len = end - start;
+                    end = start;
+                    u32::try_from(len).expect("a part of u32")
+                });
+                Split::Pipeline(stages.collect())
+            }
         }
     }
+}
+
+/// Returns for each of `wanted`, in order, the nearest of `allowed`, the lower of two, so that no two
+/// are the same.
+///
+/// # Panics
+/// If fewer are allowed than wanted.
+fn nearest(wanted: &[usize], allowed: &[usize]) -> Vec<usize> {
+    let (mut rest, num_wanted) = (allowed, wanted.len());
+    let found = wanted.iter().enumerate().map(|(idx, wanted)| {
+        let num_later = num_wanted - idx - 1;
+        let nearest = (0..rest.len() - num_later).min_by_key(|&it| rest[it].abs_diff(*wanted));
+        let nearest = nearest.expect("a split for more ranks has as many cuts");
+        let cut = rest[nearest];
+        rest = &rest[nearest + 1..];
+        cut
+    });
+    found.collect()
 }
 
 #[cfg(test)]
@@ -166,11 +222,28 @@ mod tests {
 
     #[test]
     fn who_is_left_holds_what_was_given_to_all() {
+        let given = |split: &Split| GivenSplit { split: split.clone(), cuts: (1..32).collect() };
         let tensor = Split::Tensor(vec![3, 1, 2]);
-        assert_eq!(for_some(&tensor, &[0, 2]), Split::Tensor(vec![3, 2]));
+        assert_eq!(given(&tensor).for_some(&[0, 2]), Split::Tensor(vec![3, 2]));
         let pipeline = Split::Pipeline(vec![20, 8, 4]);
-        assert_eq!(for_some(&pipeline, &[0, 1, 2]), pipeline);
-        assert_eq!(for_some(&pipeline, &[0, 2]), Split::Pipeline(vec![27, 5]));
-        assert_eq!(for_some(&pipeline, &[1]), Split::Pipeline(vec![32]));
+        assert_eq!(given(&pipeline).for_some(&[0, 1, 2]), pipeline);
+        assert_eq!(given(&pipeline).for_some(&[0, 2]), Split::Pipeline(vec![27, 5]));
+        assert_eq!(given(&pipeline).for_some(&[1]), Split::Pipeline(vec![32]));
+    }
+
+    #[test]
+    fn who_is_left_does_not_separate_layers_that_share_a_cache() {
+        // Layers from 18 on read the caches of layers 16 and 17, as in Gemma 3n.
+        let split = Split::Pipeline(vec![16, 10, 6]);
+        let given = GivenSplit { split, cuts: (1..=16).collect() };
+        assert_eq!(given.for_some(&[1, 2]), Split::Pipeline(vec![20, 12]));
+        assert_eq!(given.for_some(&[0, 2]), Split::Pipeline(vec![24, 8]));
+        let split = Split::Pipeline(vec![16, 1, 15]);
+        let given = GivenSplit { split, cuts: (1..=16).collect() };
+        // In proportion, rank 1 would have 2 layers, 30 being before the cut.
+        assert_eq!(given.for_some(&[1, 2]), Split::Pipeline(vec![16, 16]));
+        let few = GivenSplit { split: Split::Pipeline(vec![28, 1, 1, 2]), cuts: vec![2, 3, 4] };
+        assert_eq!(few.for_some(&[1, 2, 3]), Split::Pipeline(vec![28, 1, 3]));
+        assert_eq!(few.for_some(&[0, 3]), Split::Pipeline(vec![30, 2]));
     }
 }

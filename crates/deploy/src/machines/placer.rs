@@ -16,7 +16,7 @@ use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::split::Split;
 
-use crate::split_constraints;
+use crate::split_constraints::GivenSplit;
 
 /// Maximum time in which an agent must report the programs it runs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,9 +59,9 @@ const FREE: Memory = |facts| facts.free_bytes;
 
 /// Returns a function that cuts the model as the user's `split` says, reduced to the given
 /// machines.
-pub(crate) fn given(split: Split) -> Cut {
+pub(crate) fn given(split: GivenSplit) -> Cut {
     Box::new(move |positions| {
-        let split = split_constraints::for_some(&split, positions);
+        let split = split.for_some(positions);
         Ok(CutPlan { split, usual_request_s: None })
     })
 }
