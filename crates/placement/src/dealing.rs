@@ -73,6 +73,8 @@ pub(super) fn need(model: &PlacementModel, shard: &RankShard, context_tokens: u3
 
 /// Returns an upper bound of the memory for activations during a step, whatever the rank's part is.
 fn activation_bytes(model: &PlacementModel) -> u64 {
-    let row = (4 * model.hidden_size + 2 * model.inner_size + 2 * model.queries_size) as u64;
+    // What is beside the stream exists twice: as a layer reads it, and as the layer leaves it.
+    let streams = 4 * model.hidden_size + 2 * model.beside_size;
+    let row = (streams + 2 * model.inner_size + 2 * model.queries_size) as u64;
     ACTIVATION_BYTES * (STEP_TOKENS * row + LOGIT_ROWS * model.vocab_size as u64)
 }

@@ -1,7 +1,8 @@
 //! The properties of a model on which its placement depends.
 
 use jackalope_spec::{
-    FeedForward, ModelLayout, ModelSpec, RankShard, StatedFormat, TensorRole, WeightPart,
+    FeedForward, ModelLayout, ModelSpec, RankShard, StatedFormat, StreamsSpec, TensorRole,
+    WeightPart,
 };
 
 /// A model that is to be placed.
@@ -11,6 +12,9 @@ pub struct PlacementModel {
     pub architecture: String,
     /// Width of the residual stream.
     pub hidden_size: usize,
+    /// Width of what goes from layer to layer beside this stream: further streams, and what each
+    /// layer reads of a second embedding.
+    pub beside_size: usize,
     /// Width of the queries of all heads, in the widest layer.
     pub queries_size: usize,
     /// Width inside the feed-forward blocks that a token passes, in the widest layer.
@@ -44,9 +48,12 @@ impl PlacementModel {
             });
             dense.max(experts)
         });
+        let num_streams = spec.streams.as_ref().map_or(1, StreamsSpec::num_streams);
+        let inputs = spec.per_layer_inputs.as_ref().map_or(0, |inputs| inputs.width);
         PlacementModel {
             architecture: spec.model_type.clone(),
             hidden_size: spec.hidden_size,
+            beside_size: (num_streams - 1) * spec.hidden_size + spec.layers.len() * inputs,
             queries_size: queries.max().unwrap_or(0),
             inner_size: inner.max().unwrap_or(0),
             vocab_size: spec.vocab_size,

@@ -225,7 +225,8 @@ fn tensor(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Comput
 /// token one after the other, but chunks of a prompt at the same time, so that the slowest rank
 /// determines the speed.
 fn pipeline(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
-    let row_bytes = model.hidden_size as f64 * model.element_bytes() as f64;
+    let row_size = model.hidden_size + model.beside_size;
+    let row_bytes = row_size as f64 * model.element_bytes() as f64;
     let last = ranks.len() - 1;
     let hops = (0..last).map(|rank| links.between(rank, rank + 1));
     let hop_us =

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT};
 use jackalope_spec::{
-    CacheKind, Division, ElementType, LayerLayout, ModelLayout, StatedFormat, TensorRole,
-    WeightPart,
+    CacheKind, Division, ElementType, LayerLayout, ModelLayout, ModelSpec, StatedFormat,
+    TensorRole, WeightPart,
 };
 use proptest::prelude::*;
 
@@ -56,6 +56,7 @@ fn dense(
     PlacementModel {
         architecture: "llama".to_owned(),
         hidden_size: hidden,
+        beside_size: 0,
         queries_size: heads * head_dim,
         inner_size: inner,
         vocab_size: vocab,
@@ -305,6 +306,34 @@ fn two_ranks_of_the_shipped_checkpoint_hold_halves() {
     for need in &needs {
         assert_eq!(need.weights_bytes, cut / 2 + model.replicated_bytes());
         assert_eq!(need.kv_bytes, 256 * model.kv_bytes_per_token() / 2);
+    }
+}
+
+/// Returns the first case of the golden values of a family, with the layout of another model.
+fn golden(family: &str) -> PlacementModel {
+    let file = format!("../models/tests/data/golden/{family}.json");
+    let text = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let spec = ModelSpec::from_config(&golden["cases"][0]["config"]).unwrap();
+    PlacementModel::new(&spec, shipped().layout)
+}
+
+#[test]
+fn what_goes_beside_the_stream_takes_memory() {
+    // Three more streams of 128, and 32 for each of five layers; a second embedding alone; streams
+    // of hyper-connections; nothing.
+    for (family, beside) in
+        [("gemma3n", 3 * 128 + 5 * 32), ("gemma4", 5 * 32), ("glm5_next", 2 * 128), ("gemma2", 0)]
+    {
+        assert_eq!(golden(family).beside_size, beside, "{family}");
+    }
+    let (plain, mut wide) = (llama_70b(), llama_70b());
+    wide.beside_size = 10_000;
+    let pipeline = Split::Pipeline(vec![40, 40]);
+    let needs = |model: &PlacementModel| dealing::needs(model, &pipeline, 4096);
+    for (wide, plain) in needs(&wide).iter().zip(needs(&plain)) {
+        // Twice for each of 512 rows, in f32.
+        assert_eq!(wide.total() - plain.total(), 2 * 512 * 10_000 * 4);
     }
 }
 
