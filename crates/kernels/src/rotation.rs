@@ -35,14 +35,15 @@ pub fn place_heads(
     let _span = threads.span("place_heads", 0);
     let Rotation { cos, sin, head_dim, pairs, .. } = rotation;
     assert!(head_dim > 0 && 2 * pairs <= head_dim, "{pairs} pairs in a head of {head_dim}");
-    let num_rows = cos.len().checked_div(pairs).unwrap_or(x.len() / head_dim);
+    let weights = norm.and_then(|norm| norm.weight).map_or(head_dim, |weight| weight.len());
+    // Without a rotation, rows matter only to weights of each head, which are as many as a row has elements.
+    let num_rows = cos.len().checked_div(pairs).unwrap_or(x.len() / head_dim.max(weights));
     assert!(cos.len() == sin.len() && cos.len() == num_rows * pairs, "rows of angles");
     if x.is_empty() {
         return;
     }
     assert!(num_rows > 0 && x.len().is_multiple_of(num_rows * head_dim), "whole heads of each row");
     let width = x.len() / num_rows;
-    let weights = norm.and_then(|norm| norm.weight).map_or(head_dim, |weight| weight.len());
     assert!(weights == head_dim || weights == width, "a weight for each element");
     let norm = norm.map(|norm| WideNorm::new(norm, weights));
     let pieces = x.chunks_mut(piece_rows(width) * width).enumerate().collect();
