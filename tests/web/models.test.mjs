@@ -57,8 +57,10 @@ test("models", { timeout: 170_000 }, async (t) => {
     hub.holdsBack = false;
     await pull.getByRole("button", { name: "Resume" }).click();
     await pull.getByText("done").waitFor();
-    assert.equal(hub.ranges.length, 2);
-    assert.match(hub.ranges[1], /^bytes=[1-9]\d*-$/, "it continues with the bytes that are on disk");
+    // The header of the tensors is asked for first, from byte 0 to a limit.
+    const downloads = hub.ranges.filter((range) => !/^bytes=0-\d+$/.test(range ?? ""));
+    assert.equal(downloads.length, 2, hub.ranges.join(", "));
+    assert.match(downloads[1], /^bytes=[1-9]\d*-$/, "it continues with the bytes that are on disk");
     await row(page, REPO).getByText("unloaded").waitFor();
     const answer = await ask(url, "POST", "/v1/chat/completions", { model: REPO, messages: [{ role: "user", content: "Hello" }], max_tokens: 5 });
     assert.equal(answer.status, 200, JSON.stringify(answer.body));
