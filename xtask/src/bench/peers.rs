@@ -1,4 +1,4 @@
-//! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b] [--layers N] [--threads N] [--rounds N]
+//! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b | --shape NAME] [--layers N] [--threads N] [--rounds N]
 //! [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
 //!
 //! All weights are random and have 4.5 bits each. llama.cpp is measured as it comes and with huge pages, and the better
@@ -42,6 +42,28 @@ const SEQUENCES: u32 = 8;
 /// How long a worker of distributed-llama may take to listen.
 const WORKER_START: Duration = Duration::from_secs(1);
 
+/// A model that `jackalope synth` knows by its configuration.
+struct Shape {
+    name: &'static str,
+    config: &'static str,
+}
+
+/// Shapes of published models, with fewer layers or experts where a small machine's memory asks for it.
+const SHAPES: [Shape; 3] = [
+    Shape { name: "gpt-oss", config: include_str!("shapes/gpt-oss.json") },
+    Shape { name: "qwen3-next", config: include_str!("shapes/qwen3-next.json") },
+    Shape { name: "deepseek", config: include_str!("shapes/deepseek.json") },
+];
+
+impl Shape {
+    fn named(name: &str) -> anyhow::Result<&'static Shape> {
+        SHAPES.iter().find(|shape| shape.name == name).with_context(|| {
+            let names = SHAPES.map(|shape| shape.name).join(", ");
+            format!("no shape is called `{name}`\nhint: --shape takes one of {names}")
+        })
+    }
+}
+
 /// Name of a measurement: a row of the report.
 type Case = String;
 
@@ -69,6 +91,8 @@ struct Options {
     dllama: Option<PathBuf>,
     python: Option<PathBuf>,
     size: String,
+    /// One of [`SHAPES`], instead of the size of a Qwen3 model.
+    shape: Option<&'static Shape>,
     /// Number of layers, instead of the model's own: for mixtures that memory does not hold whole.
     layers: Option<u32>,
     threads: u32,
@@ -83,6 +107,7 @@ impl Options {
             dllama: in_path("dllama").map(|dir| dir.join("dllama")),
             python: Some(target_dir().join("venv/bin/python")).filter(|it| it.exists()),
             size: "0.6b".to_owned(),
+            shape: None,
             layers: None,
             threads: 2,
             rounds: 2,
@@ -96,6 +121,7 @@ impl Options {
                 "--dllama" => options.dllama = Some(PathBuf::from(value()?)),
                 "--mlx-lm" => options.python = Some(PathBuf::from(value()?)),
                 "--size" => options.size.clone_from(value()?),
+                "--shape" => options.shape = Some(Shape::named(value()?)?),
                 "--layers" => options.layers = Some(value()?.parse().context("--layers")?),
                 "--threads" => options.threads = value()?.parse().context("--threads")?,
                 "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
@@ -118,6 +144,40 @@ impl Options {
             );
         }
         Ok(options)
+    }
+
+    /// Returns the name of what is measured.
+    fn name(&self) -> String {
+        let whole =
+            self.shape.map_or(format!("qwen3-{}", self.size), |shape| shape.name.to_owned());
+        self.layers.map_or(whole.clone(), |layers| format!("{whole}-{layers}-layers"))
+    }
+
+    /// Creates the checkpoint if it is not there.
+    fn checkpoint(&self, jackalope: &Path) -> anyhow::Result<PathBuf> {
+        let model = target_dir().join(format!("bench/{}-4bit", self.name()));
+        if model.join("model.safetensors").exists() {
+            return Ok(model);
+        }
+        let mut synth = command(&jackalope.to_string_lossy());
+        synth.args(["synth", "--bits", "4", "--out"]).arg(&model);
+        match self.shape {
+            None => {
+                synth.args(["--size", &self.size]);
+            }
+            Some(shape) => {
+                let config = target_dir().join(format!("bench/{}.json", shape.name));
+                fs::create_dir_all(target_dir().join("bench"))?;
+                fs::write(&config, shape.config)?;
+                synth.arg("--config").arg(config);
+            }
+        }
+        synth.args(
+            self.layers.iter().flat_map(|layers| ["--layers".to_owned(), layers.to_string()]),
+        );
+        let status = synth.stdout(Stdio::null()).status().context("starting jackalope synth")?;
+        ensure!(status.success(), "`jackalope synth` ended with {status}");
+        Ok(model)
     }
 
     fn thread_counts(&self) -> Vec<u32> {
@@ -161,7 +221,7 @@ impl Figures {
         if options.is_json {
             let cases: Vec<Value> = rows.iter().map(Row::json).collect();
             let ceilings: Vec<Value> = ceilings.iter().map(Ceiling::json).collect();
-            println!("{}", json!({"size": options.size, "cases": cases, "ceilings": ceilings}));
+            println!("{}", json!({"model": options.name(), "cases": cases, "ceilings": ceilings}));
             return Ok(());
         }
         println!("{:<36} {OURS:>9}  {:>30} {:>6}", "tokens/s", "best peer", "ratio");
@@ -292,21 +352,7 @@ impl Programs {
         let status = command("cargo").args(build).status().context("starting cargo")?;
         ensure!(status.success(), "building Jackalope ended with {status}");
         let jackalope = target_dir().join("release/jackalope");
-        let layers = options.layers.map(|layers| layers.to_string());
-        let shape = layers
-            .as_ref()
-            .map_or(options.size.clone(), |layers| format!("{}-{layers}-layers", options.size));
-        let model = target_dir().join(format!("bench/qwen3-{shape}-4bit"));
-        if !model.join("model.safetensors").exists() {
-            let status = command(&jackalope.to_string_lossy())
-                .args(["synth", "--size", &options.size, "--bits", "4", "--out"])
-                .arg(&model)
-                .args(layers.iter().flat_map(|layers| ["--layers", layers]))
-                .stdout(Stdio::null())
-                .status()
-                .context("starting jackalope synth")?;
-            ensure!(status.success(), "`jackalope synth` ended with {status}");
-        }
+        let model = options.checkpoint(&jackalope)?;
         let config = read_config(&model)?;
         let gguf = model.join("q4_0.gguf");
         if options.llama.is_some() && !gguf.exists() {
