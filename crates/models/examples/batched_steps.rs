@@ -25,8 +25,9 @@ const PROMPT_TOKENS: usize = 512;
 /// How often the prompt and the memory are measured; the fastest counts.
 const REPETITIONS: usize = 5;
 
-/// Elements of the array with which the memory's speed is measured, 256 MiB of bf16.
-const MEMORY_ELEMENTS: i32 = 128 << 20;
+/// Elements of the array with which the memory's speed is measured, 256 MiB of f32: bf16 would measure
+/// conversions on a CPU.
+const MEMORY_ELEMENTS: i32 = 64 << 20;
 
 fn main() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);
@@ -85,8 +86,8 @@ fn prompt_ms(model: &Model) -> Result<f64, Failure> {
 
 /// Returns the speed at which the device reads and writes memory, in 10⁹ bytes per second.
 fn memory_gb_s() -> Result<f64, Failure> {
-    let source = Array::full(&[MEMORY_ELEMENTS], 1.0, Dtype::Bf16);
-    let two = Array::full(&[1], 2.0, Dtype::Bf16);
+    let source = Array::full(&[MEMORY_ELEMENTS], 1.0, Dtype::F32);
+    let two = Array::full(&[1], 2.0, Dtype::F32);
     eval(&[&source, &two])?;
     let mut fastest = f64::INFINITY;
     for _ in 0..REPETITIONS {
@@ -94,8 +95,8 @@ fn memory_gb_s() -> Result<f64, Failure> {
         eval(&[&source.mul(&two)])?;
         fastest = fastest.min(started.elapsed().as_secs_f64());
     }
-    // Each element of two bytes is read once and written once.
-    Ok(f64::from(MEMORY_ELEMENTS) * 4.0 / fastest / 1e9)
+    // Each element of four bytes is read once and written once.
+    Ok(f64::from(MEMORY_ELEMENTS) * 8.0 / fastest / 1e9)
 }
 
 /// `len` tokens for each of `num_sequences` sequences.

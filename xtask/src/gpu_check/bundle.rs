@@ -23,7 +23,8 @@ const SOURCES: [&str; 4] = [
 ];
 
 /// Joins the parts, checks their hashes, and runs the checks. Tests find their data where they were
-/// compiled, so that folder becomes a link to the bundle's.
+/// compiled, so that folder becomes a link to the bundle's. libmlx looks for CUDA's libraries in the folder
+/// `nvidia` beside its own, which becomes a link to those of Python's packages.
 const SCRIPT: &str = r#"#!/bin/sh
 # Unpacks the bundle beside this script and runs `gpu-check` from it. Needs no network.
 set -eu
@@ -34,7 +35,11 @@ root="$(cat root-path)"
 if [ ! -e "$root" ]; then
   mkdir -p "$(dirname "$root")" && ln -s "$PWD/root" "$root"
 fi
-LD_LIBRARY_PATH="$PWD/mlx/lib" exec bin/xtask gpu-check --prepared . "$@"
+if [ ! -e nvidia ]; then
+  libraries="$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)"
+  if [ -n "$libraries" ]; then ln -s "$libraries" nvidia; fi
+fi
+exec bin/xtask gpu-check --prepared . "$@"
 "#;
 
 /// Writes the bundle to `dir`.
@@ -50,13 +55,13 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
     for (name, path) in programs.named().into_iter().chain([("xtask", own.as_path())]) {
         fs::copy(path, bin.join(name)).with_context(|| format!("copying {}", path.display()))?;
     }
-    copy_folder(&programs.mlx.join("lib"), &staging.join("mlx/lib"))?;
+    copy_libraries(&programs.mlx, &staging)?;
     for source in SOURCES {
         copy_folder(&programs.root.join(source), &staging.join("root").join(source))?;
     }
     let archive = staging.join("gpu-check.tar.gz");
     let packed = process::command("tar")
-        .args(["-czf", "gpu-check.tar.gz", "bin", "mlx", "root"])
+        .args(["-czf", "gpu-check.tar.gz", "--exclude", "gpu-check.tar.gz", "."])
         .current_dir(&staging)
         .status()
         .context("starting tar")?;
@@ -70,6 +75,22 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
         dir.display()
     );
     fs::remove_dir_all(&staging).context("removing the bundle's files")
+}
+
+/// Copies libmlx with the headers that it compiles kernels with, and the libraries that a wheel brings in a
+/// folder of its own beside it.
+fn copy_libraries(mlx: &Path, staging: &Path) -> anyhow::Result<()> {
+    for part in ["lib", "include"] {
+        copy_folder(&mlx.join(part), &staging.join("mlx").join(part))?;
+    }
+    let beside = mlx.parent().context("libmlx is in a folder")?;
+    for entry in fs::read_dir(beside).with_context(|| format!("reading {}", beside.display()))? {
+        let (path, name) = entry.map(|it| (it.path(), it.file_name()))?;
+        if path.extension().is_some_and(|it| it == "libs") {
+            copy_folder(&path, &staging.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 /// Copies a file, or a folder with its whole content, following links.

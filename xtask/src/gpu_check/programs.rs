@@ -104,7 +104,8 @@ impl Programs {
     pub(super) fn device(&self, wants_cpu: bool) -> anyhow::Result<&'static str> {
         let output = self.command(&self.rank).arg("libraries").output()?;
         let text = String::from_utf8_lossy(&output.stdout).to_lowercase();
-        ensure!(output.status.success(), "jackalope-rank does not start: {text}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "jackalope-rank does not start: {}", said.trim());
         let has_gpu = ["cuda", "metallib"].iter().any(|it| text.contains(it));
         ensure!(
             !(wants_cpu && has_gpu),
