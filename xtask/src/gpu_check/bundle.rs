@@ -59,14 +59,18 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
     for source in SOURCES {
         copy_folder(&programs.root.join(source), &staging.join("root").join(source))?;
     }
-    let archive = staging.join("gpu-check.tar.gz");
+    let archive = process::target_dir().join("gpu-check.tar.gz");
     let packed = process::command("tar")
-        .args(["-czf", "gpu-check.tar.gz", "--exclude", "gpu-check.tar.gz", "."])
-        .current_dir(&staging)
+        .arg("-czf")
+        .arg(&archive)
+        .arg("-C")
+        .arg(&staging)
+        .arg(".")
         .status()
         .context("starting tar")?;
     ensure!(packed.success(), "tar ended with {packed}");
     let num_parts = split(&archive, dir)?;
+    fs::remove_file(&archive).context("removing the archive")?;
     fs::write(dir.join("root-path"), programs.root.to_string_lossy().as_bytes())?;
     let script = dir.join("gpu-check.sh");
     fs::write(&script, SCRIPT)?;
