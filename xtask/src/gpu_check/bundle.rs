@@ -35,9 +35,9 @@ root="$(cat root-path)"
 if [ ! -e "$root" ]; then
   mkdir -p "$(dirname "$root")" && ln -s "$PWD/root" "$root"
 fi
-if [ ! -e nvidia ]; then
+if [ ! -e bin/nvidia ]; then
   libraries="$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)"
-  if [ -n "$libraries" ]; then ln -s "$libraries" nvidia; fi
+  if [ -n "$libraries" ]; then ln -s "$libraries" bin/nvidia; fi
 fi
 exec bin/xtask gpu-check --prepared . "$@"
 "#;
@@ -55,7 +55,7 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
     for (name, path) in programs.named().into_iter().chain([("xtask", own.as_path())]) {
         fs::copy(path, bin.join(name)).with_context(|| format!("copying {}", path.display()))?;
     }
-    copy_libraries(&programs.mlx, &staging)?;
+    copy_libraries(&programs.mlx, &bin)?;
     for source in SOURCES {
         copy_folder(&programs.root.join(source), &staging.join("root").join(source))?;
     }
@@ -82,16 +82,16 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Copies libmlx with the headers that it compiles kernels with, and the libraries that a wheel brings in a
-/// folder of its own beside it.
-fn copy_libraries(mlx: &Path, staging: &Path) -> anyhow::Result<()> {
+/// folder of its own beside it, to the folder of the programs.
+fn copy_libraries(mlx: &Path, bin: &Path) -> anyhow::Result<()> {
     for part in ["lib", "include"] {
-        copy_folder(&mlx.join(part), &staging.join("mlx").join(part))?;
+        copy_folder(&mlx.join(part), &bin.join("mlx").join(part))?;
     }
     let beside = mlx.parent().context("libmlx is in a folder")?;
     for entry in fs::read_dir(beside).with_context(|| format!("reading {}", beside.display()))? {
         let (path, name) = entry.map(|it| (it.path(), it.file_name()))?;
         if path.extension().is_some_and(|it| it == "libs") {
-            copy_folder(&path, &staging.join(name))?;
+            copy_folder(&path, &bin.join(name))?;
         }
     }
     Ok(())

@@ -69,7 +69,7 @@ impl Programs {
             steps: program("batched-steps"),
             jackalope: program("jackalope"),
             rank: program("jackalope-rank"),
-            mlx: dir.join("mlx"),
+            mlx: dir.join("bin/mlx"),
             root: dir.join("root"),
         };
         for (_, path) in programs.named() {
