@@ -15,11 +15,13 @@ use crate::process;
 const PART_BYTES_MAX: usize = 60_000_000;
 
 /// Files and folders of the sources that the checks read.
-const SOURCES: [&str; 4] = [
+const SOURCES: [&str; 5] = [
     "crates/models/tests/data",
     "models/jackalope-mini",
     "xtask/src/bench",
+    // Tests name their data relative to the folder of their crate.
     "crates/models/Cargo.toml",
+    "crates/runner/Cargo.toml",
 ];
 
 /// Joins the parts, checks their hashes, and runs the checks. Tests find their data where they were
