@@ -312,7 +312,7 @@ pub struct FakeOptions {
     pub facts: RankFacts,
     /// Time a step takes. With zero, look-ahead never happens.
     pub step_time: Duration,
-    /// Time it takes to come up, and to come back.
+    /// Time that the group takes to start, and to start again.
     pub start_time: Duration,
     /// Maximum time for a step, as returned by [`RankGroup::step_timeout`].
     pub step_timeout: Duration,

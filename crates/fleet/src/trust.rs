@@ -146,7 +146,7 @@ pub enum TrustError {
         /// Key, role and name of each match.
         claims: String,
     },
-    /// Only a machine that tried to command this one has this name or address.
+    /// No accepted machine has this name or address, but one that tried to command this machine claims it.
     #[error(
         "a machine with the key {key} calls itself or is at `{word}`, and wants to command this one\n\
          hint: compare the key with `jackalope trust list` on that machine, then run \
