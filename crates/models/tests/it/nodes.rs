@@ -1,6 +1,6 @@
-//! How many nodes of MLX's graph the host builds for a decode step with stock operations. A GPU
-//! computes a node of a small model faster than the host builds it, so this number decides how fast
-//! batches decode.
+//! How many nodes of MLX's graph the host builds for a step with stock operations. A GPU computes a node
+//! of a small model faster than the host builds it, so this number decides how fast batches decode, and
+//! how fast several short prompts are read.
 
 use jackalope_mlx::{count_nodes, eval};
 use jackalope_models::{Batch, Model, SequenceCache, Span};
@@ -18,6 +18,25 @@ const OTHER_MODELS: [(&str, usize); 3] =
 
 /// Largest number of nodes for 64 sequences, for each hundred nodes of one.
 const BATCH_PERCENT_MAX: usize = 125;
+
+/// Largest number of nodes per layer that a further prompt of a step adds, whatever its length: those of
+/// its cache and its attention, or of its state.
+const NODES_PER_PROMPT_MAX: usize = 40;
+
+/// Returns the nodes of a step that reads the beginnings of `num_prompts` prompts.
+fn prompt_nodes(model: &Model, num_prompts: usize, prompt: &[u32]) -> usize {
+    let mut caches: Vec<SequenceCache> = (0..num_prompts).map(|_| model.new_cache()).collect();
+    let mut all: Vec<&mut SequenceCache> = caches.iter_mut().collect();
+    let len = prompt.len();
+    let rows = (0..num_prompts).map(|idx| Span { start_idx: idx * len, len }).collect();
+    let logits_at = (0..num_prompts).map(|idx| (idx + 1) * len - 1).collect();
+    let tokens = prompt.repeat(num_prompts);
+    count_nodes(|| {
+        let logits = model.forward(&Batch { tokens: &tokens, rows, logits_at }, &mut all);
+        let kept = all.iter().flat_map(|cache| cache.arrays());
+        [logits].into_iter().chain(kept).collect()
+    })
+}
 
 /// Returns the nodes of a step in which `num_sequences` sequences decode one token each. Their
 /// lengths differ.
@@ -45,12 +64,12 @@ fn nodes(model: &Model, num_sequences: usize, tokens: &[u32]) -> usize {
 }
 
 /// Returns the nodes of a layer, on average over those of different kinds, from models of two depths.
-fn nodes_per_layer(name: &str, num_sequences: usize) -> usize {
+fn per_layer(name: &str, nodes: impl Fn(&Model, &[u32]) -> usize) -> usize {
     let golden = Golden::read();
     let own = golden.case(name).config["num_hidden_layers"].as_u64().unwrap() as usize;
     let [few, many] = [own, 3 * own].map(|num_layers| {
         let case = golden.case(name).deepened(num_layers);
-        nodes(&load_edited(&case, &Way::Stock.single()), num_sequences, &golden.prompt)
+        nodes(&load_edited(&case, &Way::Stock.single()), &golden.prompt)
     });
     (many - few).div_ceil(2 * own)
 }
@@ -60,10 +79,28 @@ fn a_decode_step_has_few_nodes_and_hardly_more_for_many_sequences() {
     let plain = ["qwen3-f32", "qwen3-b4-g64-f32", "llama-f32", "mistral-f32"];
     let plain = plain.map(|name| (name, NODES_PER_LAYER_MAX));
     for (name, most) in plain.into_iter().chain(OTHER_MODELS) {
-        let [one, eight, many] = [1, 8, 64].map(|num| nodes_per_layer(name, num));
+        let [one, eight, many] =
+            [1, 8, 64].map(|num| per_layer(name, |model, prompt| nodes(model, num, prompt)));
         eprintln!("{name}: {one} nodes per layer, {eight} for 8 sequences, {many} for 64");
         assert!(one <= most, "{name}: {one} nodes per layer");
         let allowed = one * BATCH_PERCENT_MAX / 100;
         assert!(many <= allowed, "{name}: {many} nodes per layer for 64 sequences, {one} for one");
+    }
+}
+
+#[test]
+fn a_step_with_several_prompts_has_no_node_for_each_token() {
+    for name in ["qwen3-f32", "qwen3_moe-q4-f32", "gpt_oss-f32", "qwen3_next-f32"] {
+        let nodes = |num, len: usize| {
+            per_layer(name, |model, prompt| prompt_nodes(model, num, &prompt[..len]))
+        };
+        let [one, four, sixteen] = [1, 4, 16].map(|num| nodes(num, 32));
+        let short = nodes(4, 24);
+        eprintln!("{name}: {one} nodes per layer, {four} for 4 prompts, {sixteen} for 16");
+        for (num, found) in [(4, four), (16, sixteen)] {
+            let allowed = one + (num - 1) * NODES_PER_PROMPT_MAX;
+            assert!(found <= allowed, "{name}: {found} nodes per layer for {num} prompts");
+        }
+        assert!(four <= short, "{name}: {four} nodes per layer, {short} for shorter prompts");
     }
 }
