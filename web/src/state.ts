@@ -36,6 +36,10 @@ export interface Machine {
   active_bytes: number;
   reusable_bytes: number;
   total_bytes: number | null;
+  /** Temperature or thermal state; null where the system does not report it, as the power. */
+  thermal: string | null;
+  cpu_watts: number | null;
+  gpu_watts: number | null;
   ranks: Rank[];
 }
 

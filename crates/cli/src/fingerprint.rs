@@ -181,7 +181,7 @@ fn rows(reports: &[Result<NodeReport, ShellError>]) -> Vec<Row> {
         row("free", Mark::Free, &|it| Some(format!("{} GiB", gib(it.facts.free_bytes)))),
         row("cores", Mark::Warn, &|it| Some(it.facts.cores.to_string())),
         row("load", Mark::Free, &|it| it.facts.load_percent.map(|load| format!("{load} %"))),
-        row("heat", Mark::Free, &|it| it.facts.thermal.clone()),
+        row("heat", Mark::Free, &|it| it.facts.thermal.map(|it| it.to_string())),
         row("GPU", Mark::Warn, &|it| it.facts.gpu.clone()),
         row("system", Mark::Warn, &|it| Some(it.facts.os.clone())),
         row("architecture", Mark::Warn, &|it| Some(it.facts.arch.clone())),

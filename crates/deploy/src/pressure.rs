@@ -1,13 +1,15 @@
-//! Reports the memory of the ranks' machines to an engine, as long as the engine lives.
+//! Reports memory, temperature and power of the ranks' machines to an engine, as long as the engine
+//! lives.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use jackalope_engine::{EngineHandle, MemoryReading};
+use jackalope_engine::{EngineHandle, MachineHeat, MemoryReading};
 use jackalope_fleet::agent::AgentState;
-use jackalope_fleet::nodes::Nodes;
-use jackalope_fleet::platform;
-use jackalope_protocol::{MemoryPressure, PressureLimits};
+use jackalope_fleet::heat::readings_here;
+use jackalope_fleet::nodes::{Node, Nodes};
+use jackalope_protocol::PressureLimits;
+use jackalope_protocol::machine::{Heat, MachineReadings};
 
 /// Interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -18,7 +20,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Name of this machine in messages.
 const THIS_MACHINE: &str = "this machine";
 
-/// Machines whose memory is watched.
+/// Machines that are watched.
 #[derive(Debug)]
 pub(crate) enum Watched {
     /// This machine.
@@ -35,18 +37,15 @@ impl Watched {
         Watched::Agents(Arc::downgrade(nodes))
     }
 
-    /// Queries the memory of each machine that can be reached.
-    fn ask(&self) -> Vec<(String, MemoryPressure)> {
-        let of_agent = |node: &jackalope_fleet::nodes::Node| {
+    /// Queries each machine that can be reached.
+    fn ask(&self) -> Vec<(String, MachineReadings)> {
+        let of_agent = |node: &Node| {
             let is_up = node.agent.state() == AgentState::Up;
-            let pressure = is_up.then(|| node.agent.memory(ANSWER_TIMEOUT).ok())??;
-            Some((node.agent.host().to_owned(), pressure))
+            let readings = is_up.then(|| node.agent.readings(ANSWER_TIMEOUT).ok())??;
+            Some((node.agent.host().to_owned(), readings))
         };
         match self {
-            Watched::Here => platform::current::pressure()
-                .map(|pressure| (THIS_MACHINE.to_owned(), pressure))
-                .into_iter()
-                .collect(),
+            Watched::Here => vec![(THIS_MACHINE.to_owned(), readings_here())],
             Watched::Agents(nodes) => {
                 let nodes = nodes.upgrade();
                 nodes.iter().flat_map(|it| &it.nodes).filter_map(of_agent).collect()
@@ -62,7 +61,12 @@ pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHand
         return;
     }
     let watching = move || {
-        while engine.report_memory(worst(watched.ask(), limits)) {
+        loop {
+            let told = watched.ask();
+            let is_alive = engine.report_heat(heat_of(&told));
+            if !(is_alive && engine.report_memory(worst(told, limits))) {
+                return;
+            }
             std::thread::sleep(INTERVAL);
         }
     };
@@ -70,12 +74,20 @@ pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHand
     thread.expect("a process that just started can start a thread");
 }
 
+/// Returns temperature and power of the machines that report any. Ranks on this machine have no name
+/// of a host.
+fn heat_of(told: &[(String, MachineReadings)]) -> Vec<MachineHeat> {
+    let host = |host: &String| if host == THIS_MACHINE { String::new() } else { host.clone() };
+    let reporting = told.iter().filter(|(_, it)| it.heat != Heat::default());
+    reporting.map(|(name, it)| MachineHeat { host: host(name), heat: it.heat }).collect()
+}
+
 /// Returns the machine with the least memory left; one that reports nothing is not considered.
-fn worst(told: Vec<(String, MemoryPressure)>, limits: PressureLimits) -> MemoryReading {
-    let readings = told.into_iter().map(|(host, pressure)| MemoryReading {
-        tier: pressure.tier(limits),
-        host,
-        free_bytes: pressure.memory.free_bytes,
+fn worst(told: Vec<(String, MachineReadings)>, limits: PressureLimits) -> MemoryReading {
+    let readings = told.into_iter().filter_map(|(host, readings)| {
+        let pressure = readings.memory?;
+        let (tier, free_bytes) = (pressure.tier(limits), pressure.memory.free_bytes);
+        Some(MemoryReading { tier, host, free_bytes })
     });
     let key = |it: &MemoryReading| (it.tier, std::cmp::Reverse(it.free_bytes));
     readings.max_by_key(key).unwrap_or_default()
@@ -83,7 +95,8 @@ fn worst(told: Vec<(String, MemoryPressure)>, limits: PressureLimits) -> MemoryR
 
 #[cfg(test)]
 mod tests {
-    use jackalope_protocol::{MachineMemory, PressureTier};
+    use jackalope_protocol::machine::Thermal;
+    use jackalope_protocol::{MachineMemory, MemoryPressure, PressureTier};
 
     use super::*;
 
@@ -91,12 +104,14 @@ mod tests {
     fn the_machine_that_is_shortest_of_memory_is_told() {
         let told = |host: &str, free_bytes, told| {
             let memory = MachineMemory { total_bytes: 64 << 30, free_bytes };
-            (host.to_owned(), MemoryPressure { memory, told })
+            let memory = Some(MemoryPressure { memory, told });
+            (host.to_owned(), MachineReadings { memory, heat: Heat::default() })
         };
         let all = vec![
             told("mac1", 3 << 30, None),
             told("mac2", 9 << 30, Some(PressureTier::Warn)),
             told("mac3", 2 << 30, None),
+            ("mac4".to_owned(), MachineReadings::default()),
         ];
         let found = worst(all.clone(), PressureLimits::default());
         assert_eq!((found.host.as_str(), found.tier), ("mac2", PressureTier::Warn));
@@ -104,5 +119,15 @@ mod tests {
         let found = worst(all, limits);
         assert_eq!((found.host.as_str(), found.free_bytes), ("mac3", 2 << 30));
         assert_eq!(worst(Vec::new(), limits), MemoryReading::default());
+    }
+
+    #[test]
+    fn machines_without_sensors_are_left_out_of_the_temperatures() {
+        let hot = Heat { thermal: Some(Thermal::Celsius(71)), ..Heat::default() };
+        let told = |host: &str, heat| (host.to_owned(), MachineReadings { memory: None, heat });
+        let all = [told("mac1", Heat::default()), told(THIS_MACHINE, hot), told("mac3", hot)];
+        let host = |it: &MachineHeat| (it.host.clone(), it.heat);
+        let found: Vec<_> = heat_of(&all).iter().map(host).collect();
+        assert_eq!(found, [(String::new(), hot), ("mac3".to_owned(), hot)]);
     }
 }

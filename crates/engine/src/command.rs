@@ -10,6 +10,7 @@ use crate::MemoryReading;
 use crate::event::{Event, Usage};
 use crate::metrics::RequestRecord;
 use crate::request::{Request, RequestId, TenantId};
+use crate::status::MachineHeat;
 
 /// A message that wakes the engine's thread.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ pub(crate) enum Command {
     },
     Ask(Question),
     Memory(MemoryReading),
+    Heat(Vec<MachineHeat>),
     /// A constraint has answered after a step was planned without it.
     ConstraintAnswered,
     HandOver,

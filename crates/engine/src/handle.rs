@@ -14,13 +14,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::command::{Command, Gauges, Listener, OpenRequest, Question};
 use crate::{
-    EngineState, Event, Failure, MemoryReading, Request, RequestId, RequestLimits, RequestRecord,
-    Status,
+    EngineState, Event, Failure, MachineHeat, MemoryReading, Request, RequestId, RequestLimits,
+    RequestRecord, Status,
 };
 
 /// The channel to the engine's thread. Sending never blocks. The channel holds at most one `Submit`
 /// and one `Leave` per open request, whose number is bounded, one question of each caller that
-/// waits for its answer, and occasional readings of the memory. Dropping the last reference ends
+/// waits for its answer, and occasional readings of the machines. Dropping the last reference ends
 /// the engine.
 pub(crate) struct Commands {
     send: Box<dyn Fn(Command) -> bool + Send + Sync>,
@@ -242,6 +242,12 @@ impl EngineHandle {
     /// ended.
     pub fn report_memory(&self, reading: MemoryReading) -> bool {
         self.commands.send(Command::Memory(reading))
+    }
+
+    /// Reports temperature and power of the machines, which only its status shows. Returns false if
+    /// the engine has ended.
+    pub fn report_heat(&self, heat: Vec<MachineHeat>) -> bool {
+        self.commands.send(Command::Heat(heat))
     }
 
     fn check_pressure(&self) -> Result<(), SubmitError> {

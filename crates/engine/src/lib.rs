@@ -56,6 +56,6 @@ pub use request::{
 };
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{
-    BrokenLink, Counters, EngineState, Histogram, HostWork, KvStatus, PrefixStats, RankStatus,
-    RecoveryStats, Status, StepStats, TimingSums,
+    BrokenLink, Counters, EngineState, Histogram, HostWork, KvStatus, MachineHeat, PrefixStats,
+    RankStatus, RecoveryStats, Status, StepStats, TimingSums,
 };

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use jackalope_protocol::machine::Heat;
 use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
 use crate::{Buckets, Failure, MissReason, PressureStatus, RequestLimits, RequestStats};
@@ -42,8 +43,19 @@ pub struct Status {
     pub recovery: RecoveryStats,
     /// Memory pressure, caused by other programs.
     pub pressure: PressureStatus,
+    /// Temperature and power of the machines that report them.
+    pub heat: Vec<MachineHeat>,
     /// Links between machines that are known to be broken, also those that no rank needs now.
     pub broken_links: Vec<BrokenLink>,
+}
+
+/// Temperature and power of one machine.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct MachineHeat {
+    /// Name of the machine, as in [`RankStatus::host`].
+    pub host: String,
+    /// What it reported last.
+    pub heat: Heat,
 }
 
 /// A link between two machines over which they do not reach each other.

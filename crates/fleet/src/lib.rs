@@ -7,6 +7,7 @@
 //!     └────▶ stock (environment variables of MLX's own transports)
 //!   hostfile, facts ─▶ routes (addresses between ranks)
 //!   platform (macos, linux): the parts that depend on the operating system
+//!   heat (temperature and power of this machine)
 //!   shell ─▶ facts (hardware and system of a machine), install (these programs on a machine)
 //!   agent: starts programs on its machine for a coordinator
 //!   trust: which coordinators may command this machine, and the keys of the machines it commands
@@ -16,6 +17,7 @@
 pub mod agent;
 pub mod discovery;
 pub mod facts;
+pub mod heat;
 pub mod home;
 pub mod hostfile;
 pub mod install;

@@ -3,6 +3,7 @@
 //! machine are parsed by the module of the system that it names.
 
 mod chips;
+mod energy;
 pub mod linux;
 pub mod macos;
 mod routing;
@@ -14,6 +15,7 @@ pub use linux as current;
 pub use macos as current;
 
 pub use chips::memory_bytes_per_s;
+pub use energy::EnergyReading;
 pub use routing::{Network, Route};
 pub use version::Version;
 

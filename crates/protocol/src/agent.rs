@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::NodeFacts;
-use crate::{MemoryPressure, Secret};
+use crate::Secret;
+use crate::machine::{MachineReadings, NodeFacts};
 
 /// A message to an agent.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -71,8 +71,8 @@ pub enum ToAgent {
     Bye,
     /// Stop the agent and all its programs.
     Stop,
-    /// Report the state of the machine's memory.
-    Memory,
+    /// Report the machine's memory, temperature and power.
+    Readings,
     /// Kill a process that an earlier agent of this machine started, if the process with this pid
     /// has this start time.
     KillProcess {
@@ -137,8 +137,8 @@ pub enum FromAgent {
     Status(Vec<ProgramStatus>),
     /// Heartbeat, sent once a second.
     Beat,
-    /// State of the machine's memory; absent if its system does not report it.
-    Memory(Option<MemoryPressure>),
+    /// The machine's memory, temperature and power.
+    Readings(MachineReadings),
     /// The result of a [`ToAgent::Probe`].
     Probed {
         /// Tag of the probe.

@@ -1,8 +1,11 @@
 //! Hardware and system of a machine, as its own programs report them.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::MemoryPressure;
 
 /// Facts about one machine. Sizes are in bytes.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -27,10 +30,51 @@ pub struct NodeFacts {
     pub load_percent: Option<u32>,
     /// GPU, if there is one that MLX computes on.
     pub gpu: Option<String>,
-    /// Thermal state: `normal`, `54 °C`, `slowed down to 80 %`.
-    pub thermal: Option<String>,
+    /// Thermal state, if the system reports it.
+    pub thermal: Option<Thermal>,
     /// Network interfaces that are up.
     pub interfaces: Vec<Interface>,
+}
+
+/// How hot a machine is, as its system reports it.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Thermal {
+    /// Temperature of the hottest sensor, in degrees Celsius.
+    Celsius(u8),
+    /// Not too hot; the system reports no temperature.
+    Normal,
+    /// The system limits the processor to this percentage of its speed.
+    SlowedDownTo(u8),
+}
+
+impl fmt::Display for Thermal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Thermal::Celsius(degrees) => write!(f, "{degrees} °C"),
+            Thermal::Normal => write!(f, "normal"),
+            Thermal::SlowedDownTo(percent) => write!(f, "slowed down to {percent} %"),
+        }
+    }
+}
+
+/// Temperature and electrical power of a machine, as far as its system reports them.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Heat {
+    /// Thermal state of the processors and GPUs.
+    pub thermal: Option<Thermal>,
+    /// Power of the processors, in watts.
+    pub cpu_watts: Option<u16>,
+    /// Power of the GPUs, in watts.
+    pub gpu_watts: Option<u16>,
+}
+
+/// What an agent reads on its machine each time it is asked.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct MachineReadings {
+    /// State of the memory; absent if the system does not report it.
+    pub memory: Option<MemoryPressure>,
+    /// Temperature and power.
+    pub heat: Heat,
 }
 
 /// A network interface.

@@ -11,6 +11,7 @@ use jackalope_serving::ids::unix_time;
 use jackalope_serving::journal::ErrorRecord;
 use jackalope_serving::models::ModelStatus;
 use jackalope_serving::numbers::rounded;
+use jackalope_web::heat_json;
 use serde_json::{Value, json};
 
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
@@ -125,6 +126,7 @@ async fn health(State(state): State<ServerState>) -> (StatusCode, Json<Value>) {
         "recoveries": status.as_ref().map_or(0, |it| it.counters.recoveries),
         "kv": status.as_ref().map(kv_json),
         "memory_pressure": status.as_ref().map(pressure_json),
+        "machines": status.as_ref().map_or_else(Vec::new, heat_json),
         "counters": status.as_ref().map(counters_json),
         "steps": status.as_ref().map(steps_json),
         "broken_links": broken_links(&models, now),

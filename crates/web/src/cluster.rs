@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use jackalope_engine::{EngineState, RankStatus, Status};
+use jackalope_engine::{EngineState, MachineHeat, RankStatus, Status};
 use jackalope_serving::ids::unix_time;
 use jackalope_serving::memory::MemoryUse;
 use jackalope_serving::models::ModelStatus;
@@ -42,8 +42,26 @@ pub fn overview(state: &ServingState, activity: &Activity, num_samples: usize) -
     })
 }
 
+/// Returns temperature and power of the machines that report them, each with its host.
+pub fn heat_json(status: &Status) -> Vec<Value> {
+    let object = |it: &MachineHeat| {
+        json!({
+            "host": Some(&it.host).filter(|host| !host.is_empty()),
+            "thermal": it.heat.thermal.map(|thermal| thermal.to_string()),
+            "cpu_watts": it.heat.cpu_watts,
+            "gpu_watts": it.heat.gpu_watts,
+        })
+    };
+    status.heat.iter().map(object).collect()
+}
+
 fn host_of(rank: &RankStatus) -> &str {
-    if rank.host.is_empty() { HERE } else { &rank.host }
+    named(&rank.host)
+}
+
+/// Returns the name of a machine for people.
+fn named(host: &str) -> &str {
+    if host.is_empty() { HERE } else { host }
 }
 
 /// The machines, by name, with the ranks of all models on them.
@@ -64,7 +82,14 @@ fn machines(engines: &[(&ModelStatus, Status)], now: Instant) -> Vec<Value> {
             machine.ranks.push(rank_json(&model.id, rank, it, now));
         }
     }
+    // All engines are told the same of a machine.
+    let heat_of = |name: &str| {
+        let all = engines.iter().flat_map(|(_, status)| &status.heat);
+        let mut of_machine = all.filter(|it| named(&it.host) == name);
+        of_machine.next().map(|it| it.heat).unwrap_or_default()
+    };
     let entry = |(name, it): (&str, Machine)| {
+        let heat = heat_of(name);
         let total = it.free.map(|free| free + it.memory.weights);
         json!({
             "name": name,
@@ -73,6 +98,9 @@ fn machines(engines: &[(&ModelStatus, Status)], now: Instant) -> Vec<Value> {
             "active_bytes": it.memory.active,
             "reusable_bytes": it.memory.cache,
             "total_bytes": total,
+            "thermal": heat.thermal.map(|it| it.to_string()),
+            "cpu_watts": heat.cpu_watts,
+            "gpu_watts": heat.gpu_watts,
             "ranks": it.ranks,
         })
     };

@@ -18,7 +18,7 @@ mod stats;
 mod tables;
 
 pub use activity::{Activity, SAMPLES_MAX};
-pub use cluster::overview;
+pub use cluster::{heat_json, overview};
 pub use docs::documentation;
 pub use doctor::{ClusterDoctor, Diagnosis};
 pub use files::{asset, page};

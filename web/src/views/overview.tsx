@@ -107,6 +107,12 @@ function Memory({ machines }: { machines: Machine[] }) {
   );
 }
 
+/** Temperature and power, as far as the machine's system reports them. */
+function heat(machine: Machine): string {
+  const watts = (name: string, value: number | null) => (value === null ? null : `${name} ${digits(value)} W`);
+  return [machine.thermal, watts("CPU", machine.cpu_watts), watts("GPU", machine.gpu_watts)].filter((it) => it !== null).join(" · ");
+}
+
 export function MachineMemory({ machine, isNamed = true }: { machine: Machine; isNamed?: boolean }) {
   const { weights_bytes: weights, kv_bytes: kv, total_bytes } = machine;
   const other = Math.max(0, machine.active_bytes + machine.reusable_bytes - weights - kv);
@@ -130,6 +136,7 @@ export function MachineMemory({ machine, isNamed = true }: { machine: Machine; i
         label={`${machine.name}: ${words}`}
       />
       <p class="tile-note">{words}</p>
+      {heat(machine) !== "" && <p class="tile-note">{heat(machine)}</p>}
     </div>
   );
 }

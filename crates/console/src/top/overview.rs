@@ -29,6 +29,8 @@ pub(crate) struct Overview {
     pub(crate) kv_used_bytes: u64,
     pub(crate) kv_budget_bytes: u64,
     pub(crate) ranks: Vec<RankRow>,
+    /// Temperature and power of the machines that report them, as sentences.
+    pub(crate) machines: Vec<String>,
     /// Models besides the default one, with their states.
     pub(crate) others: Vec<String>,
     /// Broken links, as sentences.
@@ -82,6 +84,7 @@ impl Overview {
             kv_used_bytes: kv("running_bytes"),
             kv_budget_bytes: kv("budget_bytes"),
             ranks: list("ranks").iter().map(RankRow::new).collect(),
+            machines: list("machines").iter().filter_map(heat).collect(),
             others: others
                 .map(|it| format!("{}: {}", plain(&it["id"]), plain(&it["state"])))
                 .collect(),
@@ -109,7 +112,7 @@ impl Overview {
             "recoveries": self.num_recoveries,
             "kv": {"used_bytes": self.kv_used_bytes, "budget_bytes": self.kv_budget_bytes},
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
-            "other_models": self.others, "broken_links": self.links,
+            "machines": self.machines, "other_models": self.others, "broken_links": self.links,
         })
     }
 
@@ -150,7 +153,7 @@ impl Overview {
         for rank in &self.ranks {
             add(format!("{}: {}", rank.cells()[0], rank.cells()[1..].join(", ")));
         }
-        for line in self.others.iter().chain(&self.links) {
+        for line in self.machines.iter().chain(&self.others).chain(&self.links) {
             add(line.clone());
         }
         text
@@ -212,6 +215,17 @@ impl RankRow {
     }
 }
 
+/// Returns what a machine reports: `mac1: 71 °C, GPU 591 W`.
+fn heat(machine: &Value) -> Option<String> {
+    let watts = |name: &str, key: &str| Some(format!("{name} {} W", machine[key].as_u64()?));
+    let thermal = machine["thermal"].is_string().then(|| plain(&machine["thermal"]));
+    let parts = [thermal, watts("CPU", "cpu_watts"), watts("GPU", "gpu_watts")];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    let host = &machine["host"];
+    let name = if host.is_string() { plain(host) } else { "here".to_owned() };
+    (!parts.is_empty()).then(|| format!("{name}: {}", parts.join(", ")))
+}
+
 fn link(value: &Value) -> String {
     let (between, reason) = (plain(&value["between"]), plain(&value["reason"]));
     format!("{between} do not reach each other, for {} s: {reason}", value["seconds"])
@@ -255,6 +269,11 @@ pub(super) mod tests {
                 {"id": "org/m", "default": true, "state": "recovering"},
                 {"id": "org/n", "default": false, "state": "unloaded"},
             ],
+            "machines": [
+                {"host": "mac1", "thermal": "71 °C", "cpu_watts": 65, "gpu_watts": 591},
+                {"host": null, "thermal": "normal", "cpu_watts": null, "gpu_watts": null},
+                {"host": "mac3", "thermal": null, "cpu_watts": null, "gpu_watts": null},
+            ],
             "broken_links": [{"between": "a and b", "reason": "no answer", "seconds": 9}],
         });
         let snapshot = json!({
@@ -274,7 +293,7 @@ pub(super) mod tests {
             "KV cache 1.0 MiB of 1.0 GiB",
             "layers 0–4, heads 0–8, 3.0 MiB, 2.0 KiB, 5.0 GiB, 1.5 ms, 50 %",
             "starting, silent 9 s",
-            "org/n: unloaded",
+            "mac1: 71 °C, CPU 65 W, GPU 591 W\nhere: normal\norg/n: unloaded",
             "a and b do not reach each other, for 9 s: no answer",
         ] {
             assert!(text.contains(part), "{part} in {text}");

@@ -30,7 +30,9 @@ impl Palette {
 pub(super) fn draw(frame: &mut Frame<'_>, watch: &Watch, has_colors: bool) {
     let palette = Palette { has_colors };
     let overview = &watch.overview;
-    let num_notes = overview.links.len() + overview.others.len() + 1;
+    let machines = overview.machines.join("; ");
+    let machines = Some(machines).filter(|it| !it.is_empty());
+    let num_notes = overview.links.len() + machines.iter().len() + overview.others.len() + 1;
     let rows = [
         Constraint::Length(1),
         Constraint::Length(SPEED_ROWS),
@@ -63,7 +65,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, watch: &Watch, has_colors: bool) {
     draw_ranks(frame, ranks, watch, &palette);
     let failure = watch.failure.as_ref().map(|it| it.replace('\n', "; "));
     let keys = failure.unwrap_or_else(|| format!("{}; q quits", overview.counters()));
-    let lines = overview.links.iter().chain(&overview.others).cloned().chain([keys]);
+    let lines =
+        overview.links.iter().chain(&overview.others).cloned().chain(machines).chain([keys]);
     let lines: Vec<Line<'_>> = lines.map(Line::from).collect();
     let style = if watch.failure.is_some() || !overview.links.is_empty() {
         palette.color(Color::Red)
@@ -142,6 +145,7 @@ mod tests {
             "layers 0–4, heads 0–8",
             "silent 9 s",
             "a and b do not reach",
+            "mac1: 71 °C, CPU 65 W, GPU 591 W; here: normal",
             "org/n: unloaded",
             "q quits",
         ] {

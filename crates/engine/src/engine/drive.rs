@@ -148,6 +148,9 @@ impl<G: RankGroup> Driver<G> {
             Message::Command(Command::Leave { id }) => self.leave(id),
             Message::Command(Command::Ask(question)) => self.answer(question),
             Message::Command(Command::Memory(reading)) => self.on_memory(reading),
+            Message::Command(Command::Heat(heat)) => {
+                self.reporting.modify(|status| status.heat = heat);
+            }
             Message::Command(Command::ConstraintAnswered) => {
                 let answers = self.constraint_pool.as_mut().map(ConstraintPool::take);
                 if let (Some(scheduler), Some(answers)) = (&mut self.scheduler, answers) {

@@ -51,6 +51,7 @@ impl Reporting {
             due_at: None,
             recovery: RecoveryStats::default(),
             pressure: PressureStatus::default(),
+            heat: Vec::new(),
             broken_links: Vec::new(),
         };
         Reporting { status: watch::Sender::new(status), streams: Streams::new(gauges) }

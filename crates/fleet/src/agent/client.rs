@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::agent::{FromAgent, Order, ProgramStatus, Stream, ToAgent};
-use jackalope_protocol::machine::NodeFacts;
+use jackalope_protocol::machine::{MachineReadings, NodeFacts};
 use jackalope_protocol::secure::{Coordinator as _, Introduction};
-use jackalope_protocol::{FrameError, MemoryPressure, PublicKey, frame, secure};
+use jackalope_protocol::{FrameError, PublicKey, frame, secure};
 use tracing::{debug, info, warn};
 
 use super::refusal::AgentRefusal;
@@ -109,7 +109,7 @@ struct Inner {
     outbox: Option<SyncSender<ToAgent>>,
     facts: Option<NodeFacts>,
     status: Option<Vec<ProgramStatus>>,
-    memory: Option<Option<MemoryPressure>>,
+    readings: Option<MachineReadings>,
     num_orders: u64,
     is_over: bool,
     /// Consecutive attempts that connected and got no answer.
@@ -259,7 +259,7 @@ impl Agent {
                 outbox: None,
                 facts: None,
                 status: None,
-                memory: None,
+                readings: None,
                 num_orders: 0,
                 is_over: false,
                 num_silent_dials: 0,
@@ -392,20 +392,19 @@ impl Agent {
         })
     }
 
-    /// Requests the state of the machine's memory.
+    /// Requests the machine's memory, temperature and power.
     ///
     /// # Errors
-    /// Why no answer arrived, or that the machine's system does not report its memory.
-    pub fn memory(&self, timeout: Duration) -> Result<MemoryPressure, String> {
+    /// Why no answer arrived.
+    pub fn readings(&self, timeout: Duration) -> Result<MachineReadings, String> {
         let mut asked = false;
-        let told = self.shared.wait(timeout, |inner| {
+        self.shared.wait(timeout, |inner| {
             if !asked && inner.outbox.is_some() {
-                (asked, inner.memory) = (true, None);
-                inner.tell(ToAgent::Memory);
+                (asked, inner.readings) = (true, None);
+                inner.tell(ToAgent::Readings);
             }
-            inner.memory.take()
-        });
-        told?.ok_or_else(|| "its system does not tell".to_owned())
+            inner.readings.take()
+        })
     }
 
     /// Orders a program; does not block. While the machine cannot be reached, the order stays
@@ -771,7 +770,7 @@ fn hear(shared: &Shared, message: FromAgent) {
         }
         FromAgent::Facts(facts) => inner.facts = Some(facts),
         FromAgent::Status(status) => inner.status = Some(status),
-        FromAgent::Memory(memory) => inner.memory = Some(memory),
+        FromAgent::Readings(readings) => inner.readings = Some(readings),
         FromAgent::Probed { tag, failure } => {
             if let Some(probe) = inner.probes.iter_mut().find(|(known, _)| *known == tag) {
                 probe.1 = Some(failure);

@@ -119,7 +119,7 @@ fn read(
             ToAgent::Input { name, bytes } => programs.input(&name, &bytes),
             ToAgent::Kill { name } => programs.kill(&name),
             ToAgent::Facts => tell(FromAgent::Facts(crate::facts::facts_here()))?,
-            ToAgent::Memory => tell(FromAgent::Memory(crate::platform::current::pressure()))?,
+            ToAgent::Readings => tell(FromAgent::Readings(crate::heat::readings_here()))?,
             ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
             ToAgent::KillProcess { .. } if powers != Powers::All => {}
             ToAgent::KillProcess { pid, began } => {

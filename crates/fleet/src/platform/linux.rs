@@ -1,15 +1,21 @@
 //! Linux: parses the text files under `/proc`, and the output of `ip`.
 
+mod heat;
 pub mod network;
 
 use std::collections::BTreeMap;
 
-use jackalope_protocol::machine::NodeFacts;
+use jackalope_protocol::machine::{NodeFacts, Thermal};
 use jackalope_protocol::{MachineMemory, MemoryPressure};
 
 use super::chips;
 use crate::facts::Sections;
 use crate::process::Child;
+
+pub use heat::heat;
+
+/// Maximum plausible temperature in degrees Celsius; processors switch off below it.
+const CELSIUS_MAX: u8 = 150;
 
 /// Returns when a process started, in ticks since boot; `None` if it does not run.
 pub fn process_began(pid: u32) -> Option<String> {
@@ -80,10 +86,12 @@ pub fn keep_awake() -> Option<Child> {
     None
 }
 
-/// Returns the hottest of the kernel's thermal zones, which are in thousandths of a degree.
-fn hottest(zones: &str) -> Option<String> {
-    let hottest = zones.split_whitespace().filter_map(|zone| zone.parse::<i64>().ok()).max()?;
-    Some(format!("{} °C", hottest / 1000))
+/// Returns the hottest of the kernel's sensors, which are in thousandths of a degree. A sensor that
+/// reports zero, or what no running machine has, is broken or not connected.
+fn hottest(sensors: &str) -> Option<Thermal> {
+    let celsius = |text: &str| u8::try_from(text.parse::<i64>().ok()? / 1000).ok();
+    let degrees = sensors.split_whitespace().filter_map(celsius);
+    degrees.filter(|it| (1..=CELSIUS_MAX).contains(it)).max().map(Thermal::Celsius)
 }
 
 /// Parses `/proc/meminfo`.
@@ -119,8 +127,11 @@ mod tests {
 
     #[test]
     fn the_hottest_zone_counts() {
-        assert_eq!(hottest("27800\n54000\n-1000\n").as_deref(), Some("54 °C"));
+        assert_eq!(hottest("27800\n54000\n-1000\n").unwrap().to_string(), "54 °C");
         assert_eq!(hottest("cat: no such file"), None);
+        let broken = "0 -273150 151000 65261850 9223372036854775807 99999999999999999999";
+        assert_eq!(hottest(broken), None);
+        assert_eq!(hottest(&format!("{broken} 38000")), Some(Thermal::Celsius(38)));
     }
 
     #[test]

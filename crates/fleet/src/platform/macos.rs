@@ -1,16 +1,19 @@
 //! macOS: parses `sysctl`, `vm_stat`, `sw_vers` and `ifconfig`.
 
+mod heat;
 pub mod network;
 
 use std::ffi::OsString;
 use std::time::Duration;
 
-use jackalope_protocol::machine::NodeFacts;
+use jackalope_protocol::machine::{NodeFacts, Thermal};
 use jackalope_protocol::{MachineMemory, MemoryPressure, PressureTier};
 
 use super::{Version, chips};
 use crate::facts::Sections;
 use crate::process::{Child, Spawn, output_of};
+
+pub use heat::heat;
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -32,12 +35,12 @@ pub fn keep_awake() -> Option<Child> {
 }
 
 /// Parses `pmset -g therm`: the limit of the processor's speed, or that there is none.
-fn thermal(text: &str) -> Option<String> {
+fn thermal(text: &str) -> Option<Thermal> {
     let limit = text.lines().find_map(|line| line.trim().strip_prefix("CPU_Speed_Limit"));
-    match limit.and_then(|it| it.trim_start_matches([' ', '=', '\t']).trim().parse::<u32>().ok()) {
-        Some(100) => Some("normal".to_owned()),
-        Some(limit) => Some(format!("slowed down to {limit} %")),
-        None => text.contains("No thermal warning").then(|| "normal".to_owned()),
+    match limit.and_then(|it| it.trim_start_matches([' ', '=', '\t']).trim().parse::<u8>().ok()) {
+        Some(limit) if limit < 100 => Some(Thermal::SlowedDownTo(limit)),
+        Some(_) => Some(Thermal::Normal),
+        None => text.contains("No thermal warning").then_some(Thermal::Normal),
     }
 }
 
@@ -180,9 +183,10 @@ mod tests {
         let cool = "Note: No thermal warning level has been recorded\n\
                     Note: No performance warning level has been recorded\n";
         let hot = "CPU Power notify\n\tCPU_Scheduler_Limit \t= 100\n\tCPU_Speed_Limit \t= 80\n";
-        assert_eq!(thermal(cool).as_deref(), Some("normal"));
-        assert_eq!(thermal(hot).as_deref(), Some("slowed down to 80 %"));
-        assert_eq!(thermal(&hot.replace("80", "100")).as_deref(), Some("normal"));
+        assert_eq!(thermal(cool), Some(Thermal::Normal));
+        assert_eq!(thermal(hot).unwrap().to_string(), "slowed down to 80 %");
+        assert_eq!(thermal(&hot.replace("80", "100")), Some(Thermal::Normal));
+        assert_eq!(thermal(&hot.replace("80", "-1")), None, "a limit that makes no sense");
         assert_eq!(thermal(""), None);
     }
 

@@ -501,7 +501,7 @@ fn the_secret_alone_commands_nothing_and_a_person_may_change_that() {
     assert!(err.contains(&format!("hint: on that machine run `jackalope trust accept {key}`")));
     assert_eq!(nobody.refusal(), Some(AgentRefusal::Untrusted));
     assert!(nobody.facts(Duration::ZERO).is_err() && nobody.status(Duration::ZERO).is_err());
-    assert!(nobody.memory(Duration::ZERO).is_err());
+    assert!(nobody.readings(Duration::ZERO).is_err());
     let status = agent.status(LONG).unwrap();
     assert_eq!(status.iter().map(|it| it.pid).collect::<Vec<_>>(), [kept]);
     assert!(!marker.exists());

@@ -237,6 +237,10 @@ pub(crate) struct HealthAnswer {
     queue_max: usize,
     /// Memory pressure on the machines; `tier` is `normal`, `warn` or `critical`.
     memory_pressure: Option<Fields>,
+    /// Temperature and power of the machines: `host` (null for the server's own), `thermal` (such as
+    /// `54 °C`, or `normal` on a Mac), `cpu_watts` and `gpu_watts`; null where the system does not
+    /// report them.
+    machines: Vec<Fields>,
     counters: Option<Fields>,
     /// Broken links between machines, with `between`, `reason` and `seconds`.
     broken_links: Vec<Fields>,

@@ -2,7 +2,9 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use jackalope_engine::MachineHeat;
 use jackalope_engine::testing::FakeOrder;
+use jackalope_protocol::machine::{Heat, Thermal};
 use serde_json::{Value, json};
 
 use crate::support::{MODEL, Reply, Server, Setup, chat_body, events, post};
@@ -79,6 +81,26 @@ async fn the_overview_has_machines_ranks_and_models() {
     assert_eq!((&model["state"], &model["is_default"]), (&json!("ready"), &json!(true)));
     assert_eq!(model["counters"]["requests"], 1);
     assert_eq!(overview["recoveries"], json!([]));
+}
+
+#[tokio::test]
+async fn temperature_and_power_of_a_machine_are_in_the_overview_and_in_its_health() {
+    let server = Setup::says("Hello").start().await;
+    let silent = server.get("/v1/cluster").await.ok();
+    assert_eq!(silent["machines"][0]["thermal"], Value::Null);
+    assert_eq!(server.get("/health").await.ok()["machines"], json!([]));
+    let heat = Heat { thermal: Some(Thermal::Celsius(71)), cpu_watts: None, gpu_watts: Some(591) };
+    let told = ["", "elsewhere"].map(|host| MachineHeat { host: host.to_owned(), heat });
+    server.engine.report_heat(told.to_vec());
+    server.until("it is reported", |it| !it.heat.is_empty()).await;
+    let machines = server.get("/v1/cluster").await.ok()["machines"].clone();
+    assert_eq!(machines.as_array().unwrap().len(), 1, "only machines of ranks: {machines}");
+    let shown = ["name", "thermal", "cpu_watts", "gpu_watts"].map(|key| machines[0][key].clone());
+    assert_eq!(json!(shown), json!(["this machine", "71 °C", null, 591]));
+    let health = server.get("/health").await.ok();
+    let here = json!({"host": null, "thermal": "71 °C", "cpu_watts": null, "gpu_watts": 591});
+    assert_eq!(health["machines"][0], here);
+    assert_eq!(health["machines"][1]["host"], "elsewhere");
 }
 
 #[tokio::test]
