@@ -7,6 +7,7 @@ mod anthropic;
 mod anthropic_input;
 mod bad_input;
 mod choices;
+mod copies;
 mod cut_calls;
 mod embeddings;
 mod extras;
