@@ -20,10 +20,15 @@ exec /bin/sh -c "$(printf '%s' "$3" | sed "s/agent --start/agent --start --liste
 
 const MODEL = "jack/mini";
 
-/** Ends the agent of a machine, whose process its record names. */
+/** The process of a machine's agent, which its record names. */
+function agentOf(home) {
+  return JSON.parse(fs.readFileSync(path.join(home, ".jackalope/agent.json"), "utf8")).pid;
+}
+
+/** Ends the agent of a machine. */
 function endAgent(home) {
   try {
-    process.kill(JSON.parse(fs.readFileSync(path.join(home, ".jackalope/agent.json"), "utf8")).pid, "SIGKILL");
+    process.kill(agentOf(home), "SIGKILL");
   } catch {
     // It has no agent, or it has ended.
   }
@@ -85,5 +90,53 @@ test("copies", { timeout: 170_000 }, async (t) => {
     await dialog.getByRole("button", { name: "Resume to mac21" }).click();
     await targets.locator("li", { hasText: "mac21" }).getByText("done").waitFor();
     assert(fs.existsSync(copied));
+    await page.getByRole("button", { name: "Dismiss" }).click();
+  });
+
+  await t.test("a machine that fails says why, and is resumed", async (t) => {
+    const models = path.join(home, "models_mlx");
+    fs.rmSync(models, { recursive: true });
+    const { page } = await open(t, url, { at: "#/models", size: "phone" });
+    await page.getByRole("button", { name: `Copy ${MODEL} to other machines` }).click();
+    const dialog = page.getByRole("dialog", { name: "mini on other machines" });
+    const copy = dialog.getByRole("button", { name: "Copy to mac21" });
+    await copy.waitFor();
+    fs.writeFileSync(models, "no folder");
+    await copy.click();
+    const targets = page.getByRole("list", { name: `Machines that ${MODEL} is copied to` });
+    const target = targets.locator("li", { hasText: "mac21" });
+    await target.getByText("failed", { exact: true }).waitFor();
+    await target.getByRole("alert").getByText("models_mlx").waitFor();
+    await page.getByText("failed on 1 of 1 machine").waitFor();
+    await checkAccess(page, "a copy that failed");
+    await checkWidth(page, "a copy that failed");
+    fs.rmSync(models);
+    await page.getByRole("button", { name: "Resume" }).click();
+    await target.getByText("done", { exact: true }).waitFor();
+    assert.equal(await target.getByRole("alert").count(), 0);
+    await page.getByRole("button", { name: "Dismiss" }).click();
+    await targets.waitFor({ state: "detached" });
+  });
+
+  await t.test("a copy is cancelled and resumed", async (t) => {
+    fs.rmSync(path.join(home, "models_mlx"), { recursive: true });
+    const { page } = await open(t, url, { at: "#/models" });
+    await page.getByRole("button", { name: `Copy ${MODEL} to other machines` }).click();
+    const dialog = page.getByRole("dialog", { name: "mini on other machines" });
+    const copy = dialog.getByRole("button", { name: "Copy to mac21" });
+    await copy.waitFor();
+    // Its agent answers nothing, so that the copy does not end by itself.
+    process.kill(agentOf(home), "SIGSTOP");
+    await copy.click();
+    const targets = page.getByRole("list", { name: `Machines that ${MODEL} is copied to` });
+    const target = targets.locator("li", { hasText: "mac21" });
+    await target.getByText("running", { exact: true }).waitFor();
+    await page.getByRole("button", { name: "Cancel", exact: true }).click();
+    await target.getByText("cancelled", { exact: true }).waitFor();
+    await checkAccess(page, "a cancelled copy");
+    process.kill(agentOf(home), "SIGCONT");
+    await page.getByRole("button", { name: "Resume" }).click();
+    await target.getByText("done", { exact: true }).waitFor();
+    assert(fs.existsSync(path.join(home, "models_mlx", MODEL, "model.safetensors")));
   });
 });
