@@ -220,7 +220,9 @@ impl Pull {
             threads.into_iter().map(|it| it.join().expect("fetching does not panic")).collect()
         });
         drop(bar);
-        results.into_iter().sum()
+        let fetched_bytes = results.into_iter().sum::<Result<u64, PullError>>()?;
+        // Threads that were stopped report no failure of their own.
+        if self.stop.is_set() { Err(PullError::Stopped) } else { Ok(fetched_bytes) }
     }
 
     /// Caches the hashes, so that hundreds of gigabytes that were hashed on arrival are not hashed

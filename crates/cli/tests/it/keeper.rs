@@ -2,17 +2,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use ureq::Agent;
 
 use crate::checkpoint::shipped;
 use crate::http::Server;
-use crate::hub::{Fault, Hub, REPO};
+use crate::hub::{Fault, HEADER, Hub, REPO, blob_of};
 use crate::program::{Program, wait_for};
 
 const WEIGHTS: &str = "model.safetensors";
+
+/// Seconds within which a cancelled download ends; a silent hub is waited for sixty.
+const CANCEL_SECONDS_MAX: f32 = 10.0;
 
 /// A machine with one model in its folder of models, and a hub with another one.
 struct Machine {
@@ -35,6 +38,23 @@ impl Machine {
 
     fn models(&self) -> PathBuf {
         self.home.join("models")
+    }
+
+    /// Returns a file of the model that is being fetched, as it is called beside the folder's own.
+    fn fetched(&self, name: &str, end: &str) -> PathBuf {
+        self.models().join(REPO).join(".jackalope").join(format!("{name}.{end}"))
+    }
+
+    /// Returns the number of bytes of a file that have arrived.
+    fn arrived(&self, name: &str) -> u64 {
+        let path = self.fetched(name, &format!("{}.incomplete", blob_of(name)));
+        fs::metadata(path).map_or(0, |it| it.len())
+    }
+
+    /// Returns whether no pull holds a file.
+    fn is_free(&self, name: &str) -> bool {
+        let lock = fs::File::options().write(true).open(self.fetched(name, "lock"));
+        lock.is_ok_and(|it| it.try_lock().is_ok())
     }
 
     /// Starts a server with `args`, in which `DIR` stands for the folder of models.
@@ -146,7 +166,11 @@ fn names_are_never_paths_and_a_pull_ends_with_its_client() {
     assert!(lines.last().unwrap()["error"].as_str().unwrap().contains("jack/none"), "{lines:?}");
 
     machine.hub.fail(WEIGHTS, Fault::Stall(1000), 1);
-    assert_eq!(pull_within(&server, REPO, Duration::from_secs(2)), None);
+    // Where programs are slow, a client may leave before the weights begin.
+    wait_for("a client that leaves in the middle of the weights", || {
+        pull_within(&server, REPO, Duration::from_secs(2));
+        (machine.arrived(WEIGHTS) == 1000).then_some(())
+    });
     // The next pull continues as soon as the lock on the file is free.
     wait_for("the given up pull to end", || {
         let lines = pull(&server, REPO);
@@ -154,6 +178,44 @@ fn names_are_never_paths_and_a_pull_ends_with_its_client() {
     });
     let ranges = machine.hub.ranges(WEIGHTS);
     assert!(ranges.contains(&Some("bytes=1000-".to_owned())), "{ranges:?}");
+}
+
+#[test]
+fn a_cancelled_download_ends_at_once_while_the_hub_is_silent_and_is_resumed() {
+    let machine = Machine::new("silent");
+    let server = machine.serve("--models-dir DIR");
+    let state = || server.get("/v1/pulls").1["pulls"][0]["state"].clone();
+    let began = || server.ask("/v1/pulls", &json!({"model": REPO}))["id"].clone();
+    let cancel = |id: &Value| {
+        let path = format!("{}/v1/pulls/{}", server.url, id.as_str().unwrap());
+        let reply = agent(Duration::from_secs(60)).delete(path).call().unwrap();
+        assert_eq!((reply.status().as_u16(), state()), (200, json!("cancelled")));
+    };
+    // The hub says nothing after a request for the header, which no file is locked for.
+    machine.hub.fail(HEADER, Fault::Stall(0), 1);
+    let id = began();
+    wait_for("request for the header", || (!machine.hub.seen(HEADER).is_empty()).then_some(()));
+    cancel(&id);
+
+    machine.hub.fail(WEIGHTS, Fault::Stall(600_000), 1);
+    let id = began();
+    wait_for("part of the file", || (machine.arrived(WEIGHTS) == 600_000).then_some(()));
+    assert!(!machine.is_free(WEIGHTS), "the download holds its file");
+    let cancelled_at = Instant::now();
+    cancel(&id);
+    wait_for("end of the download", || machine.is_free(WEIGHTS).then_some(()));
+    let seconds = cancelled_at.elapsed().as_secs_f32();
+    assert!(seconds < CANCEL_SECONDS_MAX, "it waited for the hub: {seconds} s");
+    assert_eq!(machine.arrived(WEIGHTS), 600_000, "what has arrived is kept");
+    assert!(!machine.models().join(REPO).join(".jackalope/manifest.json").exists());
+    assert_eq!(served(&server), ["base"]);
+
+    let id = began();
+    wait_for("end of the resumed download", || (state() == "done").then_some(()));
+    assert_eq!(server.get("/v1/pulls").1["pulls"][0]["id"], id);
+    let ranges = machine.hub.ranges(WEIGHTS);
+    assert_eq!(ranges, [None, Some("bytes=600000-".to_owned())]);
+    assert_eq!(server.complete(&request(REPO)), server.complete(&request("base")));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -193,8 +194,11 @@ fn an_interrupted_run_leaves_what_the_next_goes_on_with() {
     machine.hub.fail(WEIGHTS, Fault::Stall(600_000), 1);
     let program = machine.start(&["pull", REPO], "", &[]);
     wait_for("part of the file", || (len(&machine.partial(WEIGHTS)) == 600_000).then_some(()));
+    let interrupted_at = Instant::now();
     program.signal(Signal::INT);
     let ended = program.end();
+    let seconds = interrupted_at.elapsed().as_secs_f32();
+    assert!(seconds < 10.0, "it waited for the silent hub: {seconds} s");
     assert!(
         !ended.status.success() && ended.stderr.contains("hint: the same command"),
         "{ended:?}"

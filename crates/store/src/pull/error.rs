@@ -147,8 +147,8 @@ pub enum PullError {
         /// The hub's answer.
         source: Box<PullError>,
     },
-    /// Another file failed, which ends the pull.
-    #[error("another file failed")]
+    /// The pull was given up, or another file failed, which ends the pull.
+    #[error("the pull was stopped")]
     Stopped,
 }
 

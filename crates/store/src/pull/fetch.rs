@@ -2,7 +2,7 @@
 //! once it is verified.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use ureq::Body;
@@ -10,7 +10,7 @@ use ureq::http::{Response, StatusCode};
 
 use super::destination::Job;
 use super::error::{HubError, PullError, failed};
-use super::retry::{Failure, Retries};
+use super::retry::{Failure, Retries, Stop};
 use super::{Counting, Pull};
 use crate::BlobHasher;
 use crate::blob::feed;
@@ -85,8 +85,11 @@ impl<'a> Fetch<'a> {
         if done.file_name().is_some_and(|name| *name == *file.blob.to_string()) {
             return Ok(true);
         }
-        let found = file.blob.of_file_like_this(done, &|_| ());
-        Ok(found.map_err(failed("reading", done))? == file.blob)
+        let mut hasher = file.blob.hasher(file.bytes);
+        let found = File::open(done)
+            .and_then(|it| feed(Stoppable(it, &self.pull.stop), &mut hasher, &|_| ()));
+        found.map_err(failed("reading", done))?;
+        Ok(hasher.finish() == file.blob)
     }
 
     /// Makes attempts until all bytes have arrived, and returns the number of bytes received.
@@ -179,7 +182,8 @@ impl<'a> Partial<'a> {
         if bytes <= wanted.bytes {
             let mut partial = Partial { file, hasher, bytes, is_resumed, fetch };
             let count = |num_bytes| fetch.bar.add(num_bytes);
-            feed(&mut partial.file, &mut partial.hasher, &count).map_err(&opening)?;
+            let arrived = Stoppable(&mut partial.file, &fetch.pull.stop);
+            feed(arrived, &mut partial.hasher, &count).map_err(&opening)?;
             return Ok(partial);
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(&opening)?;
@@ -227,6 +231,18 @@ impl<'a> Partial<'a> {
         self.file.sync_all().map_err(&keeping)?;
         fs::rename(path, done).map_err(&keeping)?;
         Ok(true)
+    }
+}
+
+/// A file that cannot be read any more once the pull has been stopped: hashing it may take minutes.
+struct Stoppable<'a, R>(R, &'a Stop);
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.1.is_set() {
+            return Err(io::Error::other("the pull was stopped"));
+        }
+        self.0.read(buffer)
     }
 }
 

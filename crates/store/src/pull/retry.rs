@@ -167,10 +167,10 @@ mod tests {
         retries.again(failure(Some(Duration::ZERO)), &stop).unwrap();
         retries.again(failure(Some(Duration::ZERO)), &stop).unwrap();
         let err = retries.again(failure(None), &stop).unwrap_err();
-        assert_eq!(err.to_string(), "gave up after 3 attempts: another file failed");
+        assert_eq!(err.to_string(), "gave up after 3 attempts: the pull was stopped");
         retries.forget();
         let err = retries.again(failure(Some(Duration::from_secs(3600))), &stop).unwrap_err();
-        assert_eq!(err.to_string(), "asked to come back in 3600 seconds: another file failed");
+        assert_eq!(err.to_string(), "asked to come back in 3600 seconds: the pull was stopped");
         assert!(retries.again(Failure::last(PullError::Stopped), &stop).is_err());
         // The pause is not waited for at all.
         assert!(stop.set() && !stop.set());
