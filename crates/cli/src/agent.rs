@@ -10,6 +10,7 @@ use jackalope_deploy::agent::{
     AgentHere, AgentServiceConfig, END_GRACE, RECORD, Silence, listen_list, reachable,
 };
 use jackalope_deploy::log_file::keep_short;
+use jackalope_deploy::server_record::ServeRecord;
 use jackalope_fleet::agent::Trust;
 use jackalope_fleet::home::{Home, secret_of_token};
 use jackalope_fleet::install::{Activated, versions};
@@ -19,7 +20,7 @@ use jackalope_fleet::process::Spawn;
 use jackalope_fleet::record::{EndRequest, KILL_GRACE, Recorded, is_alive};
 use jackalope_fleet::service::{ServiceKind, is_installed};
 use jackalope_fleet::trust::TrustStore;
-use jackalope_protocol::secure::Peer;
+use jackalope_protocol::secure::{Build, Peer};
 use jackalope_protocol::{PublicKey, Secret};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -205,12 +206,29 @@ fn start(args: &AgentArgs, home: &Home) -> anyhow::Result<()> {
             }
             // The agent holds another secret, is another version, or listens elsewhere.
             Err(_) => {
+                check_unused(&recorded, home)?;
                 recorded.end(END_GRACE);
             }
         }
     }
     let pid = start_and_wait(&own_program()?, args, home, secret)?;
     Ok(output::line(json!({"event": "started", "port": args.port, "pid": pid, "key": key}))?)
+}
+
+/// Checks that no server of another version on this machine uses the agent. That server would start
+/// its own agent again, and the two versions would replace each other's for ever.
+fn check_unused(agent: &Recorded, home: &Home) -> anyhow::Result<()> {
+    let ours = Build::ours().version;
+    let uses = |it: &ServeRecord| it.hosts().is_some() && it.process.version == agent.version;
+    let server = ServeRecord::running(home).filter(uses);
+    let Some(server) = server.filter(|_| agent.version != ours) else { return Ok(()) };
+    bail!(
+        "a server of jackalope {} (pid {}) runs on this machine and uses its agent; this is {ours}\n\
+         hint: `jackalope restart --fresh` brings that server and its agent to this version, \
+         `jackalope stop` ends it",
+        agent.version,
+        server.process.pid
+    );
 }
 
 fn start_and_wait(

@@ -205,3 +205,41 @@ fn an_older_coordinator_is_refused_by_a_newer_agent_which_serves_its_own() {
     assert_eq!(server.complete(&prompt), answer, "the running server goes on");
     stop(server);
 }
+
+#[test]
+fn an_older_server_on_the_same_machine_keeps_its_agent_until_it_is_restarted() {
+    let upgrade = Upgrade::new(lab_or_return!(2));
+    let (lab, hostfile, model) = (&upgrade.lab, upgrade.lab.hostfile(), shipped());
+    let hosts = hostfile.to_str().unwrap();
+    let (server, before) = upgrade.serve(Some(&upgrade.old_program), &[]);
+    let agents = lab.hosts[0].pids_of("jackalope agent");
+    assert_eq!(agents.len(), 1);
+
+    // A newer server beside it, with ports of its own.
+    let mut words = Upgrade::words(hosts, model.to_str().unwrap());
+    words.extend(["--control-port", "0", "--no-bootstrap"]);
+    words[6] = "8081";
+    let refused = lab.run(&words);
+    let ours = Build::ours().version;
+    let wanted = format!("a server of jackalope {OLD} (pid {})", server.program.pid());
+    for part in [&*wanted, &format!("this is {ours}"), "hint: `jackalope restart --fresh`"] {
+        assert!(refused.stderr.contains(part), "no {part:?} in {refused:?}");
+    }
+    assert!(!refused.status.success());
+    assert_eq!(lab.hosts[0].pids_of("jackalope agent"), agents, "it was replaced");
+    let prompt = json!({"prompt": "Paris is the", "max_tokens": 12, "temperature": 0});
+    assert_eq!(server.complete(&prompt), before);
+
+    // The documented steps.
+    let synced = lab.run(&["sync", "--hosts", hosts]);
+    assert!(synced.status.success(), "{synced:?}");
+    let restarted = lab.run(&["restart", "--fresh", "--wait", "120"]);
+    assert!(restarted.status.success(), "{restarted:?}");
+    let ended = server.program.end();
+    assert!(ended.status.success(), "{ended:?}");
+    assert_ne!(lab.hosts[0].pids_of("jackalope agent"), agents);
+    let status = lab.run(&["agent", "status"]);
+    assert!(status.stdout.contains(&format!("version {ours}")), "{status:?}");
+    let stopped = lab.run(&["stop"]);
+    assert!(stopped.status.success(), "{stopped:?}");
+}
