@@ -7,13 +7,20 @@
 #     -e HF_HOME=/models/huggingface jackalope serve --model ORG/NAME
 #
 # `--network host` lets ranks of other machines and clients be reached as without a container.
-FROM debian:bookworm-slim
+FROM debian:bookworm-slim AS base
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libstdc++6 openssh-client ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 jackalope
+
+FROM base AS installed
 COPY packaging/install.sh target/dist/SHA256SUMS target/dist/jackalope-*-linux-*.tar.gz /tmp/release/
-RUN sh /tmp/release/install.sh --from /tmp/release --prefix /opt/jackalope && rm -rf /tmp/release
+# The installation makes a key of its own, which must not be one that all containers share.
+RUN sh /tmp/release/install.sh --from /tmp/release --prefix /opt/jackalope && rm /opt/jackalope/identity
+
+# The image has what was installed, without the archive.
+FROM base
+COPY --from=installed /opt/jackalope /opt/jackalope
 ENV PATH=/opt/jackalope/current/bin:$PATH
 USER jackalope
 ENTRYPOINT ["jackalope"]

@@ -41,11 +41,11 @@ $(source_of linux-aarch64 on_arm)
     share.install Dir["share/*"]
   end
 
-  service do
-    run [opt_bin/"jackalope", "serve"]
-    keep_alive crashed: true
-    log_path var/"log/jackalope.log"
-    error_log_path var/"log/jackalope.log"
+  def caveats
+    <<~EOS
+      A server at boot: jackalope service install server -- --model ORG/NAME
+      Repeat this after an upgrade.
+    EOS
   end
 
   test do
