@@ -6,23 +6,20 @@
 mod arrays;
 mod pages;
 mod slots;
-mod states;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype, Error};
 use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
-use jackalope_recurrence::{StateArrays, StateSlot};
+use jackalope_recurrence::{ForkAt, LayerStates, StateArrays, StateSlot, StateStep};
 
 use self::pages::PageList;
-use self::states::LayerStates;
 use crate::parallel::Compute;
 
 pub(crate) use self::arrays::KvArrays;
 pub(crate) use self::pages::{LayerPages, Page};
 pub(crate) use self::slots::{Decoding, Place, SlotAssignment, SlotPool};
-pub(crate) use self::states::StateStep;
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
@@ -449,17 +446,6 @@ impl SequenceCache {
     pub(crate) fn layer(&self, layer_idx: usize) -> usize {
         layer_idx - self.shape.first_layer
     }
-}
-
-/// Length at which a cache is forked.
-#[derive(Clone, Copy, Debug)]
-enum ForkAt {
-    /// At length 0.
-    Start,
-    /// At the kept length with this index.
-    Kept(usize),
-    /// At another length: if there are states, at the present one.
-    End,
 }
 
 /// Cache of one layer.

@@ -8,12 +8,14 @@
 //!         └─ on a GPU, either ───── kernel  one operation, any number of heads and tokens
 //! ```
 //!
-//! The states of sequences that decode lie side by side in slots ([`StateSlots`]). The crate knows
-//! nothing of models, weights or KV caches.
+//! The states of sequences that decode lie side by side in slots ([`StateSlots`]). [`LayerStates`] are
+//! those of one sequence and layer, at its present and at kept lengths. The crate knows nothing of
+//! models, weights or KV caches.
 
 mod chunks;
 mod convolution;
 mod kernel;
+mod layer_states;
 mod slots;
 mod states;
 mod step;
@@ -23,6 +25,7 @@ use jackalope_mlx::Array;
 
 pub use convolution::{convolution, taps};
 pub use kernel::{KernelLanguage, KernelShape, kernel_source};
+pub use layer_states::{ForkAt, LayerStates, StateStep};
 pub use slots::{StateAssignment, StateSlot, StateSlots};
 pub use states::StateArrays;
 pub use tokens::{Rule, Scanned, Tokens};

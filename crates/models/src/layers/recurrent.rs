@@ -8,14 +8,13 @@ use jackalope_kernels::{
     RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
 };
 use jackalope_mlx::{Array, Dtype};
-use jackalope_recurrence::{StateArrays, convolution, taps};
+use jackalope_recurrence::{StateArrays, StateStep, convolution, taps};
 use jackalope_spec::HeadRows;
 
 use super::convolution::conv_kernels;
 use super::heads::Heads;
 use super::kernel::{OwnRows, dim, pinned};
 use super::linear::{HasBias, Linear};
-use crate::cache::StateStep;
 use crate::parallel::Parallel;
 use crate::split::{Cut, HeadCounts};
 use crate::step::{Step, StepSpan};

@@ -6,13 +6,22 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use jackalope_recurrence::StateArrays;
+use crate::states::StateArrays;
 
-use super::ForkAt;
+/// Length at which a cache is forked.
+#[derive(Clone, Copy, Debug)]
+pub enum ForkAt {
+    /// At length 0.
+    Start,
+    /// At the kept length with this index.
+    Kept(usize),
+    /// At another length: if there are states, at the present one.
+    End,
+}
 
 /// The states of one layer.
 #[derive(Debug, Default)]
-pub(super) struct LayerStates {
+pub struct LayerStates {
     /// State at the present length; `None` at length 0, or if this rank has no part of the layer.
     present: Option<State>,
     /// States at the kept lengths of the sequence, in ascending order.
@@ -30,7 +39,7 @@ enum State {
 
 /// A state for our kernels.
 #[derive(Debug, Default)]
-pub(crate) struct StateBuffer {
+struct StateBuffer {
     elements: Mutex<Vec<f32>>,
     /// Whether a kept length or a fork has it. It never becomes false again.
     is_shared: AtomicBool,
@@ -48,29 +57,29 @@ impl State {
 
 impl LayerStates {
     /// Keeps the present state as the last one.
-    pub(super) fn keep(&mut self) {
+    pub fn keep(&mut self) {
         self.kept.push(self.present.as_ref().map(State::share));
     }
 
     /// Keeps a state for MLX's operations that is elsewhere at present.
-    pub(super) fn keep_arrays(&mut self, arrays: Option<StateArrays>) {
+    pub fn keep_arrays(&mut self, arrays: Option<StateArrays>) {
         self.kept.push(arrays.map(State::Arrays));
     }
 
     /// Gives up the kept state with this index.
-    pub(super) fn forget(&mut self, idx: usize) {
+    pub fn forget(&mut self, idx: usize) {
         self.kept.remove(idx);
     }
 
     /// Returns to the last of the first `num_kept` kept states and drops the later ones; without any,
     /// to an empty sequence.
-    pub(super) fn cut(&mut self, num_kept: usize) {
+    pub fn cut(&mut self, num_kept: usize) {
         self.kept.truncate(num_kept);
         self.present = self.kept.last().cloned().flatten();
     }
 
     /// Returns the states of a fork, which shares its state with this layer.
-    pub(super) fn fork(&self, at: ForkAt) -> LayerStates {
+    pub fn fork(&self, at: ForkAt) -> LayerStates {
         match at {
             ForkAt::Start => LayerStates::default(),
             ForkAt::Kept(idx) => {
@@ -86,7 +95,7 @@ impl LayerStates {
 
     /// Returns the buffers of the sequence's next rows. The present state is written in place unless
     /// something else needs it.
-    pub(super) fn step(&mut self) -> StateStep {
+    pub fn step(&mut self) -> StateStep {
         let source = self.present.take().map(|present| match present {
             State::Buffer(buffer) => buffer,
             State::Arrays(_) => panic!("this cache is not the kernels'"),
@@ -103,7 +112,7 @@ impl LayerStates {
     ///
     /// # Panics
     /// Panics if the state is the kernels'.
-    pub(super) fn take_arrays(&mut self) -> Option<StateArrays> {
+    pub fn take_arrays(&mut self) -> Option<StateArrays> {
         match self.present.take()? {
             State::Arrays(arrays) => Some(arrays),
             State::Buffer(_) => panic!("this cache is the kernels'"),
@@ -112,7 +121,7 @@ impl LayerStates {
 
     /// Returns the present state for MLX's operations; `None` at length 0, if it is the kernels', and while
     /// it is in a slot.
-    pub(super) fn arrays(&self) -> Option<&StateArrays> {
+    pub fn arrays(&self) -> Option<&StateArrays> {
         match &self.present {
             Some(State::Arrays(arrays)) => Some(arrays),
             Some(State::Buffer(_)) | None => None,
@@ -120,7 +129,7 @@ impl LayerStates {
     }
 
     /// Replaces the present state.
-    pub(super) fn set_arrays(&mut self, arrays: StateArrays) {
+    pub fn set_arrays(&mut self, arrays: StateArrays) {
         self.present = Some(State::Arrays(arrays));
     }
 }
@@ -128,7 +137,7 @@ impl LayerStates {
 /// Handles to one layer's state before and after the rows of a step, which can be sent to the worker
 /// thread.
 #[derive(Debug)]
-pub(crate) struct StateStep {
+pub struct StateStep {
     /// `None` for an empty sequence. The same as `target` if nothing else needs it.
     source: Option<Arc<StateBuffer>>,
     target: Arc<StateBuffer>,
@@ -136,7 +145,7 @@ pub(crate) struct StateStep {
 
 impl StateStep {
     /// Returns the state before the rows, of `len` elements; zeros for an empty sequence.
-    pub(crate) fn take(&self, len: usize) -> Vec<f32> {
+    pub fn take(&self, len: usize) -> Vec<f32> {
         let Some(source) = &self.source else { return vec![0.0; len] };
         // A poisoned lock means that a kernel panicked; its step has failed, and the cache with it.
         let mut elements = source.elements.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +157,7 @@ impl StateStep {
     }
 
     /// Stores the state after the rows.
-    pub(crate) fn put(&self, state: Vec<f32>) {
+    pub fn put(&self, state: Vec<f32>) {
         *self.target.elements.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
