@@ -38,7 +38,7 @@ fn rank_json(rank: usize, state: &RankStatus) -> Value {
         "weights_bytes": facts.weights_bytes,
         "bytes_read": facts.bytes_read,
         "replicated_bytes": facts.replicated_bytes,
-        "kv_bytes_per_token": facts.cache_cost.bytes_per_token,
+        "kv_bytes_per_token": facts.cache_cost.bytes_per_held_token(),
         "state_bytes": facts.cache_cost.state_bytes,
         "layers": units(facts.layers),
         "heads": units(facts.heads),

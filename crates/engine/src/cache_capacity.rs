@@ -8,8 +8,11 @@ use jackalope_protocol::CacheCost;
 /// An amount of cache memory. What it is in bytes differs between ranks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CacheDemand {
-    /// Number of KV blocks.
+    /// Number of KV blocks of layers that keep all positions.
     pub blocks: usize,
+    /// Number of KV blocks of layers with windows. Always 0 for models without such layers, and if
+    /// these layers keep all positions on every rank.
+    pub window_blocks: usize,
     /// Number of states: one for each cache, and one for each length that it keeps. Always 0 for
     /// models without states.
     pub states: usize,
@@ -18,18 +21,12 @@ pub struct CacheDemand {
 impl CacheDemand {
     /// Returns an amount of blocks and no states.
     pub fn of_blocks(blocks: usize) -> CacheDemand {
-        CacheDemand { blocks, states: 0 }
+        CacheDemand { blocks, ..CacheDemand::default() }
     }
 
     /// Returns an amount of states and no blocks.
     pub fn of_states(states: usize) -> CacheDemand {
-        CacheDemand { blocks: 0, states }
-    }
-
-    /// Returns the size in bytes on a rank.
-    pub(crate) fn bytes(self, block_bytes: u64, state_bytes: u64) -> u64 {
-        let product = |number: usize, bytes: u64| (number as u64).saturating_mul(bytes);
-        product(self.blocks, block_bytes).saturating_add(product(self.states, state_bytes))
+        CacheDemand { states, ..CacheDemand::default() }
     }
 }
 
@@ -37,7 +34,11 @@ impl Add for CacheDemand {
     type Output = CacheDemand;
 
     fn add(self, other: CacheDemand) -> CacheDemand {
-        CacheDemand { blocks: self.blocks + other.blocks, states: self.states + other.states }
+        CacheDemand {
+            blocks: self.blocks + other.blocks,
+            window_blocks: self.window_blocks + other.window_blocks,
+            states: self.states + other.states,
+        }
     }
 }
 
@@ -45,7 +46,11 @@ impl Sub for CacheDemand {
     type Output = CacheDemand;
 
     fn sub(self, other: CacheDemand) -> CacheDemand {
-        CacheDemand { blocks: self.blocks - other.blocks, states: self.states - other.states }
+        CacheDemand {
+            blocks: self.blocks - other.blocks,
+            window_blocks: self.window_blocks - other.window_blocks,
+            states: self.states - other.states,
+        }
     }
 }
 
@@ -68,12 +73,16 @@ impl Sum for CacheDemand {
 }
 
 /// The cache memory of one rank.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RankCapacity {
     /// Memory for caches in bytes.
     pub budget_bytes: u64,
-    /// Size of one KV block in bytes.
+    /// Size in bytes of one KV block in layers that keep all positions.
     pub block_bytes: u64,
+    /// Size in bytes of one KV block in layers with windows, if they free what no row can read.
+    pub window_block_bytes: u64,
+    /// Number of positions that a query sees at most in such layers; 0 without them.
+    pub window_tokens: usize,
     /// Size of one state in bytes; 0 if the rank's layers have none.
     pub state_bytes: u64,
 }
@@ -81,13 +90,26 @@ pub struct RankCapacity {
 impl RankCapacity {
     /// Returns the capacity of a rank with this memory and these costs.
     pub fn new(budget_bytes: u64, cost: CacheCost) -> RankCapacity {
-        let (block_bytes, state_bytes) = (cost.block_bytes(), cost.state_bytes);
-        RankCapacity { budget_bytes, block_bytes, state_bytes }
+        RankCapacity {
+            budget_bytes,
+            block_bytes: cost.block_bytes(),
+            window_block_bytes: cost.window_block_bytes(),
+            window_tokens: cost.window_tokens as usize,
+            state_bytes: cost.state_bytes,
+        }
+    }
+
+    /// Returns the size of an amount in bytes.
+    fn bytes(&self, demand: CacheDemand) -> u64 {
+        let product = |number: usize, bytes: u64| (number as u64).saturating_mul(bytes);
+        product(demand.blocks, self.block_bytes)
+            .saturating_add(product(demand.window_blocks, self.window_block_bytes))
+            .saturating_add(product(demand.states, self.state_bytes))
     }
 
     /// Returns whether the rank can hold this amount.
     pub fn holds(&self, demand: CacheDemand) -> bool {
-        demand.bytes(self.block_bytes, self.state_bytes) <= self.budget_bytes
+        self.bytes(demand) <= self.budget_bytes
     }
 }
 
@@ -106,7 +128,8 @@ impl CacheCapacity {
     /// Creates the capacity for `num_blocks` blocks of a model without states.
     pub fn of_blocks(num_blocks: usize) -> CacheCapacity {
         let budget_bytes = num_blocks as u64;
-        CacheCapacity::new(vec![RankCapacity { budget_bytes, block_bytes: 1, state_bytes: 0 }])
+        let rank = RankCapacity { budget_bytes, block_bytes: 1, ..RankCapacity::default() };
+        CacheCapacity::new(vec![rank])
     }
 
     /// Returns whether every rank can hold this amount.
@@ -120,14 +143,30 @@ impl CacheCapacity {
         self.ranks.iter().any(|rank| 0 < rank.state_bytes)
     }
 
-    /// Returns the number of blocks that fit beside `num_states` states; the rank with the least
-    /// memory decides. At most `u32::MAX`, also if blocks take no memory.
-    pub fn max_blocks(&self, num_states: usize) -> u64 {
-        let blocks = self.ranks.iter().filter(|rank| 0 < rank.block_bytes).map(|rank| {
-            let of_states = CacheDemand::of_states(num_states).bytes(0, rank.state_bytes);
-            rank.budget_bytes.saturating_sub(of_states) / rank.block_bytes
+    /// Returns the number of positions that a query sees at most in layers that free the others; 0
+    /// without such layers.
+    pub fn window_tokens(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.window_tokens).max().unwrap_or(0)
+    }
+
+    /// Returns the number of blocks of a sequence that fit beside `num_states` states, if the
+    /// sequence holds at most `window_blocks_max` of them in layers with windows; the rank with the
+    /// least memory decides. At most `u32::MAX`, also if blocks take no memory.
+    pub fn max_blocks(&self, num_states: usize, window_blocks_max: usize) -> u64 {
+        let most = u64::from(u32::MAX);
+        let blocks = self.ranks.iter().map(|rank| {
+            let of_states = rank.bytes(CacheDemand::of_states(num_states));
+            let budget = rank.budget_bytes.saturating_sub(of_states);
+            let whole = rank.block_bytes.saturating_add(rank.window_block_bytes);
+            let short = budget.checked_div(whole).unwrap_or(most);
+            if short <= window_blocks_max as u64 {
+                return short;
+            }
+            let windows = CacheDemand { window_blocks: window_blocks_max, ..Default::default() };
+            let rest = budget - rank.bytes(windows);
+            rest.checked_div(rank.block_bytes).unwrap_or(most)
         });
-        blocks.fold(u64::from(u32::MAX), u64::min)
+        blocks.fold(most, u64::min)
     }
 
     /// Returns the number of states that fit without blocks; 0 for models without states.
@@ -138,8 +177,7 @@ impl CacheCapacity {
 
     /// Returns the bytes of an amount, summed over all ranks.
     pub fn bytes(&self, demand: CacheDemand) -> u64 {
-        let of_rank = |it: &RankCapacity| demand.bytes(it.block_bytes, it.state_bytes);
-        self.ranks.iter().map(of_rank).fold(0, u64::saturating_add)
+        self.ranks.iter().map(|rank| rank.bytes(demand)).fold(0, u64::saturating_add)
     }
 }
 
@@ -148,7 +186,7 @@ mod tests {
     use super::*;
 
     fn rank(budget_bytes: u64, block_bytes: u64, state_bytes: u64) -> RankCapacity {
-        RankCapacity { budget_bytes, block_bytes, state_bytes }
+        RankCapacity { budget_bytes, block_bytes, state_bytes, ..RankCapacity::default() }
     }
 
     #[test]
@@ -157,7 +195,7 @@ mod tests {
         for blocks in 0..30 {
             assert_eq!(capacity.holds(CacheDemand::of_blocks(blocks)), blocks <= 11);
         }
-        assert_eq!((capacity.max_blocks(1), capacity.max_states()), (11, 0));
+        assert_eq!((capacity.max_blocks(1, 0), capacity.max_states()), (11, 0));
         assert!(!capacity.has_states());
     }
 
@@ -165,18 +203,40 @@ mod tests {
     fn the_rank_with_the_least_memory_decides_in_every_mixture() {
         // A pipeline: the states are on the first rank, most blocks on the second.
         let capacity = CacheCapacity::new(vec![rank(100, 1, 30), rank(40, 4, 0)]);
-        let holds = |blocks, states| capacity.holds(CacheDemand { blocks, states });
+        let amount = |blocks, states| CacheDemand { states, ..CacheDemand::of_blocks(blocks) };
+        let holds = |blocks, states| capacity.holds(amount(blocks, states));
         assert!(holds(10, 3) && !holds(11, 0) && !holds(10, 4) && holds(0, 3));
-        assert_eq!([0, 3].map(|states| capacity.max_blocks(states)), [10, 10]);
-        assert_eq!(CacheCapacity::new(vec![rank(100, 1, 30)]).max_blocks(3), 10);
+        assert_eq!([0, 3].map(|states| capacity.max_blocks(states, 0)), [10, 10]);
+        assert_eq!(CacheCapacity::new(vec![rank(100, 1, 30)]).max_blocks(3, 0), 10);
         assert_eq!(capacity.max_states(), 3);
-        assert_eq!(capacity.bytes(CacheDemand { blocks: 2, states: 1 }), 2 + 30 + 8);
+        assert_eq!(capacity.bytes(amount(2, 1)), 2 + 30 + 8);
+    }
+
+    #[test]
+    fn a_sequence_is_longer_where_windows_free_their_blocks() {
+        let rank = RankCapacity {
+            budget_bytes: 100,
+            block_bytes: 2,
+            window_block_bytes: 8,
+            window_tokens: 4,
+            state_bytes: 0,
+        };
+        let capacity = CacheCapacity::new(vec![rank]);
+        assert_eq!([0, 5, 10, 99].map(|most| capacity.max_blocks(0, most)), [50, 30, 10, 10]);
+        let holds = |blocks, window_blocks| {
+            capacity.holds(CacheDemand { window_blocks, ..CacheDemand::of_blocks(blocks) })
+        };
+        assert!(holds(30, 5) && !holds(31, 5) && !holds(30, 6));
+        assert_eq!(capacity.window_tokens(), 4);
     }
 
     #[test]
     fn no_amount_overflows() {
         let capacity = CacheCapacity::new(vec![rank(u64::MAX, u64::MAX, u64::MAX)]);
-        assert!(capacity.holds(CacheDemand { blocks: 1, states: 0 }));
-        assert_eq!(capacity.bytes(CacheDemand { blocks: usize::MAX, states: 9 }), u64::MAX);
+        assert!(capacity.holds(CacheDemand::of_blocks(1)));
+        assert_eq!(
+            capacity.bytes(CacheDemand { states: 9, ..CacheDemand::of_blocks(usize::MAX) }),
+            u64::MAX
+        );
     }
 }

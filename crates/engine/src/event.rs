@@ -132,6 +132,9 @@ pub enum MissReason {
     Diverged,
     /// A cache goes on like the prompt, but its states were not kept there.
     StateNotKept,
+    /// A cache goes on like the prompt, but layers with windows have freed the positions before the
+    /// one from which it could go on.
+    WindowPassed,
     /// The request asks for results of positions that caches do not hold: log-probabilities of the
     /// prompt, or the mean of its hidden states.
     ResultsNeeded,
@@ -143,10 +146,11 @@ pub enum MissReason {
 
 impl MissReason {
     /// Every reason.
-    pub const ALL: [MissReason; 6] = [
+    pub const ALL: [MissReason; 7] = [
         MissReason::NotCached,
         MissReason::Diverged,
         MissReason::StateNotKept,
+        MissReason::WindowPassed,
         MissReason::ResultsNeeded,
         MissReason::NoMemory,
         MissReason::Disabled,
@@ -158,6 +162,7 @@ impl MissReason {
             MissReason::NotCached => "not_cached",
             MissReason::Diverged => "diverged",
             MissReason::StateNotKept => "state_not_kept",
+            MissReason::WindowPassed => "window_passed",
             MissReason::ResultsNeeded => "results_needed",
             MissReason::NoMemory => "no_memory",
             MissReason::Disabled => "disabled",

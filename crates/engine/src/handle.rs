@@ -156,10 +156,11 @@ impl EngineHandle {
         status
     }
 
-    /// Whether the model has layers with states, so that prompts are reused only up to lengths at
-    /// which these are kept; false before the ranks have loaded.
-    pub fn has_states(&self) -> bool {
-        0 < self.status.borrow().kv.state_bytes
+    /// Whether the model has layers with states or with windows that free positions, so that prompts
+    /// are reused only up to lengths that are kept; false before the ranks have loaded.
+    pub fn keeps_lengths(&self) -> bool {
+        let kv = self.status.borrow().kv;
+        0 < kv.state_bytes || 0 < kv.window_tokens
     }
 
     /// Returns the limits that requests are checked against; `None` until the ranks have been ready
@@ -266,7 +267,8 @@ impl EngineHandle {
         let needed_tokens = u64::from(request.max_cached_tokens());
         Err(SubmitError::NeverFits {
             needed_tokens,
-            needed_bytes: needed_tokens * kv.bytes_per_token,
+            needed_bytes: needed_tokens * kv.bytes_per_token
+                + needed_tokens.min(kv.window_tokens) * kv.window_bytes_per_token,
             budget_bytes: kv.budget_bytes,
             capacity_tokens: kv.capacity_tokens,
         })

@@ -2,7 +2,8 @@
 //!
 //! A layer with a state cannot go back: a cache of such a model can be cut or copied only at its
 //! present length or at a length where its states were kept. The coordinator chooses these lengths
-//! before they are computed, and ends a row there.
+//! before they are computed, and ends a row there. Of a layer with a window, a kept length keeps the
+//! positions before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +37,7 @@ pub(crate) struct KeepHints {
     pub(crate) num_prompt_tokens: usize,
 }
 
-/// The kept and wanted lengths of a cache. Empty for models without states.
+/// The kept and wanted lengths of a cache. Empty for models without states and windows.
 #[derive(Debug, Default)]
 pub(crate) struct KeptLengths {
     kept: BTreeMap<usize, KeptLength>,

@@ -17,13 +17,18 @@
 //! were kept only at regular distances, and then the least recently used of the other kept lengths
 //! and kept caches. The ranks apply what a plan gives up before they compute its rows, so a plan
 //! never gives up what one of its rows keeps or starts from.
+//!
+//! Layers with windows free the blocks that no row can read any more (`windows.rs`). A sequence starts
+//! from a cache where the blocks before its start are held: at the end of the cache, near its
+//! beginning, and at kept lengths, which take memory only for these blocks.
 
 mod eviction;
 mod search;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use jackalope_protocol::{CacheId, Forget, TokenId};
+use jackalope_protocol::{CacheId, Forget, StepPlan, TokenId, WindowDrop};
 
 use crate::cache_capacity::{CacheCapacity, CacheDemand};
 use crate::kept_lengths::{KEPT_LENGTHS_MAX, KeepHints, KeptLength, KeptLengths};
@@ -31,6 +36,7 @@ use crate::prefix::PrefixIndex;
 use crate::request::CacheScope;
 use crate::status::PrefixStats;
 use eviction::GivenUpNext;
+use windows::HeldBlocks;
 
 /// Maximum number of kept caches, however small they are.
 const KEPT_MAX: usize = 1024;
@@ -40,6 +46,8 @@ const KEPT_MAX: usize = 1024;
 pub(crate) struct CacheLimits {
     /// Number of positions per block, the unit in which a cache grows.
     pub(crate) block_tokens: usize,
+    /// Maximum number of tokens of a row.
+    pub(crate) step_tokens: usize,
     /// Memory of the ranks.
     pub(crate) capacity: CacheCapacity,
     /// Minimum number of shared tokens for which a sequence starts from an existing cache.
@@ -65,6 +73,8 @@ pub(crate) struct KvCacheManager {
     held_back: Vec<(CacheId, usize)>,
     /// Whether the model has states.
     has_states: bool,
+    /// Number of positions that a query sees at most in layers that free the others; 0 without them.
+    window_tokens: usize,
     /// Memory of all caches.
     used: CacheDemand,
     /// Part of `used` that belongs to kept caches.
@@ -75,7 +85,8 @@ pub(crate) struct KvCacheManager {
     /// Caches that the plan being made drops, and kept lengths of others.
     drops: Vec<CacheId>,
     forgets: Vec<Forget>,
-    /// Memory of both.
+    window_drops: Vec<WindowDrop>,
+    /// Memory of all three.
     dropped: CacheDemand,
     pub(crate) stats: PrefixStats,
 }
@@ -93,6 +104,7 @@ struct CacheEntry {
     cut_at: Option<usize>,
     /// Number of blocks allocated on the ranks. Cutting a cache frees none of them.
     blocks: usize,
+    windows: HeldBlocks,
     /// Time of the last use while the cache is kept; none while a sequence uses it.
     kept_since: Option<u64>,
 }
@@ -124,6 +136,7 @@ impl KvCacheManager {
     pub(crate) fn new(limits: CacheLimits) -> KvCacheManager {
         assert!(0 < limits.block_tokens);
         let has_states = limits.capacity.has_states();
+        let window_tokens = limits.capacity.window_tokens();
         KvCacheManager {
             limits,
             entries: HashMap::new(),
@@ -132,12 +145,14 @@ impl KvCacheManager {
             lengths: BTreeSet::new(),
             held_back: Vec::new(),
             has_states,
+            window_tokens,
             used: CacheDemand::default(),
             kept_demand: CacheDemand::default(),
             next_id: 0,
             clock: 0,
             drops: Vec::new(),
             forgets: Vec::new(),
+            window_drops: Vec::new(),
             dropped: CacheDemand::default(),
             stats: PrefixStats::default(),
         }
@@ -149,7 +164,9 @@ impl KvCacheManager {
 
     /// Returns the memory that a cache of `num_tokens` positions needs.
     pub(crate) fn demand(&self, num_tokens: usize) -> CacheDemand {
-        CacheDemand { blocks: self.blocks(num_tokens), states: usize::from(self.has_states) }
+        let blocks = self.blocks(num_tokens);
+        let window_blocks = self.window_blocks_of(blocks);
+        CacheDemand { blocks, window_blocks, states: usize::from(self.has_states) }
     }
 
     /// Returns the memory that `cache` needs once it holds `num_tokens` positions, without kept
@@ -158,7 +175,7 @@ impl KvCacheManager {
         let entry = self.entry(cache);
         let blocks = entry.blocks.max(self.blocks(num_tokens));
         let states = usize::from(self.has_states) + usize::from(entry.cut_at.is_some());
-        CacheDemand { blocks, states }
+        CacheDemand { blocks, window_blocks: self.window_blocks_of(blocks), states }
     }
 
     /// Returns whether the ranks can hold so much at once.
@@ -179,6 +196,7 @@ impl KvCacheManager {
     pub(crate) fn set_capacity(&mut self, capacity: CacheCapacity) {
         assert!(self.entries.is_empty(), "nothing is cached");
         self.has_states = capacity.has_states();
+        self.window_tokens = capacity.window_tokens();
         self.limits.capacity = capacity;
     }
 
@@ -222,7 +240,7 @@ impl KvCacheManager {
         };
         self.stats.found_tokens += start.num_tokens() as u64;
         self.index_as(cache, tokens);
-        if self.has_states && self.limits.keep_prefixes {
+        if self.keeps_lengths() && self.limits.keep_prefixes {
             let (least, lattice) = (self.limits.least_prefix_tokens, self.limits.lattice_tokens);
             let lengths = &mut self.entries.get_mut(&cache).expect("it was just opened").lengths;
             lengths.choose(start.num_tokens(), hints, least, lattice);
@@ -240,6 +258,7 @@ impl KvCacheManager {
             lengths: KeptLengths::default(),
             cut_at: None,
             blocks: self.blocks(num_tokens),
+            windows: self.copied_blocks(num_tokens),
             kept_since: None,
         };
         self.entries.insert(cache, entry);
@@ -261,9 +280,10 @@ impl KvCacheManager {
         assert!(num_tokens <= entry.num_computed);
         entry.num_computed = num_tokens;
         self.kept.remove(&(since, cache));
+        self.continue_window(cache, num_tokens);
+        self.forget_beyond(cache, num_tokens);
+        self.touch(cache, num_tokens);
         if self.has_states {
-            self.forget_beyond(cache, num_tokens);
-            self.touch(cache, num_tokens);
             self.cut_next(cache, num_tokens);
         }
         cache
@@ -326,8 +346,15 @@ impl KvCacheManager {
         let entry = self.entry_mut(cache);
         (entry.num_computed, entry.num_held) = (num_computed, num_computed);
         entry.blocks = blocks;
+        if self.has_windows() {
+            self.extend_window(cache, start, num_computed);
+        }
         self.used += self.entry_demand(cache);
         self.used -= before;
+        if self.has_windows() && !has_states && self.limits.keep_prefixes {
+            self.keep_passed(cache, start, num_computed);
+        }
+        self.free_windows(cache);
         self.evict_until_room(CacheDemand::default(), None);
         assert!(self.holds(self.used), "running sequences stay within the capacity");
     }
@@ -393,6 +420,7 @@ impl KvCacheManager {
             self.held_back.push((cache, cut_at));
             self.release_held_back();
         }
+        self.continue_window(cache, num_known);
         self.forget_beyond(cache, num_known);
         self.clock += 1;
         let now = self.clock;
@@ -431,11 +459,13 @@ impl KvCacheManager {
         kept.len()
     }
 
-    /// Returns what the plan, now complete, gives up; later losses belong to the next plan.
-    pub(crate) fn finish_plan(&mut self) -> (Vec<Forget>, Vec<CacheId>) {
+    /// Adds to the plan, now complete, what it gives up; later losses belong to the next plan.
+    pub(crate) fn finish_plan(&mut self, plan: &mut StepPlan) {
         self.dropped = CacheDemand::default();
         self.release_held_back();
-        (std::mem::take(&mut self.forgets), std::mem::take(&mut self.drops))
+        plan.forgets = std::mem::take(&mut self.forgets);
+        plan.window_drops = std::mem::take(&mut self.window_drops);
+        plan.drops = std::mem::take(&mut self.drops);
     }
 
     /// Lets the kept lengths that the last plan needed be given up.
@@ -448,7 +478,7 @@ impl KvCacheManager {
     }
 
     pub(crate) fn has_drops(&self) -> bool {
-        !self.drops.is_empty() || !self.forgets.is_empty()
+        !self.drops.is_empty() || !self.forgets.is_empty() || !self.window_drops.is_empty()
     }
 
     fn entry(&self, cache: CacheId) -> &CacheEntry {
@@ -465,7 +495,7 @@ impl KvCacheManager {
         // The ranks do not have a cache that no row has used yet.
         let has_states = self.has_states && 0 < entry.blocks;
         let states = if has_states { 1 + entry.lengths.len() } else { 0 };
-        CacheDemand { blocks: entry.blocks, states }
+        CacheDemand { blocks: entry.blocks, window_blocks: entry.windows.count(), states }
     }
 }
 

@@ -60,7 +60,7 @@ pub struct SchedulerLimits {
     /// Whether the caches of finished sequences are kept for prefix reuse.
     pub keep_prefixes: bool,
     /// Smallest distance of the lengths at which the states of long sequences are kept, in tokens;
-    /// 0 disables this. Of no effect for models without states.
+    /// 0 disables this. Of no effect for models without states and windows.
     pub lattice_tokens: usize,
     /// Whether a step is planned while the ranks compute the previous one.
     pub lookahead: bool,
@@ -196,6 +196,7 @@ impl Scheduler {
         let running_max = limits.running_max.min(limits.step_tokens);
         let caches = CacheLimits {
             block_tokens: limits.block_tokens,
+            step_tokens: limits.step_tokens,
             capacity: limits.capacity.clone(),
             least_prefix_tokens: limits.least_prefix_tokens,
             keep_prefixes: limits.keep_prefixes,
@@ -314,8 +315,9 @@ impl Scheduler {
             }
             _ => self.plan_all(&mut plan),
         };
-        (plan.forgets, plan.drops) = self.caches.finish_plan();
-        if !plan.drops.is_empty() || !plan.forgets.is_empty() {
+        self.caches.finish_plan(&mut plan);
+        let is_freeing = !plan.forgets.is_empty() || !plan.window_drops.is_empty();
+        if !plan.drops.is_empty() || is_freeing {
             let is_clearing = std::mem::take(&mut self.is_clearing);
             plan.returns_memory = is_clearing || self.pressure != PressureTier::Normal;
         }

@@ -8,7 +8,8 @@
 //! ranks, which know only the plans, never get one that they cannot execute; by their own count,
 //! the memory never exceeds the budget and always equals the coordinator's count; nothing leaks;
 //! nothing waits forever. One model in three has layers with states, which the fake ranks cut and
-//! copy only where they keep them.
+//! copy only where they keep them, and three in five have layers with windows, of which the fake ranks
+//! read no block that is freed.
 //!
 //! `cargo xtask mutants` applies the mutations of `tests/mutations` one at a time, and the tests
 //! here and in `fairness` have to find each.
@@ -30,7 +31,7 @@ use crate::{
     CacheDemand, CacheScope, Event, FinishReason, PrefixStats, Request, RequestId, RequestLimits,
     RequestOptions, SamplingOptions, ScheduleStats, Scheduler, SchedulerLimits, TenantId, Usage,
 };
-use models::{STATE_SIZES, capacity, model_of};
+use models::{STATE_SIZES, capacity, model_of, window_of};
 use random_constraint::RandomConstraint;
 
 const VOCAB_SIZE: u32 = 50;
@@ -108,14 +109,15 @@ fn the_same_seed_gives_the_same_events() {
     assert_eq!(events(), events());
 }
 
-/// Counts the rare events that the other tests are about, for models without and with states;
-/// without them these would prove nothing.
+/// Counts the rare events that the other tests are about, for models that can start from any length of
+/// a cache, and for models with states or windows; without them these would prove nothing.
 #[test]
 fn every_kind_of_trouble_occurs() {
-    for has_states in [false, true] {
+    for keeps_lengths in [false, true] {
         let mut prefix = PrefixStats::default();
         let mut stats = ScheduleStats::default();
-        let seeds = (1..=1200).filter(|seed| STATE_SIZES[model_of(*seed)].is_empty() != has_states);
+        let keeps = |seed: &u64| !STATE_SIZES[model_of(*seed)].is_empty() || 0 < window_of(*seed);
+        let seeds = (1..=1200).filter(|seed| keeps(seed) == keeps_lengths);
         for seed in seeds {
             let mut simulation = Simulation::new(seed);
             simulation.crash_odds = 0;
@@ -132,7 +134,7 @@ fn every_kind_of_trouble_occurs() {
         assert!(counts.iter().all(|count| 100 < *count), "{prefix:?} {stats:?}");
         assert!(100 < stats.dropped_tokens, "{stats:?}");
         let of_lengths = [prefix.kept_lengths, prefix.forgotten_lengths];
-        assert!(of_lengths.iter().all(|count| has_states == (100 < *count)), "{prefix:?}");
+        assert!(of_lengths.iter().all(|count| keeps_lengths == (100 < *count)), "{prefix:?}");
     }
 }
 
@@ -208,6 +210,8 @@ struct Simulation {
     block_tokens: usize,
     /// Sizes of the states of a sequence, in blocks, on each rank; none without states.
     state_sizes: Vec<u64>,
+    /// Number of positions that a query sees in layers with windows; 0 without such layers.
+    window_tokens: usize,
     lookahead: bool,
     /// Number of groups of decoding sequences that alternate in a pipeline.
     num_groups: usize,
@@ -244,7 +248,8 @@ impl Simulation {
         // Even the longest sequence fits alone; often little more does.
         let room = CONTEXT_TOKENS as usize + [0, 10, 60, 400][rng.below(4)];
         let state_sizes = STATE_SIZES[model_of(seed)].to_vec();
-        let capacity = capacity(room.div_ceil(block_tokens), &state_sizes, seed);
+        let window_tokens = window_of(seed);
+        let capacity = capacity(room.div_ceil(block_tokens), &state_sizes, window_tokens, seed);
         let limits = SchedulerLimits {
             step_tokens: 1 + rng.below(24),
             running_max: 1 + rng.below(7),
@@ -264,6 +269,7 @@ impl Simulation {
             scheduler: Scheduler::new(limits),
             block_tokens,
             state_sizes,
+            window_tokens,
             num_groups: if lookahead { num_stages } else { 1 },
             passed_over: HashMap::new(),
             lookahead,
@@ -490,7 +496,8 @@ impl Simulation {
         let room =
             [CONTEXT_TOKENS as usize / 2, CONTEXT_TOKENS as usize, 60, 400][self.rng.below(4)];
         let num_blocks = room.div_ceil(self.block_tokens);
-        let capacity = capacity(num_blocks, &self.state_sizes, self.num_steps as u64);
+        let choice = self.num_steps as u64;
+        let capacity = capacity(num_blocks, &self.state_sizes, self.window_tokens, choice);
         self.ranks = FakeCaches::with_capacity(self.block_tokens, capacity.clone());
         let num_stages = NUM_STAGES[self.rng.below(4)];
         self.num_groups = if self.lookahead { num_stages } else { 1 };

@@ -249,8 +249,14 @@ pub struct KvStatus {
     pub num_kept: usize,
     /// Maximum memory that is ever used.
     pub budget_bytes: u64,
-    /// Size of one token over all ranks, in bytes.
+    /// Size of one token over all ranks, in bytes, without layers that free what their windows have
+    /// passed.
     pub bytes_per_token: u64,
+    /// Size over all ranks, in bytes, of one token in layers that free what their windows have
+    /// passed.
+    pub window_bytes_per_token: u64,
+    /// Maximum number of tokens that a running sequence holds in such layers; 0 without them.
+    pub window_tokens: u64,
     /// Size of the states of one sequence over all ranks, in bytes; each kept length takes as much
     /// again. 0 for models without states.
     pub state_bytes: u64,

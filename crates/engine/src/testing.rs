@@ -4,15 +4,16 @@
 //! out. [`FakeRanks`] is a [`RankGroup`] around it, in the engine's own thread, with a pace, scripted
 //! tokens, and crashes on demand.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::{
     CacheCost, CacheId, Embed, Embedded, Forget, Fork, Input, KV_BLOCK_TOKENS, Logprob, Phase,
     Pooling, RankFacts, Row, Sampled, Sampling, Scored, StepOutput, StepPlan, StepTimings, TokenId,
-    UnitRange,
+    UnitRange, WindowDrop, window_blocks,
 };
 
 use crate::event::CONNECTION_LOST;
@@ -110,6 +111,8 @@ struct FakeCache {
     tokens: Vec<TokenId>,
     /// Tokens there is room for; never shrinks.
     blocks: usize,
+    /// The blocks that layers with windows hold.
+    window_blocks: BTreeSet<usize>,
     /// What layers with states hold after these tokens.
     state: u64,
     /// The states at the lengths that are kept.
@@ -146,13 +149,15 @@ impl FakeCaches {
     /// # Panics
     /// If a rank could not: a step is missing, a cache does not exist or exists already, a row
     /// skips positions, a token is taken from a row that sampled none, a cache with states is cut
-    /// or copied where none are kept, memory is exceeded.
+    /// or copied where none are kept, blocks of a window are read or freed that are not held, memory is
+    /// exceeded.
     pub fn execute(&mut self, plan: &StepPlan, next_token: &mut NextToken) -> StepOutput {
         assert_eq!(plan.step, self.next_step, "a step is missing or repeated");
         self.next_step += 1;
         plan.forks.iter().for_each(|fork| self.fork(fork));
         self.check_memory();
         plan.forgets.iter().for_each(|forget| self.forget(*forget));
+        plan.window_drops.iter().for_each(|drop| self.free(*drop));
         for cache in &plan.drops {
             assert!(self.caches.remove(cache).is_some(), "{cache:?} is dropped but not held");
         }
@@ -183,7 +188,8 @@ impl FakeCaches {
         let has_states = self.has_states();
         let demand = |cache: &FakeCache| {
             let states = if has_states { 1 + cache.kept.len() } else { 0 };
-            CacheDemand { blocks: cache.blocks, states }
+            let window_blocks = cache.window_blocks.len();
+            CacheDemand { blocks: cache.blocks, window_blocks, states }
         };
         self.caches.values().map(demand).sum()
     }
@@ -192,9 +198,32 @@ impl FakeCaches {
         self.capacity.as_ref().is_some_and(CacheCapacity::has_states)
     }
 
+    fn window_tokens(&self) -> usize {
+        self.capacity.as_ref().map_or(0, CacheCapacity::window_tokens)
+    }
+
+    /// Returns the blocks of layers with windows that a row at `num_tokens` reads.
+    fn window(&self, num_tokens: usize) -> Range<usize> {
+        match self.window_tokens() {
+            0 => 0..0,
+            window_tokens => window_blocks(window_tokens, self.block_tokens, num_tokens),
+        }
+    }
+
+    fn free(&mut self, WindowDrop { cache, start, end }: WindowDrop) {
+        let held = self.caches.get_mut(&cache).expect("blocks of a cache that is held");
+        for block in start as usize..end as usize {
+            assert!(held.window_blocks.remove(&block), "{cache:?} does not hold block {block}");
+        }
+    }
+
     fn fork(&mut self, fork: &Fork) {
-        let Fork { source, target, num_tokens } = *fork;
+        let Fork { source, target, num_tokens, window_start } = *fork;
+        let window = self.window(num_tokens as usize);
+        assert!(window_start as usize <= window.start, "{fork:?} leaves out what a row reads");
+        let copied = window_start as usize..window.end;
         let source = self.caches.get(&source).expect("a fork copies from a cache that is held");
+        source.assert_window(copied.clone());
         let num_tokens = num_tokens as usize;
         let prefix = source.tokens.get(..num_tokens);
         let tokens = prefix.expect("a fork copies positions that are computed").to_vec();
@@ -202,7 +231,8 @@ impl FakeCaches {
         let state = source.state_at(num_tokens, self.has_states());
         let kept = source.kept.get_key_value(&num_tokens).map(|(length, state)| (*length, *state));
         let kept = kept.into_iter().collect();
-        let cache = FakeCache { blocks, tokens, state, kept, num_pooled: 0 };
+        let window_blocks = copied.collect();
+        let cache = FakeCache { blocks, window_blocks, tokens, state, kept, num_pooled: 0 };
         assert!(self.caches.insert(target, cache).is_none(), "{target:?} exists already");
     }
 
@@ -219,8 +249,15 @@ impl FakeCaches {
         }
         let sampled = self.sampled.remove(&id);
         let has_states = self.has_states();
-        let cache = self.caches.entry(id).or_default();
         let start = row.start as usize;
+        let end = start + row.input.len();
+        let has_windows = 0 < self.window_tokens();
+        let (window, block_tokens) = (self.window(start), self.block_tokens);
+        let cache = self.caches.entry(id).or_default();
+        cache.assert_window(window);
+        if has_windows {
+            cache.window_blocks.extend(start / block_tokens..end.div_ceil(block_tokens));
+        }
         assert!(
             start <= cache.tokens.len(),
             "{id:?} skips positions {}..{start}",
@@ -273,6 +310,13 @@ impl FakeCaches {
 }
 
 impl FakeCache {
+    /// Panics if layers with windows do not hold these blocks.
+    fn assert_window(&self, mut window: Range<usize>) {
+        let (num_tokens, held) = (self.tokens.len(), &self.window_blocks);
+        let is_held = window.all(|block| held.contains(&block));
+        assert!(is_held, "of a cache of {num_tokens} tokens only the blocks {held:?} are held");
+    }
+
     /// Returns the states at a length at which the cache is cut or copied. Without states, what
     /// they would be is computed.
     fn state_at(&self, num_tokens: usize, has_states: bool) -> u64 {
@@ -355,7 +399,8 @@ pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
         kv_heads: UnitRange { start: 0, end: 2 },
         mlp: UnitRange { start: 0, end: 128 },
         vocab: UnitRange { start: 0, end: vocab_size },
-        cache_cost: CacheCost { bytes_per_token: 1024, state_bytes: 0 },
+        cache_cost: CacheCost { bytes_per_token: 1024, ..CacheCost::default() },
+        frees_windows: false,
         weights_bytes: 1 << 20,
         bytes_read: 1 << 20,
         replicated_bytes: 1 << 10,

@@ -6,8 +6,10 @@
 mod arrays;
 mod pages;
 mod slots;
+mod windows;
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype, Error};
@@ -15,6 +17,7 @@ use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
 use jackalope_recurrence::{ForkAt, LayerStates, StateArrays, StateSlot, StateStep};
 
 use self::pages::PageList;
+use self::windows::WindowBlocks;
 use crate::parallel::Compute;
 
 pub(crate) use self::arrays::KvArrays;
@@ -49,6 +52,13 @@ impl KvShape {
 pub(crate) enum LayerCacheShape {
     /// Keys and values of every position.
     Positions(KvShape),
+    /// Keys and values of the last positions, which are all that a query sees.
+    Window {
+        /// Keys and values of a position.
+        positions: KvShape,
+        /// Number of positions that a query sees, its own included.
+        window: usize,
+    },
     /// A state in single precision.
     State {
         /// Number of elements on this rank.
@@ -70,6 +80,7 @@ impl LayerCacheShape {
     pub(crate) fn positions(&self) -> Option<KvShape> {
         match *self {
             LayerCacheShape::Positions(positions)
+            | LayerCacheShape::Window { positions, .. }
             | LayerCacheShape::PositionsAndState { positions, .. } => Some(positions),
             LayerCacheShape::State { .. } | LayerCacheShape::None => None,
         }
@@ -80,13 +91,18 @@ impl LayerCacheShape {
         match *self {
             LayerCacheShape::State { elements }
             | LayerCacheShape::PositionsAndState { elements, .. } => Some(elements),
-            LayerCacheShape::Positions(_) | LayerCacheShape::None => None,
+            LayerCacheShape::Positions(_)
+            | LayerCacheShape::Window { .. }
+            | LayerCacheShape::None => None,
         }
     }
 
-    /// Returns the number of elements for one position.
-    fn elements_per_token(&self) -> usize {
-        self.positions().map_or(0, KvShape::elements)
+    /// Returns the number of positions that a query sees, its own included; `None` if it sees all.
+    fn window(&self) -> Option<usize> {
+        match *self {
+            LayerCacheShape::Window { window, .. } => Some(window),
+            _ => None,
+        }
     }
 
     /// Returns the size of the state in bytes.
@@ -114,7 +130,18 @@ impl CacheShape {
     /// Returns the memory that caches take.
     pub(crate) fn cost(&self) -> CacheCost {
         let state_bytes = self.state_bytes() as u64;
-        CacheCost { bytes_per_token: self.bytes_per_token() as u64, state_bytes }
+        CacheCost {
+            bytes_per_token: self.bytes_per_token(false) as u64,
+            window_bytes_per_token: self.bytes_per_token(true) as u64,
+            window_tokens: u32::try_from(self.window_tokens()).expect("config.json bounds it"),
+            state_bytes,
+        }
+    }
+
+    /// Returns the number of positions that a query sees at most in layers with windows, its own
+    /// included; 0 without such layers.
+    fn window_tokens(&self) -> usize {
+        self.layers.iter().filter_map(LayerCacheShape::window).max().unwrap_or(0)
     }
 
     /// Whether there are layers with states, even if this rank has no part of them.
@@ -127,10 +154,12 @@ impl CacheShape {
         self.layers.iter().map(LayerCacheShape::state_bytes).sum()
     }
 
-    /// Returns the size of one token's keys and values in bytes.
-    pub(crate) fn bytes_per_token(&self) -> usize {
-        let elements: usize = self.layers.iter().map(LayerCacheShape::elements_per_token).sum();
-        elements * self.dtype.size_bytes()
+    /// Returns the size of one token's keys and values in bytes, in layers with windows or in all
+    /// others.
+    fn bytes_per_token(&self, has_window: bool) -> usize {
+        let layers = self.layers.iter().filter(|layer| layer.window().is_some() == has_window);
+        let positions = layers.filter_map(LayerCacheShape::positions);
+        positions.map(KvShape::elements).sum::<usize>() * self.dtype.size_bytes()
     }
 }
 
@@ -145,6 +174,8 @@ pub struct SequenceCache {
     state_slot: StateSlot,
     len: usize,
     capacity: usize,
+    /// Blocks of layers with windows.
+    windows: WindowBlocks,
     /// Lengths at which the layers keep their states, in ascending order.
     kept: Vec<usize>,
 }
@@ -161,7 +192,8 @@ impl SequenceCache {
         let place = Rc::new(RefCell::new(Place::Own(vec![None; shape.layers.len()])));
         let (shape, kept) = (shape.clone(), Vec::new());
         let state_slot = StateSlot::default();
-        SequenceCache { shape, layers, place, state_slot, len: 0, capacity: 0, kept }
+        let windows = WindowBlocks::new(if has_pages { shape.window_tokens() } else { 0 });
+        SequenceCache { shape, layers, place, state_slot, len: 0, capacity: 0, windows, kept }
     }
 
     /// Returns the number of positions held.
@@ -178,14 +210,19 @@ impl SequenceCache {
     pub fn bytes(&self) -> usize {
         let has_own_state = 0 < self.len && !self.kept.contains(&self.len);
         let num_states = self.kept.len() + usize::from(has_own_state);
-        self.capacity * self.shape.bytes_per_token() + num_states * self.shape.state_bytes()
+        let num_freed = self.windows.num_freed() * BLOCK_TOKENS;
+        self.capacity * self.shape.bytes_per_token(false)
+            + (self.capacity - num_freed) * self.shape.bytes_per_token(true)
+            + num_states * self.shape.state_bytes()
     }
 
     /// Whether the cache can be cut or forked at `tokens`: at every length, unless it holds states;
-    /// then at its own length, at the kept ones and at 0.
+    /// then at its own length, at the kept ones and at 0. Layers with windows must hold what the next
+    /// position sees.
     pub fn can_cut(&self, tokens: usize) -> bool {
         let is_known = tokens == 0 || tokens == self.len || self.kept.contains(&tokens);
-        tokens <= self.len && (is_known || !self.shape.has_states())
+        let is_held = self.windows.holds_window(tokens);
+        tokens <= self.len && is_held && (is_known || !self.shape.has_states())
     }
 
     /// Returns the lengths at which states are kept, in ascending order; none without states.
@@ -214,6 +251,28 @@ impl SequenceCache {
         }
     }
 
+    /// Frees blocks of layers with windows, which no later row reads. Does nothing for MLX's
+    /// operations, which keep all positions.
+    ///
+    /// # Errors
+    /// Fails if a step that wrote to this cache fails.
+    pub fn free_windows(&mut self, blocks: Range<usize>) -> Result<(), Error> {
+        if !self.windows.is_used() {
+            return Ok(());
+        }
+        if let Some(last_step) = &*self.shape.last_step.borrow() {
+            last_step.eval()?;
+        }
+        let blocks = blocks.start..blocks.end.min(self.capacity / BLOCK_TOKENS);
+        for (layer, shape) in self.layers.iter().zip(&*self.shape.layers) {
+            if let Some(pages) = layer.pages.as_ref().filter(|_| shape.window().is_some()) {
+                pages.free(blocks.clone());
+            }
+        }
+        self.windows.free(blocks);
+        Ok(())
+    }
+
     /// Drops all positions from `tokens` on, and all states of longer lengths. The memory of the
     /// positions is kept for later ones.
     ///
@@ -233,8 +292,8 @@ impl SequenceCache {
         self.len = tokens;
     }
 
-    /// Creates an independent cache with the first `tokens` positions. It keeps this length if this
-    /// cache does.
+    /// Creates an independent cache with the first `tokens` positions, in layers with windows without
+    /// the blocks before `window_start`. It keeps this length if this cache does.
     ///
     /// # Errors
     /// Fails if a step that wrote to this cache fails.
@@ -242,7 +301,7 @@ impl SequenceCache {
     /// # Panics
     /// Panics if the cache cannot be forked there; see [`SequenceCache::can_cut`].
     #[track_caller]
-    pub fn fork(&self, tokens: usize) -> Result<SequenceCache, Error> {
+    pub fn fork(&self, tokens: usize, window_start: usize) -> Result<SequenceCache, Error> {
         assert!(self.can_cut(tokens), "{} cannot be forked at {tokens}", self.describe());
         if let Some(last_step) = &*self.shape.last_step.borrow()
             && 0 < tokens
@@ -256,7 +315,13 @@ impl SequenceCache {
             None => ForkAt::End,
         };
         let capacity = tokens.next_multiple_of(BLOCK_TOKENS);
-        let layers = self.layers.iter().map(|layer| layer.fork(capacity, at)).collect();
+        let window_start = window_start.min(capacity / BLOCK_TOKENS);
+        let windows = self.windows.fork(window_start);
+        let layers = self.layers.iter().zip(&*self.shape.layers).map(|(layer, shape)| {
+            let first = if shape.window().is_some() { window_start } else { 0 };
+            layer.fork(first..capacity / BLOCK_TOKENS, at)
+        });
+        let layers = layers.collect();
         let states = match at {
             ForkAt::End => self.copied_states(),
             ForkAt::Start | ForkAt::Kept(_) => None,
@@ -265,8 +330,16 @@ impl SequenceCache {
         let place = Rc::new(RefCell::new(self.fork_place(capacity)));
         let shape = self.shape.clone();
         let state_slot = StateSlot::default();
-        let mut fork =
-            SequenceCache { shape, layers, place, state_slot, len: tokens, capacity, kept };
+        let mut fork = SequenceCache {
+            shape,
+            layers,
+            place,
+            state_slot,
+            len: tokens,
+            capacity,
+            windows,
+            kept,
+        };
         if let Some(states) = states {
             fork.set_states(states);
         }
@@ -385,6 +458,7 @@ impl SequenceCache {
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
     pub(crate) fn extend(&mut self, num_tokens: usize) {
+        self.windows.extend(self.len, self.len + num_tokens);
         self.len += num_tokens;
         self.capacity = self.capacity.max(self.len.next_multiple_of(BLOCK_TOKENS));
     }
@@ -458,9 +532,9 @@ struct LayerCache {
 }
 
 impl LayerCache {
-    fn fork(&self, capacity: usize, at: ForkAt) -> LayerCache {
+    fn fork(&self, blocks: Range<usize>, at: ForkAt) -> LayerCache {
         LayerCache {
-            pages: self.pages.as_ref().map(|pages| pages.fork(capacity)),
+            pages: self.pages.as_ref().map(|pages| pages.fork(blocks)),
             states: self.states.as_ref().map(|states| states.fork(at)),
         }
     }

@@ -63,7 +63,8 @@ pub(super) fn need(model: &PlacementModel, shard: &RankShard, context_tokens: u3
     let blocks = context_tokens.div_ceil(KV_BLOCK_TOKENS);
     let cached_tokens = u64::from(blocks) * u64::from(KV_BLOCK_TOKENS);
     let state_bytes = shard.cache.state_bytes * PLANNED_STATES;
-    let kv_bytes = shard.cache.bytes_per_token * cached_tokens + state_bytes;
+    // MLX's operations keep all positions of layers with windows.
+    let kv_bytes = shard.cache.bytes_per_held_token() * cached_tokens + state_bytes;
     RankNeed {
         weights_bytes: shard.weights_bytes,
         kv_bytes,

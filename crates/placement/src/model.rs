@@ -89,9 +89,10 @@ impl PlacementModel {
         self.whole().replicated_bytes
     }
 
-    /// Returns the bytes of the KV cache for one token over all layers, counted once.
+    /// Returns the bytes of the KV cache for one token over all layers, counted once, before layers with
+    /// windows free it.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        self.whole().cache.bytes_per_token
+        self.whole().cache.bytes_per_held_token()
     }
 
     /// Returns the bytes of the states of one sequence over all layers, counted once; 0 without

@@ -44,7 +44,7 @@ pub mod secure;
 pub mod split;
 mod version;
 
-pub use cache_cost::{CacheCost, KV_BLOCK_TOKENS};
+pub use cache_cost::{CacheCost, KV_BLOCK_TOKENS, window_blocks, window_blocks_max};
 pub use content::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
 };
@@ -63,7 +63,7 @@ pub use messages::{
 };
 pub use plan::{
     Forget, Fork, Input, KernelTimings, Logprob, Row, Sampled, Sampling, Score, Scored, StepOutput,
-    StepPlan, StepTimings,
+    StepPlan, StepTimings, WindowDrop,
 };
 pub use pressure::PressureTier;
 pub use secret::Secret;

@@ -6,13 +6,16 @@ use crate::embed::{Embed, Embedded};
 use crate::ids::{CacheId, TokenId};
 use crate::mask::RowMask;
 
-/// Everything that all ranks do in one step, applied in this order: forks, forgets, drops,
-/// rows.
+/// Everything that all ranks do in one step, applied in this order: forks, forgets, window drops,
+/// drops, rows.
 ///
 /// A cache of length L with kept lengths K can be cut, by a row that starts below L, or forked at n
 /// only if n is 0, n is L, n is in K, or the rank holds no layer with a state. A cut to n drops the
 /// kept lengths above n; n itself stays kept. A fork at a kept length gives the target this one kept
 /// length, any other fork gives it none.
+///
+/// Layers with windows hold the KV blocks that no window drop has named and no fork has left out. A row
+/// that starts at n, or a fork at n, needs those of [`window_blocks`](crate::window_blocks) at n.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct StepPlan {
     /// Number of the step; increases by one within an epoch, from 0.
@@ -21,6 +24,8 @@ pub struct StepPlan {
     pub forks: Vec<Fork>,
     /// Kept lengths to give up.
     pub forgets: Vec<Forget>,
+    /// KV blocks of layers with windows to free. Ranks that keep all positions ignore them.
+    pub window_drops: Vec<WindowDrop>,
     /// Caches to free.
     pub drops: Vec<CacheId>,
     /// Whether freed memory is returned to the machine instead of being kept for reuse.
@@ -39,6 +44,7 @@ impl StepPlan {
     pub fn is_empty(&self) -> bool {
         self.forks.is_empty()
             && self.forgets.is_empty()
+            && self.window_drops.is_empty()
             && self.drops.is_empty()
             && self.rows.is_empty()
     }
@@ -53,6 +59,9 @@ pub struct Fork {
     pub target: CacheId,
     /// Length of the copied prefix in tokens.
     pub num_tokens: u32,
+    /// Number of the first KV block that the copy holds in layers with windows. The blocks before it
+    /// are as if a [`WindowDrop`] had named them.
+    pub window_start: u32,
 }
 
 /// Gives up a kept length of a cache. The positions stay.
@@ -62,6 +71,17 @@ pub struct Forget {
     pub cache: CacheId,
     /// The kept length to give up, in tokens.
     pub num_tokens: u32,
+}
+
+/// Frees KV blocks of a cache in layers with windows, because no later row can read them.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct WindowDrop {
+    /// The cache.
+    pub cache: CacheId,
+    /// Number of the first block to free; block 0 has the first positions.
+    pub start: u32,
+    /// Number of the block after the last one to free.
+    pub end: u32,
 }
 
 /// Consecutive tokens of one sequence: a chunk of its prompt, or the single token of a decoding

@@ -18,7 +18,7 @@ use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     CacheId, Embedded, Forget, Fork, Input, Logprob, Row, Sampled, Sampling, Scored, StepOutput,
-    StepPlan, StepTimings, TokenId, counted,
+    StepPlan, StepTimings, TokenId, WindowDrop, counted,
 };
 use jackalope_transport::GroupStats;
 
@@ -229,7 +229,8 @@ impl Stepper {
         Ok(answers)
     }
 
-    /// Forks caches, then gives up kept lengths, then drops caches, as the plan says.
+    /// Forks caches, then gives up kept lengths and blocks of windows, then drops caches, as the plan
+    /// says.
     fn move_caches(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         plan.forks.iter().try_for_each(|fork| self.fork(*fork))?;
         for Forget { cache, num_tokens } in &plan.forgets {
@@ -238,6 +239,14 @@ impl Stepper {
                 StepError::Plan(format!("cache {} to give up a length of is unknown", cache.0))
             })?;
             sequence.cache.forget(*num_tokens as usize);
+        }
+        for WindowDrop { cache, start, end } in &plan.window_drops {
+            let sequence = self.sequences.get_mut(cache);
+            let sequence = sequence.ok_or_else(|| {
+                StepError::Plan(format!("cache {} to free blocks of is unknown", cache.0))
+            })?;
+            let freed = sequence.cache.free_windows(*start as usize..*end as usize);
+            freed.map_err(|err| StepError::Device(err.to_string()))?;
         }
         for cache in &plan.drops {
             if self.sequences.remove(cache).is_none() {
@@ -252,7 +261,7 @@ impl Stepper {
     }
 
     fn fork(&mut self, fork: Fork) -> Result<(), StepError> {
-        let Fork { source: from, target, num_tokens } = fork;
+        let Fork { source: from, target, num_tokens, window_start } = fork;
         let source = self
             .sequences
             .get(&from)
@@ -268,7 +277,7 @@ impl Stepper {
             )));
         }
         require_cut(from, &source.cache, num_tokens)?;
-        let cache = source.cache.fork(num_tokens);
+        let cache = source.cache.fork(num_tokens, window_start as usize);
         let copy = Sequence {
             cache: cache.map_err(|err| StepError::Device(err.to_string()))?,
             tokens: source.tokens[..num_tokens].to_vec(),
@@ -555,7 +564,8 @@ fn require_cut(id: CacheId, cache: &SequenceCache, num_tokens: usize) -> Result<
     }
     let (id, len, kept) = (id.0, cache.len(), cache.kept());
     Err(StepError::Plan(format!(
-        "cache {id} of {len} tokens cannot be cut to {num_tokens}: its states are kept at {kept:?}"
+        "cache {id} of {len} tokens cannot be cut to {num_tokens}: its states are kept at {kept:?}, \
+         and layers with windows hold what the coordinator has not freed"
     )))
 }
 

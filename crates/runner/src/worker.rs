@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use jackalope_mlx::{Device, Group};
-use jackalope_models::{
-    Compute, GroupCell, LoadError, LoadProgress, Model, ModelFacts, Parallel, Sums,
-};
+use jackalope_models::{Compute, GroupCell, LoadError, LoadProgress, Model, Parallel, Sums};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
     Backend, CheckpointId, FailureKind, FromRank, Join, Phase, RankFacts, RankFailure, Setup,
@@ -134,7 +132,7 @@ fn load<'a>(
         let kind = if err.is_passing() { FailureKind::Device } else { FailureKind::Model };
         (kind, anyhow::Error::new(err))
     })?;
-    let facts = RankFacts { content, ..rank_facts(model.facts(), started.elapsed()) };
+    let facts = RankFacts { content, ..rank_facts(&model, started.elapsed()) };
     setup
         .check_cache_cost(identity.rank as usize, facts.cache_cost)
         .map_err(|message| (FailureKind::Model, anyhow::Error::msg(message)))?;
@@ -227,7 +225,8 @@ fn parallel(identity: &Identity, setup: &Setup) -> anyhow::Result<Parallel> {
     Ok(Parallel::new(identity.rank as usize, &setup.split, group, compute)?.with_sums(sums))
 }
 
-fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {
+fn rank_facts(model: &Model, load_time: Duration) -> RankFacts {
+    let facts = model.facts();
     RankFacts {
         architecture: facts.architecture.clone(),
         num_layers: facts.num_layers,
@@ -239,6 +238,7 @@ fn rank_facts(facts: &ModelFacts, load_time: Duration) -> RankFacts {
         mlp: facts.mlp,
         vocab: facts.vocab,
         cache_cost: facts.cache_cost,
+        frees_windows: !model.computes_with_mlx(),
         weights_bytes: facts.weights_bytes,
         bytes_read: facts.bytes_read,
         replicated_bytes: facts.replicated_bytes,

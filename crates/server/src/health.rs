@@ -344,6 +344,7 @@ fn kv_json(status: &Status) -> Value {
         "num_kept": kv.num_kept,
         "budget_bytes": kv.budget_bytes,
         "bytes_per_token": kv.bytes_per_token,
+        "window_bytes_per_token": kv.window_bytes_per_token,
         "capacity_tokens": kv.capacity_tokens,
         "prefix_wanted_tokens": status.prefix.wanted_tokens,
         "prefix_found_tokens": status.prefix.found_tokens,

@@ -71,10 +71,12 @@ pub(crate) struct LayoutSums {
 /// Bytes that the heads of layers cache of a sequence.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct HeadCache {
-    /// A key-value head, for each position.
+    /// A key-value head, for each position, if all positions are kept.
     pub(crate) per_position: u64,
     /// For each position, what every rank with heads keeps beside them.
     pub(crate) shared: u64,
+    /// A key-value head, for each position, in layers with windows.
+    pub(crate) per_window_position: u64,
     /// The state of a head.
     pub(crate) state: u64,
     /// The part of a state that belongs to a key-value head.
@@ -101,6 +103,7 @@ impl LayoutSums {
                 Some((_, known)) => {
                     known.per_position += cache.per_position;
                     known.shared += cache.shared;
+                    known.per_window_position += cache.per_window_position;
                     known.state += cache.state;
                     known.kv_state += cache.kv_state;
                 }
@@ -279,18 +282,21 @@ impl LayerLayout {
         caches
     }
 
-    /// Returns what its heads cache. Ranks keep all positions of windows for now.
+    /// Returns what its heads cache.
     fn head_cache(&self, element_type: &ElementType) -> HeadCache {
         let bytes = |elements: usize| elements as u64 * ElementType::F32.size_bytes();
+        let position = |elements: usize| elements as u64 * element_type.size_bytes();
         match self.cache {
             CacheKind::Positions { elements_per_kv_head, shared_elements } => HeadCache {
-                per_position: elements_per_kv_head as u64 * element_type.size_bytes(),
-                shared: shared_elements as u64 * element_type.size_bytes(),
+                per_position: position(elements_per_kv_head),
+                shared: position(shared_elements),
                 ..HeadCache::default()
             },
-            CacheKind::PositionsAndState { elements_per_kv_head, .. }
-            | CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
-                per_position: elements_per_kv_head as u64 * element_type.size_bytes(),
+            CacheKind::PositionsAndState { elements_per_kv_head, .. } => {
+                HeadCache { per_position: position(elements_per_kv_head), ..HeadCache::default() }
+            }
+            CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
+                per_window_position: position(elements_per_kv_head),
                 ..HeadCache::default()
             },
             CacheKind::State { elements_per_head, elements_per_kv_head } => HeadCache {

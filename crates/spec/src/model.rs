@@ -614,8 +614,7 @@ pub enum CacheKind {
         /// Number of elements that every rank with heads keeps beside them.
         shared_elements: usize,
     },
-    /// Keys and values, of which queries attend only to the last positions. Ranks keep all
-    /// positions for now.
+    /// Keys and values, of which queries attend only to the last positions.
     Window {
         /// Number of elements for each key-value head: its key and its value.
         elements_per_kv_head: usize,

@@ -6,6 +6,7 @@ use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::{Cut, HeadCut, Shares, Split, cut_dimension, cut_heads, stages};
 
 use crate::layout::{Division, ModelLayout, WeightPart};
+use crate::model::CacheKind;
 use crate::tensor::TensorRole;
 
 /// The part of a model that one rank holds.
@@ -72,6 +73,8 @@ impl ModelLayout {
             for (shard, own) in shards.iter_mut().zip(cuts.of(Division::KvHeads(*counts))) {
                 shard.cache.bytes_per_token += own.len() as u64 * cache.per_position;
                 shard.cache.bytes_per_token += if own.is_empty() { 0 } else { cache.shared };
+                let window_bytes = own.len() as u64 * cache.per_window_position;
+                shard.cache.window_bytes_per_token += window_bytes;
                 shard.cache.state_bytes += own.len() as u64 * cache.kv_state;
             }
         }
@@ -103,6 +106,7 @@ impl ModelLayout {
             for (counts, cache) in layer.head_caches(&self.element_type) {
                 let (heads, kv_heads) = (counts.heads as u64, counts.kv_heads as u64);
                 shards[0].cache.bytes_per_token += kv_heads * cache.per_position + cache.shared;
+                shards[0].cache.window_bytes_per_token += kv_heads * cache.per_window_position;
                 shards[0].cache.state_bytes += heads * cache.state + kv_heads * cache.kv_state;
             }
         }
@@ -111,7 +115,13 @@ impl ModelLayout {
     }
 
     fn empty_shard(&self, layers: Range<usize>) -> RankShard {
-        RankShard { layers, ..RankShard::default() }
+        let windows = self.layers[layers.clone()].iter().filter_map(|layer| match layer.cache {
+            CacheKind::Window { window, .. } => Some(window),
+            _ => None,
+        });
+        let window_tokens = u32::try_from(windows.max().unwrap_or(0)).unwrap_or(u32::MAX);
+        let cache = CacheCost { window_tokens, ..CacheCost::default() };
+        RankShard { layers, cache, ..RankShard::default() }
     }
 
     /// Adds each rank's piece of a part to its shard.

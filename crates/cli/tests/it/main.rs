@@ -41,3 +41,4 @@ mod synthetic;
 #[cfg(target_os = "linux")]
 mod terminal;
 mod versions;
+mod windows;

@@ -61,11 +61,20 @@ impl Expected {
                 "temperature": idx % 2, "return_token_ids": true,
             })
         };
-        let requests: Vec<Value> = (0..8).map(request).collect();
+        Expected::of_requests(model, (0..8).map(request).collect())
+    }
+
+    /// Computes the answers to requests for 120 tokens each.
+    pub(crate) fn of_requests(model: &Path, requests: Vec<Value>) -> Expected {
         let server = Server::start(model, "--ranks 1 --no-prefix-cache");
         let alone: Vec<Answer> = requests.iter().map(|it| server.complete(it)).collect();
         assert!(alone.iter().all(|answer| answer.tokens.len() == 120));
         Expected { requests, alone }
+    }
+
+    pub(crate) fn append(&mut self, others: Expected) {
+        self.requests.extend(others.requests);
+        self.alone.extend(others.alone);
     }
 
     /// Sends all requests at once, and checks their answers. `killed` is a rank to kill meanwhile.

@@ -1,6 +1,6 @@
 //! Computes the cache capacity of the ranks from the facts that they report.
 
-use jackalope_protocol::{KV_BLOCK_TOKENS, RankFacts};
+use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS, RankFacts, window_blocks_max};
 
 use super::{EngineConfig, EngineError, KvBudget};
 use crate::{CacheCapacity, CacheDemand, KvStatus, RankCapacity, RequestLimits};
@@ -16,11 +16,15 @@ pub(super) fn capacity(
     config: &EngineConfig,
     facts: &[RankFacts],
 ) -> Result<CacheCapacity, EngineError> {
-    let has_states = facts.iter().any(|facts| facts.cache_cost.has_states());
-    let least = CacheDemand { blocks: 1, states: usize::from(has_states) };
+    let costs = || facts.iter().map(cost_of);
+    let least = CacheDemand {
+        blocks: 1,
+        window_blocks: usize::from(costs().any(|cost| 0 < cost.window_tokens)),
+        states: usize::from(costs().any(|cost| cost.has_states())),
+    };
     let mut ranks = Vec::with_capacity(facts.len());
     for (rank, facts) in facts.iter().enumerate() {
-        let (budget_bytes, cost) = (budget_bytes(config.kv_budget, facts), facts.cache_cost);
+        let (budget_bytes, cost) = (budget_bytes(config.kv_budget, facts), cost_of(facts));
         let capacity = RankCapacity::new(budget_bytes, cost);
         if !capacity.holds(least) {
             let least_tokens = KV_BLOCK_TOKENS;
@@ -29,6 +33,11 @@ pub(super) fn capacity(
         ranks.push(capacity);
     }
     Ok(CacheCapacity::new(ranks))
+}
+
+/// Returns what caches cost on a rank that keeps or frees what windows have passed.
+fn cost_of(facts: &RankFacts) -> CacheCost {
+    if facts.frees_windows { facts.cache_cost } else { facts.cache_cost.without_windows() }
 }
 
 fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
@@ -43,14 +52,25 @@ fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
 }
 
 /// Returns the capacity for the status.
-pub(super) fn kv_status(facts: &[RankFacts], capacity: &CacheCapacity) -> KvStatus {
-    let costs = || facts.iter().map(|facts| facts.cache_cost);
-    let blocks_alone = capacity.max_blocks(usize::from(capacity.has_states()));
+pub(super) fn kv_status(
+    config: &EngineConfig,
+    facts: &[RankFacts],
+    capacity: &CacheCapacity,
+) -> KvStatus {
+    let costs = || facts.iter().map(cost_of);
+    let block_tokens = KV_BLOCK_TOKENS as usize;
+    let window_tokens = capacity.window_tokens();
+    let window_blocks = window_blocks_max(window_tokens, block_tokens, config.step_tokens as usize);
+    let blocks_alone = capacity.max_blocks(usize::from(capacity.has_states()), window_blocks);
     let most = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-    let of_blocks = capacity.bytes(CacheDemand::of_blocks(most(capacity.max_blocks(0))));
+    let blocks = most(capacity.max_blocks(0, usize::MAX));
+    let of_blocks = CacheDemand { window_blocks: blocks, ..CacheDemand::of_blocks(blocks) };
+    let of_blocks = capacity.bytes(of_blocks);
     let of_states = capacity.bytes(CacheDemand::of_states(most(capacity.max_states())));
     KvStatus {
         bytes_per_token: costs().map(|cost| cost.bytes_per_token).sum(),
+        window_bytes_per_token: costs().map(|cost| cost.window_bytes_per_token).sum(),
+        window_tokens: (window_blocks * block_tokens) as u64,
         state_bytes: costs().map(|cost| cost.state_bytes).sum(),
         capacity_tokens: blocks_alone * u64::from(KV_BLOCK_TOKENS),
         budget_bytes: of_blocks.max(of_states),
@@ -71,13 +91,11 @@ pub(super) fn limits(config: &EngineConfig, facts: &RankFacts) -> RequestLimits 
 
 #[cfg(test)]
 mod tests {
-    use jackalope_protocol::CacheCost;
-
     use super::*;
     use crate::testing::fake_facts;
 
     fn facts(bytes_per_token: u64, free_bytes: u64) -> RankFacts {
-        let cache_cost = CacheCost { bytes_per_token, state_bytes: 0 };
+        let cache_cost = CacheCost { bytes_per_token, ..CacheCost::default() };
         RankFacts { cache_cost, free_bytes, ..fake_facts(100, 1000) }
     }
 
@@ -89,8 +107,8 @@ mod tests {
     fn the_rank_with_the_least_room_decides() {
         let facts = [facts(1000, 0), facts(3000, 0), facts(0, 0)];
         let found = capacity(&config(KvBudget::BytesPerRank(3000 * 256 * 7 + 1)), &facts).unwrap();
-        assert_eq!(found.max_blocks(0), 7);
-        let status = kv_status(&facts, &found);
+        assert_eq!(found.max_blocks(0, 0), 7);
+        let status = kv_status(&EngineConfig::default(), &facts, &found);
         assert_eq!((status.capacity_tokens, status.budget_bytes), (7 * 256, 7 * 256 * 4000));
     }
 
@@ -100,20 +118,38 @@ mod tests {
         facts[0].cache_cost.state_bytes = 1000 * 256 * 2;
         let config = config(KvBudget::BytesPerRank(1000 * 256 * 9));
         let found = capacity(&config, &facts).unwrap();
-        assert!(found.holds(CacheDemand { blocks: 3, states: 3 }));
-        assert!(!found.holds(CacheDemand { blocks: 4, states: 3 }));
-        let status = kv_status(&facts, &found);
+        assert!(found.holds(CacheDemand { states: 3, ..CacheDemand::of_blocks(3) }));
+        assert!(!found.holds(CacheDemand { states: 3, ..CacheDemand::of_blocks(4) }));
+        let status = kv_status(&config, &facts, &found);
         assert_eq!((status.capacity_tokens, status.state_bytes), (7 * 256, 1000 * 256 * 2));
-        facts[0].cache_cost = CacheCost { bytes_per_token: 0, state_bytes: 1000 * 256 * 10 };
+        facts[0].cache_cost = CacheCost { state_bytes: 1000 * 256 * 10, ..CacheCost::default() };
         let err = capacity(&config, &facts).unwrap_err().to_string();
         assert!(err.contains("0 bytes per token and 2560000 bytes per state"), "{err}");
+    }
+
+    #[test]
+    fn windows_make_room_for_longer_sequences_where_ranks_free_them() {
+        let mut facts = [facts(1000, 0), facts(500, 0)];
+        let cost =
+            CacheCost { window_bytes_per_token: 3000, window_tokens: 100, ..facts[0].cache_cost };
+        facts[0].cache_cost = cost;
+        let config = config(KvBudget::BytesPerRank(256 * 4000 * 10));
+        let tokens = |facts: &[RankFacts]| {
+            let found = capacity(&config, facts).unwrap();
+            kv_status(&config, facts, &found).capacity_tokens
+        };
+        assert_eq!(tokens(&facts), 10 * 256, "MLX's operations keep all positions");
+        facts[0].frees_windows = true;
+        let window_blocks = cost.window_blocks_max(config.step_tokens as usize);
+        assert_eq!(tokens(&facts), (40 - 3 * window_blocks as u64) * 256);
     }
 
     #[test]
     fn ranks_on_one_machine_share_its_memory() {
         let auto = |ranks_per_machine| config(KvBudget::Auto { ranks_per_machine });
         let one = [facts(1 << 10, 10 << 30)];
-        let blocks = |config, facts: &[RankFacts]| capacity(&config, facts).unwrap().max_blocks(0);
+        let blocks =
+            |config, facts: &[RankFacts]| capacity(&config, facts).unwrap().max_blocks(0, 0);
         assert_eq!(blocks(auto(1), &one), 8 << 12);
         assert_eq!(blocks(auto(2), &one), 4 << 12);
         assert_eq!(blocks(auto(1), &[facts(1 << 10, 0)]), 3276, "an unknown size is guessed");

@@ -72,15 +72,18 @@ impl KvCacheManager {
         let kept = entry.lengths.remove(num_tokens).expect("callers name a kept length");
         let is_kept = entry.kept_since.is_some();
         self.lengths.remove(&GivenUpNext::new(cache, num_tokens, kept));
-        let state = CacheDemand::of_states(1);
-        self.used -= state;
-        self.dropped += state;
-        if is_kept {
-            self.kept_demand -= state;
-        }
         self.stats.forgotten_lengths += 1;
-        let num_tokens = u32::try_from(num_tokens).expect("no longer than the context");
-        self.forgets.push(Forget { cache, num_tokens });
+        if self.has_states {
+            let state = CacheDemand::of_states(1);
+            self.used -= state;
+            self.dropped += state;
+            if is_kept {
+                self.kept_demand -= state;
+            }
+            let num_tokens = u32::try_from(num_tokens).expect("no longer than the context");
+            self.forgets.push(Forget { cache, num_tokens });
+        }
+        self.free_windows(cache);
     }
 
     /// Gives up the kept lengths of more than `num_tokens`, which a cut invalidates.

@@ -77,6 +77,8 @@ impl KvCacheManager {
             MissReason::ResultsNeeded
         } else if num_shared < least {
             MissReason::NotCached
+        } else if num_reused + least <= num_shared && !self.has_states {
+            MissReason::WindowPassed
         } else if num_reused + least <= num_shared {
             MissReason::StateNotKept
         } else {
@@ -119,7 +121,10 @@ impl KvCacheManager {
     /// Returns the most positions, up to `most`, with which a sequence can start from a cache.
     pub(super) fn usable(&self, entry: &CacheEntry, most: usize) -> usize {
         let most = most.min(entry.num_computed);
-        if !self.has_states || most == entry.num_held { most } else { entry.lengths.largest(most) }
+        if !self.has_states {
+            return self.usable_window(entry, most);
+        }
+        if most == entry.num_held { most } else { entry.lengths.largest(most) }
     }
 
     /// Returns the most positions, up to `shared`, with which a sequence can start from the cache
@@ -127,17 +132,19 @@ impl KvCacheManager {
     fn promised(&self, cache: CacheId, shared: usize) -> usize {
         let entry = self.entry(cache);
         if !self.has_states {
-            return shared;
+            let is_computed = shared <= entry.num_computed;
+            return if is_computed { self.usable(entry, shared) } else { shared };
         }
         let promised = entry.lengths.promised(entry.num_computed, shared);
         let is_enough = shared < promised + self.limits.least_prefix_tokens;
         if is_enough || shared <= entry.num_computed { promised } else { shared }
     }
 
-    /// Lets a running sequence keep its states at a length that another sequence waits for.
+    /// Lets a running sequence keep a length that another sequence waits for.
     pub(crate) fn want(&mut self, cache: CacheId, num_tokens: usize) {
+        let keeps_lengths = self.keeps_lengths();
         let entry = self.entries.get_mut(&cache).expect("only held caches are offered");
-        if self.has_states && entry.lengths.promised(entry.num_computed, num_tokens) < num_tokens {
+        if keeps_lengths && entry.lengths.promised(entry.num_computed, num_tokens) < num_tokens {
             entry.lengths.want(num_tokens);
         }
     }
@@ -171,6 +178,7 @@ impl KvCacheManager {
             };
         };
         let mut copied = self.demand(num_shared);
+        copied.window_blocks = self.copied_blocks(num_shared).count();
         copied.states += usize::from(self.is_kept_by_ranks(source, num_shared));
         // The ranks make copies before they drop caches.
         if self.holds(self.used + self.dropped + copied) {
@@ -206,7 +214,12 @@ impl KvCacheManager {
         let is_kept = |cache: CacheId| self.entry(cache).kept_since.is_some();
         let own = if is_kept(source) { self.entry_demand(source) } else { CacheDemand::default() };
         let of_running = self.lengths.iter().filter(|it| it.cache != source && !is_kept(it.cache));
-        self.kept_demand - own + CacheDemand::of_states(of_running.count())
+        let mut caches: Vec<CacheId> = of_running.clone().map(|it| it.cache).collect();
+        caches.sort_unstable();
+        caches.dedup();
+        let window_blocks = caches.into_iter().map(|cache| self.num_kept_windows(cache)).sum();
+        let states = if self.has_states { of_running.count() } else { 0 };
+        self.kept_demand - own + CacheDemand { blocks: 0, window_blocks, states }
     }
 
     /// Returns whether the ranks keep a length when they make this plan's copies, which is before
@@ -214,7 +227,8 @@ impl KvCacheManager {
     pub(super) fn is_kept_by_ranks(&self, cache: CacheId, num_tokens: usize) -> bool {
         let is_given_up =
             |it: &Forget| it.cache == cache && usize::try_from(it.num_tokens) == Ok(num_tokens);
-        self.entry(cache).lengths.get(num_tokens).is_some() || self.forgets.iter().any(is_given_up)
+        let is_kept = self.entry(cache).lengths.get(num_tokens).is_some();
+        self.has_states && (is_kept || self.forgets.iter().any(is_given_up))
     }
 }
 

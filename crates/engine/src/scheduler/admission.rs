@@ -166,7 +166,9 @@ impl Scheduler {
         let cache = self.caches.open(start, scope, &sequence.tokens, hints);
         let num_tokens = u32::try_from(start.num_tokens()).expect("no longer than the context");
         if let PrefixHit::Fork { source, .. } = start {
-            plan.forks.push(Fork { source, target: cache, num_tokens });
+            let window_start = self.caches.first_copied_block(start.num_tokens());
+            let window_start = u32::try_from(window_start).expect("no more blocks than tokens");
+            plan.forks.push(Fork { source, target: cache, num_tokens, window_start });
         }
         sequence.cache = Some(cache);
         sequence.num_computed = start.num_tokens();

@@ -1,6 +1,7 @@
 //! Keys and values for our own kernels: pages that this crate allocates and the attention primitive
 //! writes in place. Forks share the pages until one side writes to them.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jackalope_kernels::{Elements, Floats, KvPage, key_place};
@@ -9,21 +10,30 @@ use jackalope_mlx::Dtype;
 use super::{BLOCK_TOKENS, KvShape};
 use crate::layers::float;
 
-/// The pages of one layer, written by the attention primitive on MLX's worker thread.
+/// The pages of one layer, written by the attention primitive on MLX's worker thread; `None` where
+/// nothing is held.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PageList(Arc<Mutex<Vec<Arc<Page>>>>);
+pub(super) struct PageList(Arc<Mutex<Vec<Option<Arc<Page>>>>>);
 
 impl PageList {
-    /// Returns a list that shares the pages of the first `capacity` positions.
-    pub(super) fn fork(&self, capacity: usize) -> PageList {
+    /// Returns a list that shares the pages with these numbers.
+    pub(super) fn fork(&self, numbers: Range<usize>) -> PageList {
         let held = self.locked();
-        let num_pages = (capacity / BLOCK_TOKENS).min(held.len());
-        PageList(Arc::new(Mutex::new(held[..num_pages].to_vec())))
+        let shared = (0..numbers.end.min(held.len()))
+            .map(|number| held[number].clone().filter(|_| numbers.start <= number));
+        PageList(Arc::new(Mutex::new(shared.collect())))
+    }
+
+    /// Frees the pages with these numbers.
+    pub(super) fn free(&self, numbers: Range<usize>) {
+        let mut held = self.locked();
+        let end = numbers.end.min(held.len());
+        held[numbers.start.min(end)..end].fill(None);
     }
 
     /// Locks the pages. A poisoned lock means that a kernel panicked; its step has failed, and the
     /// cache with it.
-    fn locked(&self) -> MutexGuard<'_, Vec<Arc<Page>>> {
+    fn locked(&self) -> MutexGuard<'_, Vec<Option<Arc<Page>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -41,7 +51,7 @@ pub(crate) struct LayerPages {
 impl LayerPages {
     /// Returns all pages, whose positions another layer of the step has written.
     pub(crate) fn held(&self) -> Vec<Arc<Page>> {
-        self.pages.locked().clone()
+        readable(&self.pages.locked())
     }
 
     /// Rounds keys `[tokens, kv_heads, key_dim]`, values `[tokens, kv_heads, value_dim]`, if they are
@@ -56,19 +66,21 @@ impl LayerPages {
     ) -> Vec<Arc<Page>> {
         let KvShape { kv_heads, key_dim, value_dim, index_dim } = self.shape;
         let mut pages = self.pages.locked();
-        while pages.len() < self.num_pages {
-            pages.push(Arc::new(Page::new(self.dtype, self.shape)));
+        if pages.len() < self.num_pages {
+            pages.resize(self.num_pages, None);
         }
         let width = kv_heads * value_dim;
         for (idx, keys) in keys.chunks_exact(kv_heads * key_dim).enumerate() {
             let (position, values) = (start + idx, &values[idx * width..(idx + 1) * width]);
             // A page that is shared with a fork is copied before the first write.
-            let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
+            let page = pages[position / BLOCK_TOKENS]
+                .get_or_insert_with(|| Arc::new(Page::new(self.dtype, self.shape)));
+            let page = Arc::make_mut(page);
             page.write(position % BLOCK_TOKENS, keys, values);
             let index = &index[idx * index_dim..(idx + 1) * index_dim];
             page.index.store(position % BLOCK_TOKENS * index_dim, index);
         }
-        pages.clone()
+        readable(&pages)
     }
 }
 
@@ -82,12 +94,20 @@ impl LayerPages {
     ) -> Vec<Arc<Page>> {
         let mut pages = self.pages.locked();
         for position in positions {
-            let values = work(&pages, position);
-            let page = Arc::make_mut(&mut pages[position / BLOCK_TOKENS]);
+            let values = work(&readable(&pages), position);
+            let page = pages[position / BLOCK_TOKENS].as_mut().expect("the step has written it");
+            let page = Arc::make_mut(page);
             page.index.store(position % BLOCK_TOKENS * self.shape.index_dim, &values);
         }
-        pages.clone()
+        readable(&pages)
     }
+}
+
+/// Returns the pages in the form that kernels take: in the place of one that is not held, which no
+/// query sees, is another one.
+fn readable(pages: &[Option<Arc<Page>>]) -> Vec<Arc<Page>> {
+    let Some(other) = pages.iter().flatten().next() else { return Vec::new() };
+    pages.iter().map(|page| Arc::clone(page.as_ref().unwrap_or(other))).collect()
 }
 
 /// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
@@ -181,9 +201,9 @@ mod tests {
     fn a_fork_shares_what_it_does_not_write_to() {
         let layer = pages();
         layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0), &[]);
-        let fork = LayerPages { pages: layer.pages.fork(512), ..pages() };
+        let fork = LayerPages { pages: layer.pages.fork(0..2), ..pages() };
         let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5), &[]);
-        let held = layer.pages.locked().clone();
+        let held = layer.held();
         assert!(Arc::ptr_eq(&held[0], &forked[0]));
         assert!(!Arc::ptr_eq(&held[1], &forked[1]));
         assert_eq!(keys_at(&held, 282), rows(282..283, 0.0));

@@ -134,7 +134,13 @@ impl Attention {
         let kv_heads = cut.kv_heads.len();
         let indexer = self.indexer().filter(|_| 0 < kv_heads);
         let index_dim = indexer.map_or(0, |it| it.sizes.kept_dim);
-        LayerCacheShape::Positions(KvShape { kv_heads, key_dim, value_dim, index_dim })
+        let positions = KvShape { kv_heads, key_dim, value_dim, index_dim };
+        let Reach { window, chunk } = self.parts.reach;
+        // Within a chunk no position before it is seen.
+        match window.or(chunk) {
+            None => LayerCacheShape::Positions(positions),
+            Some(window) => LayerCacheShape::Window { positions, window },
+        }
     }
 
     fn indexer(&self) -> Option<&Indexer> {

@@ -6,6 +6,7 @@
 
 use jackalope_mlx::memory;
 use jackalope_models::{Batch, Model, ModelFacts, SequenceCache, Span, Split};
+use jackalope_protocol::window_blocks;
 use jackalope_spec::ModelSpec;
 
 use crate::ranks::{
@@ -416,7 +417,7 @@ fn a_fork_and_a_shortened_cache_go_on_like_the_sequence_they_hold() {
         extend(model, &mut source, prefix);
         source.keep();
         extend(model, &mut source, rest);
-        let mut fork = source.fork(23).unwrap();
+        let mut fork = source.fork(23, 0).unwrap();
         assert_eq!((fork.len(), source.len()), (23, 40));
         // The fork first, with other tokens, then the source from the same place.
         assert_same(way, case, &extend(model, &mut fork, &other), &expected_other, "a fork");
@@ -457,7 +458,7 @@ fn a_cache_with_states_is_cut_and_forked_only_where_it_keeps_them() {
             cache.forget(40);
             cache.forget(11);
             assert_eq!((cache.kept(), cache.can_cut(40)), (&[10, 23][..], true));
-            let (mut at_end, mut kept) = (cache.fork(40).unwrap(), cache.fork(23).unwrap());
+            let (mut at_end, mut kept) = (cache.fork(40, 0).unwrap(), cache.fork(23, 0).unwrap());
             assert_eq!((at_end.kept(), kept.kept()), (&[][..], &[23][..]));
             check(&mut at_end, &other, "a fork at the end");
             check(&mut kept, &other, "a fork at a kept length");
@@ -481,8 +482,9 @@ fn caches_with_states_count_them() {
     for name in STATE_CASES {
         let model = load(golden.case(name), &Way::Kernels.single());
         let cost = model.facts().cache_cost;
-        let bytes =
-            |states: u64| usize::try_from(256 * cost.bytes_per_token + states * cost.state_bytes);
+        let bytes = |states: u64| {
+            usize::try_from(256 * cost.bytes_per_held_token() + states * cost.state_bytes)
+        };
         let mut cache = model.new_cache();
         assert_eq!(cache.bytes(), 0);
         extend(&model, &mut cache, &golden.prompt[..10]);
@@ -514,10 +516,44 @@ fn caches_grow_past_their_blocks_without_losing_a_key() {
             }
             assert_same(way, case, &vec![found], &vec![whole], "600 tokens in chunks");
             let bytes_per_token =
-                usize::try_from(model.facts().cache_cost.bytes_per_token).unwrap();
+                usize::try_from(model.facts().cache_cost.bytes_per_held_token()).unwrap();
             assert_eq!(cache.bytes(), 768 * bytes_per_token, "three blocks of 256 tokens");
         }
     }
+}
+
+#[test]
+fn windows_answer_the_same_without_what_they_have_passed() {
+    let golden = Golden::read();
+    let mut num_checked = 0;
+    for case in golden.chosen(CASES) {
+        let model = load(case, &Way::Kernels.single());
+        let cost = model.facts().cache_cost;
+        if cost.window_tokens == 0 {
+            continue;
+        }
+        num_checked += 1;
+        let read = |num_tokens: usize| window_blocks(cost.window_tokens as usize, 256, num_tokens);
+        let tokens: Vec<u32> = golden.prompt.iter().cycle().take(600).copied().collect();
+        let whole = extend(&model, &mut model.new_cache(), &tokens);
+        let mut cache = model.new_cache();
+        let mut found = Logits::new();
+        for chunk in tokens.chunks(90) {
+            let first = read(cache.len()).start;
+            cache.free_windows(first.saturating_sub(1)..first).unwrap();
+            found.extend(extend(&model, &mut cache, chunk));
+        }
+        let (window, all) = (cost.window_bytes_per_token, cost.bytes_per_held_token());
+        let freed_bytes = 256 * read(540).start as u64 * window;
+        assert!(0 < freed_bytes, "{}: a window of {}", case.name, cost.window_tokens);
+        assert_eq!(cache.bytes() as u64, 768 * all - freed_bytes, "{}", case.name);
+        assert!(cache.can_cut(590) && !cache.can_cut(100), "{}", case.name);
+        let mut fork = cache.fork(590, read(590).start).unwrap();
+        found.truncate(590);
+        found.extend(extend(&model, &mut fork, &tokens[590..]));
+        assert_same(Way::Kernels, case, &found, &whole, "what windows have passed is free");
+    }
+    assert!(golden.is_restricted() || 5 < num_checked, "{num_checked} models have windows");
 }
 
 #[test]
@@ -564,14 +600,14 @@ fn stages_read_each_layer_once_and_cache_their_own() {
         let layers: Vec<(u32, u32)> =
             stages.iter().map(|it| (it.layers.start, it.layers.end)).collect();
         assert_eq!(layers, [(3, 5), (2, 3), (0, 2)]);
-        let kv: u64 = stages.iter().map(|it| it.cache_cost.bytes_per_token).sum();
-        assert_eq!(kv, alone.cache_cost.bytes_per_token);
+        let kv: u64 = stages.iter().map(|it| it.cache_cost.bytes_per_held_token()).sum();
+        assert_eq!(kv, alone.cache_cost.bytes_per_held_token());
         let states: u64 = stages.iter().map(|it| it.cache_cost.state_bytes).sum();
         assert_eq!(states, alone.cache_cost.state_bytes);
         let spec = ModelSpec::from_config(&case.config).unwrap();
         let is_uniform = spec.layers.iter().all(|it| it.cache == spec.layers[0].cache);
         if states == 0 && is_uniform {
-            let bytes = |rank: usize| stages[rank].cache_cost.bytes_per_token;
+            let bytes = |rank: usize| stages[rank].cache_cost.bytes_per_held_token();
             assert_eq!(bytes(0), 2 * bytes(1));
         }
         // The vocabulary is at both ends, and twice if they share one table.
@@ -602,7 +638,7 @@ fn a_pipeline_keeps_a_layer_with_the_one_whose_cache_it_reads() {
         let parallel = Way::Kernels.alone(rank, &Split::Pipeline(layers.to_vec()));
         Model::load(case.write().dir(), &parallel, &mut |_| {})
     };
-    let bytes = |model: Model| model.facts().cache_cost.bytes_per_token;
+    let bytes = |model: Model| model.facts().cache_cost.bytes_per_held_token();
     let stages = [0, 1].map(|rank| bytes(load(rank, &[4, 1]).unwrap()));
     // Windows have 2 heads of 24 elements, the layer between them 2 of 40.
     assert_eq!(stages, [(2 * 2 * 24 + 2 * 2 * 40) * 4, 2 * 2 * 24 * 4]);

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use jackalope_protocol::frame::{self, MAX_FRAME_BYTES};
 use jackalope_protocol::{
     CacheId, Embed, Forget, Fork, FrameError, FromRank, HeartbeatEcho, Hello, Input, Phase,
-    Pooling, RankMemory, Row, Sampling, Score, Secret, StepPlan, ToRank,
+    Pooling, RankMemory, Row, Sampling, Score, Secret, StepPlan, ToRank, WindowDrop,
 };
 use proptest::prelude::*;
 
@@ -32,22 +32,28 @@ fn row() -> impl Strategy<Value = Row> {
 }
 
 fn plan() -> impl Strategy<Value = StepPlan> {
-    let fork =
-        (any::<u64>(), any::<u64>(), any::<u32>()).prop_map(|(source, target, num_tokens)| Fork {
+    let fork = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>()).prop_map(
+        |(source, target, num_tokens, window_start)| Fork {
             source: CacheId(source),
             target: CacheId(target),
             num_tokens,
-        });
+            window_start,
+        },
+    );
     let drops = prop::collection::vec(any::<u64>().prop_map(CacheId), 0..9);
     let (forks, rows) = (prop::collection::vec(fork, 0..9), prop::collection::vec(row(), 0..9));
     let forget = (any::<u64>(), any::<u32>())
         .prop_map(|(cache, num_tokens)| Forget { cache: CacheId(cache), num_tokens });
     let forgets = prop::collection::vec(forget, 0..9);
-    (any::<u64>(), forks, forgets, drops, any::<bool>(), rows).prop_map(
-        |(step, forks, forgets, drops, returns_memory, rows)| StepPlan {
+    let window_drop = (any::<u64>(), any::<u32>(), any::<u32>())
+        .prop_map(|(cache, start, end)| WindowDrop { cache: CacheId(cache), start, end });
+    let window_drops = prop::collection::vec(window_drop, 0..9);
+    (any::<u64>(), forks, forgets, window_drops, drops, any::<bool>(), rows).prop_map(
+        |(step, forks, forgets, window_drops, drops, returns_memory, rows)| StepPlan {
             step,
             forks,
             forgets,
+            window_drops,
             drops,
             returns_memory,
             rows,

@@ -198,10 +198,10 @@ impl Conversation {
     /// Returns the number of leading tokens that this prompt shares with the prompt of the next
     /// turn, which also has an answer and another message of the user. The two may differ before
     /// the answer: some templates then write earlier messages differently, or leave out reasoning.
-    /// Returns 0 for models without states, which do not need the number, for an answer that
+    /// Returns 0 for models that are reused up to any length, for which it has no use, for an answer that
     /// continues a message, and if the template renders neither the next turn nor this one.
     fn stable_tokens(&self, prompt: &[TokenId], serving: &Serving) -> u32 {
-        if self.continues_message || !serving.engine.has_states() {
+        if self.continues_message || !serving.engine.keeps_lengths() {
             return 0;
         }
         let mut messages = self.messages.clone();

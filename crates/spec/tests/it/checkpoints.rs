@@ -99,16 +99,17 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
             let held: u64 = shards.iter().map(|shard| shard.weights_bytes).sum();
             let once = held - (shards.len() as u64 - 1) * whole.replicated_bytes;
             assert_eq!(once, whole.weights_bytes, "{} {shares:?}", sample.name);
-            let cached: u64 = shards.iter().map(|shard| shard.cache.bytes_per_token).sum();
+            let cached: u64 = shards.iter().map(|shard| shard.cache.bytes_per_held_token()).sum();
             // What an indexer of attention keeps, every rank with heads keeps.
-            let holders = shards.iter().filter(|shard| 0 < shard.cache.bytes_per_token).count();
+            let holders =
+                shards.iter().filter(|shard| 0 < shard.cache.bytes_per_held_token()).count();
             let shared = layout.layers.iter().map(|layer| match layer.cache {
                 CacheKind::Positions { shared_elements, .. } => shared_elements as u64,
                 _ => 0,
             });
             let shared = shared.sum::<u64>() * layout.element_type.size_bytes();
             let copies = (holders as u64).saturating_sub(1);
-            let expected = whole.cache.bytes_per_token + copies * shared;
+            let expected = whole.cache.bytes_per_held_token() + copies * shared;
             assert_eq!(cached, expected, "{} {shares:?}", sample.name);
             let states: u64 = shards.iter().map(|shard| shard.cache.state_bytes).sum();
             assert_eq!(states, whole.cache.state_bytes, "{} {shares:?}", sample.name);
@@ -120,11 +121,11 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
 fn every_rank_with_heads_keeps_all_latents() {
     let layout = sample("deepseek_v3-q4-f32").layout();
     // Six heads, two of which are a group of the output projection.
-    let whole = layout.tensor_shards(&Shares::even(1))[0].cache.bytes_per_token;
+    let whole = layout.tensor_shards(&Shares::even(1))[0].cache.bytes_per_held_token();
     assert_eq!(whole, 3 * (128 + 32) * 4);
     let cached = |shares: Vec<u32>| -> Vec<u64> {
         let shards = layout.shards(&Split::Tensor(shares)).unwrap();
-        shards.iter().map(|shard| shard.cache.bytes_per_token).collect()
+        shards.iter().map(|shard| shard.cache.bytes_per_held_token()).collect()
     };
     assert_eq!(cached(vec![1, 1, 1]), [whole; 3]);
     assert_eq!(cached(vec![9, 1, 1]), [whole, 0, 0]);
@@ -132,8 +133,9 @@ fn every_rank_with_heads_keeps_all_latents() {
 
 #[test]
 fn what_an_indexer_and_a_second_mixer_keep_is_counted() {
-    let cached =
-        |name: &str| sample(name).layout().tensor_shards(&Shares::even(1))[0].cache.bytes_per_token;
+    let cached = |name: &str| {
+        sample(name).layout().tensor_shards(&Shares::even(1))[0].cache.bytes_per_held_token()
+    };
     assert_eq!(cached("deepseek_v32-f32"), 3 * (88 + 12 + 20) * 4);
     assert_eq!(cached("longcat_flash-f32"), 2 * 2 * (88 + 12) * 4);
     // Keys and gates, in two of three layers with attention.
@@ -248,8 +250,12 @@ fn ranks_that_share_a_key_value_head_all_cache_it() {
     let shards = layout.tensor_shards(&Shares::even(4));
     let whole = &layout.tensor_shards(&Shares::even(1))[0];
     // Two key-value heads of 32 elements, keys and values, four bytes each, in two layers.
-    assert_eq!(whole.cache.bytes_per_token, 2 * 2 * 32 * 4 * 2);
-    assert!(shards.iter().all(|it| it.cache.bytes_per_token == whole.cache.bytes_per_token / 2));
+    assert_eq!(whole.cache.bytes_per_held_token(), 2 * 2 * 32 * 4 * 2);
+    assert!(
+        shards
+            .iter()
+            .all(|it| it.cache.bytes_per_held_token() == whole.cache.bytes_per_held_token() / 2)
+    );
 }
 
 #[test]
@@ -261,7 +267,7 @@ fn states_are_divided_by_value_heads_and_shared_key_heads_are_kept_by_each_rank(
     let (heads, key_heads) = (8 * 32 * (32 + 3) * 4, 4 * 2 * 32 * 3 * 4);
     assert_eq!(whole.cache.state_bytes, heads + key_heads);
     // The other layer has two key-value heads of 64 elements, in bf16.
-    assert_eq!(whole.cache.bytes_per_token, 2 * 2 * 64 * 2);
+    assert_eq!(whole.cache.bytes_per_held_token(), 2 * 2 * 64 * 2);
     // More ranks than key heads: two of them share a key head, and have one of its value heads each.
     let layout = sample("qwen3_next-f32").layout();
     let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };

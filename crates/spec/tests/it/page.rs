@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use jackalope_protocol::KV_BLOCK_TOKENS;
 use jackalope_protocol::split::Shares;
 use jackalope_spec::{
     CacheKind, ElementType, HeadTable, Mixer, ModelLayout, ModelSpec, TensorHeader, TensorHeaders,
@@ -21,6 +22,9 @@ const ROUTER_BITS: usize = 8;
 
 /// Tokens of context for which the table of sizes leaves room.
 const CONTEXT_TOKENS: u64 = 32 * 1024;
+
+/// Tokens of a row, by default.
+const STEP_TOKENS: usize = 512;
 
 /// Part of a machine's memory that a model can take: what macOS lets a GPU use by default.
 const USABLE_PERCENT: u64 = 75;
@@ -171,11 +175,24 @@ impl KnownModel {
         KnownModel { name, layout }
     }
 
-    /// Returns the bytes of the weights, and of the caches of [`CONTEXT_TOKENS`].
+    /// Returns the bytes of the weights, and of the caches of [`CONTEXT_TOKENS`] if layers with windows
+    /// keep all positions, as with MLX's operations.
     fn bytes(&self) -> [u64; 2] {
         let [alone] = &self.layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
-        let cache = alone.cache.bytes_per_token * CONTEXT_TOKENS + alone.cache.state_bytes;
+        let cache = alone.cache.bytes_per_held_token() * CONTEXT_TOKENS + alone.cache.state_bytes;
         [alone.weights_bytes, cache]
+    }
+
+    /// Returns the bytes of the caches of [`CONTEXT_TOKENS`] with our kernels, whose layers with windows
+    /// free what these have passed.
+    fn freed_cache_bytes(&self) -> u64 {
+        let [alone] = &self.layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
+        let cost = alone.cache;
+        let window_blocks = cost.window_blocks_max(STEP_TOKENS) as u64;
+        let window_tokens = CONTEXT_TOKENS.min(window_blocks * u64::from(KV_BLOCK_TOKENS));
+        cost.bytes_per_token * CONTEXT_TOKENS
+            + cost.window_bytes_per_token * window_tokens
+            + cost.state_bytes
     }
 
     /// Returns the smallest memory that holds the model with its context; `None` if all are too
@@ -192,14 +209,16 @@ fn gigabytes(bytes: u64) -> String {
 }
 
 fn size_table(models: &[KnownModel]) -> String {
-    let mut table = "| Model, 4 bit | Weights | Cache of 32k tokens | Memory of all machines |\n\
-        |---|---|---|---|\n"
-        .to_owned();
+    let mut table =
+        "| Model, 4 bit | Weights | Cache of 32k tokens | … on CPUs | Memory of all machines |\n\
+        |---|---|---|---|---|\n"
+            .to_owned();
     for model in models {
         let [weights, cache] = model.bytes().map(gigabytes);
         let memory =
             model.memory().map_or("above 2,048 GB".to_owned(), |memory| format!("{memory} GB"));
-        writeln!(table, "| {} | {weights} | {cache} | {memory} |", model.name).unwrap();
+        let freed = gigabytes(model.freed_cache_bytes());
+        writeln!(table, "| {} | {weights} | {cache} | {freed} | {memory} |", model.name).unwrap();
     }
     table
 }

@@ -96,7 +96,7 @@ impl<G: RankGroup> Driver<G> {
             }
         };
         let scheduler = self.scheduler.as_mut().expect("there were ranks before");
-        let kv = capacity::kv_status(facts, &capacity);
+        let kv = capacity::kv_status(&self.config, facts, &capacity);
         let lost = scheduler.set_ranks(capacity, num_stages(facts));
         let failure = too_little_memory(kv.capacity_tokens);
         self.send_events();
@@ -156,7 +156,7 @@ impl<G: RankGroup> Driver<G> {
     pub(super) fn open_for_requests(&mut self, facts: &[RankFacts]) -> Result<(), EngineError> {
         let capacity = capacity::capacity(&self.config, facts)?;
         let limits = capacity::limits(&self.config, &facts[0]);
-        let kv = capacity::kv_status(facts, &capacity);
+        let kv = capacity::kv_status(&self.config, facts, &capacity);
         if let Some(wanted_tokens) = self.config.context_tokens
             && limits.context_tokens < wanted_tokens
         {
