@@ -12,8 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::copies;
-use crate::copies::{cancel, list, list_events};
+use crate::copies::{self, cancel, list, list_events};
 use crate::extract::{JsonRequest, Name, Params};
 use crate::openapi::answers::{CreatedKey, Fields, KeyList, LogLines, ModelFitAnswer, PullList};
 use crate::route::{Route, delete, get, post};

@@ -1,11 +1,16 @@
 //! The interface to the code that fetches and removes models.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Time without progress after which the last one is repeated.
+const REPEAT_AFTER: Duration = Duration::from_millis(500);
 
 /// Fetches models for clients, and removes them.
 pub trait Puller: fmt::Debug + Send + Sync {
@@ -58,6 +63,36 @@ pub enum PullProgress {
     },
 }
 
+/// Progress for a client that reads a stream, repeated while there is none: only a write shows that the
+/// client has disconnected, which ends the fetch.
+#[derive(Debug)]
+pub struct RepeatedProgress {
+    progress: mpsc::Receiver<PullProgress>,
+    last: Option<PullProgress>,
+}
+
+impl RepeatedProgress {
+    /// Repeats the progress of a fetch.
+    pub fn new(progress: mpsc::Receiver<PullProgress>) -> RepeatedProgress {
+        RepeatedProgress { progress, last: None }
+    }
+
+    /// Returns the next progress, or the last one again after half a second without any; `None` if the
+    /// fetch has ended.
+    pub async fn next(&mut self) -> Option<PullProgress> {
+        loop {
+            match timeout(REPEAT_AFTER, self.progress.recv()).await {
+                Ok(next) => {
+                    self.last.clone_from(&next);
+                    return next;
+                }
+                Err(_) if self.last.is_some() => return self.last.clone(),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
 impl PullProgress {
     /// Converts to JSON, as a line of Ollama's `/api/pull`.
     pub fn to_json(&self) -> Value {
@@ -76,5 +111,24 @@ impl PullProgress {
             line.insert("completed".to_owned(), completed.into());
         }
         line.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn progress_is_repeated_until_there_is_more_or_the_end() {
+        let (sender, progress) = mpsc::channel(1);
+        let mut repeated = RepeatedProgress::new(progress);
+        let first = timeout(REPEAT_AFTER * 2, repeated.next()).await;
+        assert!(first.is_err(), "there is nothing to repeat yet");
+        sender.try_send(PullProgress::Done).unwrap();
+        for _ in 0..3 {
+            assert_eq!(repeated.next().await, Some(PullProgress::Done));
+        }
+        drop(sender);
+        assert_eq!(repeated.next().await, None);
     }
 }

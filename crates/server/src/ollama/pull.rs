@@ -16,7 +16,7 @@ use super::names::{bare, known};
 use super::request::Named;
 use crate::extract::UnlabelledRequest;
 use crate::state::ServerState;
-use jackalope_serving::puller::PullProgress;
+use jackalope_serving::puller::{PullProgress, RepeatedProgress};
 
 pub(super) async fn pull(
     State(state): State<ServerState>,
@@ -46,11 +46,11 @@ pub(super) async fn pull(
     Ok(if is_stream { lines(progress) } else { whole(progress).await })
 }
 
-/// Streams one line for each report of progress.
+/// Streams one line for each report of progress, and repeats it while there is none.
 fn lines(progress: mpsc::Receiver<PullProgress>) -> Response {
-    let lines = stream::unfold(progress, |mut progress| async {
+    let lines = stream::unfold(RepeatedProgress::new(progress), |mut progress| async {
         let mut line = Vec::new();
-        push_line(&mut line, &progress.recv().await?.to_json());
+        push_line(&mut line, &progress.next().await?.to_json());
         Some((Ok::<_, Infallible>(Bytes::from(line)), progress))
     });
     sse::response(LINES_TYPE, lines)
