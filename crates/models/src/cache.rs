@@ -36,14 +36,29 @@ pub(crate) struct KvShape {
     pub(crate) key_dim: usize,
     /// Width of a value; 0 if values are parts of keys.
     pub(crate) value_dim: usize,
-    /// Number of elements that an indexer keeps, for all heads.
+    /// Number of elements that an indexer keeps, for all heads; with pools, until no pool needs them.
     pub(crate) index_dim: usize,
+    /// Set if an indexer chooses pools of positions.
+    pub(crate) pools: Option<PoolShape>,
+}
+
+/// What an indexer keeps of pools of positions.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct PoolShape {
+    /// Number of positions of a pool.
+    pub(crate) len: usize,
+    /// Number of elements that are kept of a pool.
+    pub(crate) dim: usize,
 }
 
 impl KvShape {
-    /// Returns the number of elements for one position.
-    fn elements(self) -> usize {
-        self.kv_heads * (self.key_dim + self.value_dim) + self.index_dim
+    /// Returns the number of elements for one position: of all positions, and of the last ones.
+    fn elements(self) -> [usize; 2] {
+        let heads = self.kv_heads * (self.key_dim + self.value_dim);
+        match self.pools {
+            Some(pools) => [heads + pools.dim.div_ceil(pools.len), self.index_dim],
+            None => [heads + self.index_dim, 0],
+        }
     }
 }
 
@@ -97,12 +112,19 @@ impl LayerCacheShape {
         }
     }
 
-    /// Returns the number of positions that a query sees, its own included; `None` if it sees all.
+    /// Returns the number of last positions of which more is kept than of the others, the newest one
+    /// included: those that a query sees, or those of a pool. `None` if all positions are alike.
     fn window(&self) -> Option<usize> {
         match *self {
             LayerCacheShape::Window { window, .. } => Some(window),
-            _ => None,
+            _ => Some(self.positions()?.pools?.len),
         }
+    }
+
+    /// Returns the number of elements for one position: of all positions, and of the last ones.
+    fn elements(&self) -> [usize; 2] {
+        let [all, last] = self.positions().map_or([0; 2], KvShape::elements);
+        if matches!(self, LayerCacheShape::Window { .. }) { [0, all + last] } else { [all, last] }
     }
 
     /// Returns the size of the state in bytes.
@@ -154,12 +176,10 @@ impl CacheShape {
         self.layers.iter().map(LayerCacheShape::state_bytes).sum()
     }
 
-    /// Returns the size of one token's keys and values in bytes, in layers with windows or in all
-    /// others.
-    fn bytes_per_token(&self, has_window: bool) -> usize {
-        let layers = self.layers.iter().filter(|layer| layer.window().is_some() == has_window);
-        let positions = layers.filter_map(LayerCacheShape::positions);
-        positions.map(KvShape::elements).sum::<usize>() * self.dtype.size_bytes()
+    /// Returns the size in bytes of what is kept of one token: of all tokens, or of the last ones only.
+    fn bytes_per_token(&self, of_window: bool) -> usize {
+        let elements = self.layers.iter().map(|layer| layer.elements()[usize::from(of_window)]);
+        elements.sum::<usize>() * self.dtype.size_bytes()
     }
 }
 
@@ -186,6 +206,7 @@ impl SequenceCache {
         let has_pages = matches!(shape.compute, Compute::Kernels(_));
         let layer = |layer: &LayerCacheShape| LayerCache {
             pages: layer.positions().filter(|_| has_pages).map(|_| PageList::default()),
+            raw: PageList::default(),
             states: layer.state().map(|_| LayerStates::default()),
         };
         let layers = shape.layers.iter().map(layer).collect();
@@ -265,9 +286,9 @@ impl SequenceCache {
         }
         let blocks = blocks.start..blocks.end.min(self.capacity / BLOCK_TOKENS);
         for (layer, shape) in self.layers.iter().zip(&*self.shape.layers) {
-            if let Some(pages) = layer.pages.as_ref().filter(|_| shape.window().is_some()) {
-                pages.free(blocks.clone());
-            }
+            let has_window = matches!(shape, LayerCacheShape::Window { .. });
+            let pages = if has_window { layer.pages.as_ref() } else { Some(&layer.raw) };
+            pages.into_iter().for_each(|pages| pages.free(blocks.clone()));
         }
         self.windows.free(blocks);
         Ok(())
@@ -318,8 +339,9 @@ impl SequenceCache {
         let window_start = window_start.min(capacity / BLOCK_TOKENS);
         let windows = self.windows.fork(window_start);
         let layers = self.layers.iter().zip(&*self.shape.layers).map(|(layer, shape)| {
-            let first = if shape.window().is_some() { window_start } else { 0 };
-            layer.fork(first..capacity / BLOCK_TOKENS, at)
+            let has_window = matches!(shape, LayerCacheShape::Window { .. });
+            let first = if has_window { window_start } else { 0 };
+            layer.fork([first, window_start], capacity / BLOCK_TOKENS, at)
         });
         let layers = layers.collect();
         let states = match at {
@@ -469,10 +491,11 @@ impl SequenceCache {
     /// Panics if the model computes with MLX's operations.
     pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
         let idx = layer_idx - self.shape.first_layer;
-        let pages = self.layers[idx].pages.as_ref().expect("this cache is the kernels'");
+        let LayerCache { pages, raw, .. } = &self.layers[idx];
+        let (pages, raw) = (pages.clone().expect("this cache is the kernels'"), raw.clone());
         let shape = self.shape.layers[idx].positions().expect("this layer keeps positions");
         let num_pages = self.capacity / BLOCK_TOKENS;
-        LayerPages { pages: pages.clone(), num_pages, shape, dtype: self.shape.dtype }
+        LayerPages { pages, raw, num_pages, shape, dtype: self.shape.dtype }
     }
 
     /// Appends keys `[1, kv_heads, tokens, key_dim]` and values `[1, kv_heads, tokens, value_dim]`, if
@@ -527,14 +550,18 @@ impl SequenceCache {
 struct LayerCache {
     /// Keys and values for our kernels. For MLX's operations they are at the sequence's [`Place`].
     pages: Option<PageList>,
+    /// What an indexer keeps of positions until their pool is whole, for our kernels.
+    raw: PageList,
     /// State, for our kernels or for MLX's operations.
     states: Option<LayerStates>,
 }
 
 impl LayerCache {
-    fn fork(&self, blocks: Range<usize>, at: ForkAt) -> LayerCache {
+    /// Copies the blocks up to `end`, from the first one of `pages` and the first one of `raw` on.
+    fn fork(&self, [first, first_raw]: [usize; 2], end: usize, at: ForkAt) -> LayerCache {
         LayerCache {
-            pages: self.pages.as_ref().map(|pages| pages.fork(blocks)),
+            pages: self.pages.as_ref().map(|pages| pages.fork(first..end)),
+            raw: self.raw.fork(first_raw..end),
             states: self.states.as_ref().map(|states| states.fork(at)),
         }
     }

@@ -45,6 +45,13 @@ pub(crate) struct StepSpan {
     pub(crate) start: usize,
 }
 
+impl StepSpan {
+    /// Returns the positions of the rows.
+    pub(crate) fn positions(&self) -> Range<usize> {
+        self.start..self.start + self.rows.len()
+    }
+}
+
 /// The rows of a step and the caches that they belong to, one cache for each span.
 pub(crate) struct Step<'a, 'b> {
     pub(crate) spans: Vec<StepSpan>,
@@ -84,7 +91,7 @@ impl<'a, 'b> Step<'a, 'b> {
         if let Some((_, table)) = self.tables.iter().find(|(known, _)| Rc::ptr_eq(known, rope)) {
             return Arc::clone(table);
         }
-        let positions = self.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+        let positions = self.spans.iter().flat_map(StepSpan::positions);
         let table = Arc::new(rope.table(positions));
         self.tables.push((Rc::clone(rope), Arc::clone(&table)));
         table

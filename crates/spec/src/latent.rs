@@ -98,8 +98,8 @@ pub struct BlockChoice {
 /// With pools (Z.ai 2026, "GLM-5.3"), groups of `pool` positions from the first one on are chosen as a
 /// whole. The key of a group is the mean of its keys, weighted in each element by the soft-max over the
 /// group of gates: a projection of the stream and a weight for the place in the group. A query also
-/// attends to the positions after the last group that it sees whole. Of each position gates are kept
-/// beside the key.
+/// attends to the positions after the last group that it sees whole. Gates are kept beside the key, both
+/// until their group is whole; then the key of the group is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexerSpec {
     /// Number of heads.
@@ -117,7 +117,7 @@ pub struct IndexerSpec {
 }
 
 impl IndexerSpec {
-    /// Returns the number of elements that it keeps of a position.
+    /// Returns the number of elements that it keeps of a position; with pools, until no pool needs them.
     pub fn kept_dim(&self) -> usize {
         if self.pool.is_some() { 2 * self.head_dim } else { self.head_dim }
     }

@@ -295,7 +295,8 @@ impl LayerLayout {
             CacheKind::PositionsAndState { elements_per_kv_head, .. } => {
                 HeadCache { per_position: position(elements_per_kv_head), ..HeadCache::default() }
             }
-            CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
+            CacheKind::Window { elements_per_kv_head, kept_elements, .. } => HeadCache {
+                per_position: position(kept_elements),
                 per_window_position: position(elements_per_kv_head),
                 ..HeadCache::default()
             },

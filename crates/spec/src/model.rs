@@ -614,11 +614,15 @@ pub enum CacheKind {
         /// Number of elements that every rank with heads keeps beside them.
         shared_elements: usize,
     },
-    /// Keys and values, of which queries attend only to the last positions.
+    /// Vectors of which only those of the last positions are needed: keys and values that queries attend
+    /// to, or what the vector of the last pool is computed from.
     Window {
-        /// Number of elements for each key-value head: its key and its value.
+        /// Number of elements for each key-value head.
         elements_per_kv_head: usize,
-        /// Number of positions that a query attends to.
+        /// Number of elements for each key-value head that are kept of every position, those of pools
+        /// included.
+        kept_elements: usize,
+        /// Number of positions that are needed.
         window: usize,
     },
     /// A state in single precision, whose size does not depend on the number of positions.
@@ -648,14 +652,13 @@ impl CacheKind {
     /// # Panics
     /// Panics if one of them keeps something else.
     pub(crate) fn joined(self, other: CacheKind) -> CacheKind {
-        let (
-            CacheKind::Positions { elements_per_kv_head: own, shared_elements: 0 },
-            CacheKind::Positions { elements_per_kv_head: others, shared_elements: 0 },
-        ) = (self, other)
-        else {
-            panic!("both halves of a layer keep all positions")
-        };
-        CacheKind::Positions { elements_per_kv_head: own + others, shared_elements: 0 }
+        match (self, other) {
+            (
+                CacheKind::Positions { elements_per_kv_head: own, shared_elements: 0 },
+                CacheKind::Positions { elements_per_kv_head: others, shared_elements: 0 },
+            ) => CacheKind::Positions { elements_per_kv_head: own + others, shared_elements: 0 },
+            _ => panic!("both halves of a layer keep all positions"),
+        }
     }
 }
 
@@ -668,9 +671,13 @@ impl LatentSpec {
     /// Returns what a layer with this attention keeps: the latent, the shared part of the key, and
     /// what the indexer keeps.
     pub(crate) fn cache(&self) -> CacheKind {
+        let latent = self.kv_rank + self.rope_dim;
         let index_dim = self.indexer().map_or(0, IndexerSpec::kept_dim);
-        let elements_per_kv_head = self.kv_rank + self.rope_dim + index_dim;
-        CacheKind::Positions { elements_per_kv_head, shared_elements: 0 }
+        if let Some((window, indexer)) = self.indexer().and_then(|it| Some((it.pool?, it))) {
+            let kept_elements = latent + indexer.head_dim.div_ceil(window);
+            return CacheKind::Window { elements_per_kv_head: index_dim, kept_elements, window };
+        }
+        CacheKind::Positions { elements_per_kv_head: latent + index_dim, shared_elements: 0 }
     }
 }
 
@@ -719,13 +726,11 @@ impl AttentionSpec {
             return CacheKind::None;
         }
         let elements_per_kv_head = self.head_dim + self.value_dim;
+        let shared_elements = self.blocks.as_ref().map_or(0, |it| it.head_dim);
         // Within a chunk no position before it is seen.
         match self.window.or(self.chunk) {
-            None => {
-                let shared_elements = self.blocks.as_ref().map_or(0, |it| it.head_dim);
-                CacheKind::Positions { elements_per_kv_head, shared_elements }
-            }
-            Some(window) => CacheKind::Window { elements_per_kv_head, window },
+            None => CacheKind::Positions { elements_per_kv_head, shared_elements },
+            Some(window) => CacheKind::Window { elements_per_kv_head, kept_elements: 0, window },
         }
     }
 }

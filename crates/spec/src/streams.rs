@@ -27,10 +27,7 @@ impl StreamsSpec {
 
     /// Returns the tensors that are no layer's.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorSpec> {
-        let altup = match self {
-            StreamsSpec::AltUp(altup) => Some(altup),
-            StreamsSpec::HyperConnections { .. } => None,
-        };
+        let altup = if let StreamsSpec::AltUp(altup) = self { Some(altup) } else { None };
         altup.into_iter().flat_map(AltUpSpec::tensors)
     }
 }

@@ -26,7 +26,7 @@ impl KvArrays {
         capacity: usize,
         dtype: Dtype,
     ) -> Option<KvArrays> {
-        let KvShape { kv_heads, key_dim, value_dim, index_dim } = shape.positions()?;
+        let KvShape { kv_heads, key_dim, value_dim, index_dim, .. } = shape.positions()?;
         let zeros = |heads, width| {
             Array::zeros(&[dim(sequences), dim(heads), dim(capacity), dim(width)], dtype)
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use jackalope_kernels::{Elements, Floats, KvPage, key_place};
 use jackalope_mlx::Dtype;
 
-use super::{BLOCK_TOKENS, KvShape};
+use super::{BLOCK_TOKENS, KvShape, PoolShape};
 use crate::layers::float;
 
 /// The pages of one layer, written by the attention primitive on MLX's worker thread; `None` where
@@ -42,6 +42,8 @@ impl PageList {
 #[derive(Debug)]
 pub(crate) struct LayerPages {
     pub(super) pages: PageList,
+    /// Pages of what pools are computed from.
+    pub(super) raw: PageList,
     /// Number of pages that the step needs.
     pub(super) num_pages: usize,
     pub(super) shape: KvShape,
@@ -55,52 +57,65 @@ impl LayerPages {
     }
 
     /// Rounds keys `[tokens, kv_heads, key_dim]`, values `[tokens, kv_heads, value_dim]`, if they are
-    /// stored, and what an indexer keeps, `[tokens, index_dim]`, into the positions from `start` on, and
+    /// stored, and what an indexer keeps, `[tokens, index_dim]`, if it has no pools, into `positions`, and
     /// returns all pages.
     pub(crate) fn write(
         &self,
-        start: usize,
+        positions: Range<usize>,
         keys: &[f32],
         values: &[f32],
         index: &[f32],
     ) -> Vec<Arc<Page>> {
-        let KvShape { kv_heads, key_dim, value_dim, index_dim } = self.shape;
+        let KvShape { kv_heads, key_dim, value_dim, index_dim, pools } = self.shape;
+        let index_dim = if pools.is_some() { 0 } else { index_dim };
+        let widths = [kv_heads * key_dim, kv_heads * value_dim];
         let mut pages = self.pages.locked();
         if pages.len() < self.num_pages {
             pages.resize(self.num_pages, None);
         }
-        let width = kv_heads * value_dim;
-        for (idx, keys) in keys.chunks_exact(kv_heads * key_dim).enumerate() {
-            let (position, values) = (start + idx, &values[idx * width..(idx + 1) * width]);
+        for (idx, position) in positions.enumerate() {
             // A page that is shared with a fork is copied before the first write.
             let page = pages[position / BLOCK_TOKENS]
                 .get_or_insert_with(|| Arc::new(Page::new(self.dtype, self.shape)));
             let page = Arc::make_mut(page);
-            page.write(position % BLOCK_TOKENS, keys, values);
-            let index = &index[idx * index_dim..(idx + 1) * index_dim];
-            page.index.store(position % BLOCK_TOKENS * index_dim, index);
+            let (at, [key, value]) = (position % BLOCK_TOKENS, widths);
+            page.write(at, &keys[idx * key..][..key], &values[idx * value..][..value]);
+            page.index.store(at * index_dim, &index[idx * index_dim..][..index_dim]);
+        }
+        readable(&pages)
+    }
+
+    /// Rounds what pools are computed from, `[tokens, index_dim]`, into `positions`, whose keys the step has
+    /// written, and into each pool that ends there what `work` computes from the pages of its positions and
+    /// its last position. Returns all pages of keys.
+    ///
+    /// # Panics
+    /// Panics if the layer has no pools.
+    pub(crate) fn write_pools(
+        &self,
+        positions: Range<usize>,
+        index: &[f32],
+        work: impl Fn(&[Arc<Page>], usize) -> Vec<f32>,
+    ) -> Vec<Arc<Page>> {
+        let PoolShape { len, dim } = self.shape.pools.expect("the layer has pools");
+        let shape = KvShape { kv_heads: 0, pools: None, ..self.shape };
+        let raw = PageList::default();
+        let raw = LayerPages { pages: self.raw.clone(), raw, shape, ..*self };
+        let raw = raw.write(positions.clone(), &[], &[], index);
+        let mut pages = self.pages.locked();
+        for pool in positions.start / len..positions.end / len {
+            let last = (pool + 1) * len - 1;
+            let page = pages[last / BLOCK_TOKENS].as_mut().expect("the step has written it");
+            Arc::make_mut(page).index.store(pool_row(pool, len) * dim, &work(&raw, last));
         }
         readable(&pages)
     }
 }
 
-impl LayerPages {
-    /// Replaces the first elements of what an indexer keeps of `positions`, which the step has written, by
-    /// what `work` computes from the pages. Returns all pages.
-    pub(crate) fn replace_index(
-        &self,
-        positions: impl Iterator<Item = usize>,
-        work: impl Fn(&[Arc<Page>], usize) -> Vec<f32>,
-    ) -> Vec<Arc<Page>> {
-        let mut pages = self.pages.locked();
-        for position in positions {
-            let values = work(&readable(&pages), position);
-            let page = pages[position / BLOCK_TOKENS].as_mut().expect("the step has written it");
-            let page = Arc::make_mut(page);
-            page.index.store(position % BLOCK_TOKENS * self.shape.index_dim, &values);
-        }
-        readable(&pages)
-    }
+/// Returns the row of a pool of `len` positions in the page that holds its last position.
+fn pool_row(pool: usize, len: usize) -> usize {
+    let last = (pool + 1) * len - 1;
+    pool - last / BLOCK_TOKENS * BLOCK_TOKENS / len
 }
 
 /// Returns the pages in the form that kernels take: in the place of one that is not held, which no
@@ -122,10 +137,12 @@ pub(crate) struct Page {
 impl Page {
     fn new(dtype: Dtype, shape: KvShape) -> Page {
         let zeros = |dim: usize| Floats::zeros(float(dtype), BLOCK_TOKENS * dim);
+        let of_pools = |pools: PoolShape| BLOCK_TOKENS.div_ceil(pools.len) * pools.dim;
+        let index_len = shape.pools.map_or(BLOCK_TOKENS * shape.index_dim, of_pools);
         Page {
             keys: zeros(shape.kv_heads * shape.key_dim),
             values: zeros(shape.kv_heads * shape.value_dim),
-            index: zeros(shape.index_dim),
+            index: Floats::zeros(float(dtype), index_len),
             shape,
         }
     }
@@ -148,9 +165,21 @@ impl Page {
         KvPage { keys: self.keys.elements(), values }
     }
 
-    /// Returns what an indexer keeps, `[positions, index_dim]`.
+    /// Returns what an indexer keeps, `[positions, index_dim]`, or `[pools, dim]`.
     pub(crate) fn index(&self) -> Elements<'_> {
         self.index.elements()
+    }
+
+    /// Returns what an indexer keeps of a pool.
+    ///
+    /// # Panics
+    /// Panics if the layer has no pools, or the pool is not whole.
+    pub(crate) fn pool_of(pages: &[Arc<Page>], pool: usize) -> Vec<f32> {
+        let PoolShape { len, dim } = pages[0].shape.pools.expect("the layer has pools");
+        let page = &pages[((pool + 1) * len - 1) / BLOCK_TOKENS];
+        let mut values = vec![0.0; dim];
+        page.index.elements().load(pool_row(pool, len) * dim, &mut values);
+        values
     }
 }
 
@@ -163,8 +192,9 @@ mod tests {
     fn pages() -> LayerPages {
         LayerPages {
             pages: PageList::default(),
+            raw: PageList::default(),
             num_pages: 2,
-            shape: KvShape { kv_heads: 2, key_dim: 3, value_dim: 3, index_dim: 0 },
+            shape: KvShape { kv_heads: 2, key_dim: 3, value_dim: 3, index_dim: 0, pools: None },
             dtype: Dtype::F32,
         }
     }
@@ -189,8 +219,8 @@ mod tests {
     #[test]
     fn every_row_is_where_its_position_says() {
         let layer = pages();
-        layer.write(0, &rows(0..200, 0.0), &rows(0..200, 1e6), &[]);
-        let held = layer.write(200, &rows(200..300, 0.0), &rows(200..300, 1e6), &[]);
+        layer.write(0..200, &rows(0..200, 0.0), &rows(0..200, 1e6), &[]);
+        let held = layer.write(200..300, &rows(200..300, 0.0), &rows(200..300, 1e6), &[]);
         assert_eq!(held.len(), 2);
         for position in 0..300 {
             assert_eq!(keys_at(&held, position), rows(position..position + 1, 0.0));
@@ -198,11 +228,49 @@ mod tests {
     }
 
     #[test]
+    fn pools_are_held_where_their_last_positions_are() {
+        // Pools of 3 reach from one page into the next one: 85 end in the first page.
+        let shape = KvShape { kv_heads: 1, index_dim: 1, ..pages().shape };
+        let pools = Some(PoolShape { len: 3, dim: 2 });
+        let layer = LayerPages { shape: KvShape { pools, ..shape }, ..pages() };
+        let sum = |raw: &[Arc<Page>], last: usize| {
+            let mut sums = [0.0, last as f32];
+            for position in last - 2..=last {
+                let mut row = [0.0];
+                let page = &raw[position / BLOCK_TOKENS].index;
+                page.elements().load(position % BLOCK_TOKENS, &mut row);
+                sums[0] += row[0];
+            }
+            sums.to_vec()
+        };
+        let write = |layer: &LayerPages, positions: Range<usize>, offset: f32| {
+            let zeros = vec![0.0; positions.len() * 3];
+            let rows: Vec<f32> = positions.clone().map(|it| it as f32 + offset).collect();
+            layer.write(positions.clone(), &zeros, &zeros, &[]);
+            layer.write_pools(positions, &rows, sum)
+        };
+        write(&layer, 0..100, 0.0);
+        let held = write(&layer, 100..300, 0.0);
+        for pool in 0..100 {
+            let expected = [(9 * pool + 3) as f32, (3 * pool + 2) as f32];
+            assert_eq!(Page::pool_of(&held, pool), expected);
+        }
+        // From where a sequence was cut, within a pool, others follow; what is before the pool is freed.
+        layer.raw.free(0..1);
+        let fork = LayerPages { pages: layer.pages.fork(0..2), raw: layer.raw.fork(1..2), ..layer };
+        let forked = write(&fork, 260..270, 0.5);
+        assert_eq!(Page::pool_of(&forked, 86), [258.0 + 259.0 + 260.5, 260.0]);
+        assert_eq!(Page::pool_of(&forked, 87), [261.0 + 262.0 + 263.0 + 1.5, 263.0]);
+        assert_eq!(Page::pool_of(&forked, 84), [759.0, 254.0]);
+        assert_eq!(Page::pool_of(&held, 86), [777.0, 260.0]);
+    }
+
+    #[test]
     fn a_fork_shares_what_it_does_not_write_to() {
         let layer = pages();
-        layer.write(0, &rows(0..300, 0.0), &rows(0..300, 0.0), &[]);
+        layer.write(0..300, &rows(0..300, 0.0), &rows(0..300, 0.0), &[]);
         let fork = LayerPages { pages: layer.pages.fork(0..2), ..pages() };
-        let forked = fork.write(280, &rows(0..5, 0.5), &rows(0..5, 0.5), &[]);
+        let forked = fork.write(280..285, &rows(0..5, 0.5), &rows(0..5, 0.5), &[]);
         let held = layer.held();
         assert!(Arc::ptr_eq(&held[0], &forked[0]));
         assert!(!Arc::ptr_eq(&held[1], &forked[1]));

@@ -302,7 +302,7 @@ mod tests {
     use crate::cache::KvShape;
 
     fn pool() -> SlotPool {
-        let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0 };
+        let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0, pools: None };
         SlotPool::new(Rc::from([LayerCacheShape::Positions(shape)]), Dtype::F32)
     }
 

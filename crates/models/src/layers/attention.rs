@@ -134,7 +134,7 @@ impl Attention {
         let kv_heads = cut.kv_heads.len();
         let indexer = self.indexer().filter(|_| 0 < kv_heads);
         let index_dim = indexer.map_or(0, |it| it.sizes.kept_dim);
-        let positions = KvShape { kv_heads, key_dim, value_dim, index_dim };
+        let positions = KvShape { kv_heads, key_dim, value_dim, index_dim, pools: None };
         let Reach { window, chunk } = self.parts.reach;
         // Within a chunk no position before it is seen.
         match window.or(chunk) {
@@ -345,7 +345,7 @@ fn split(x: &Array, width: usize) -> Array {
 
 /// Returns the factor of the query of each row.
 pub(super) fn query_factors(growth: QueryGrowth, step: &Step<'_, '_>) -> Vec<f32> {
-    let positions = step.spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+    let positions = step.spans.iter().flat_map(StepSpan::positions);
     positions.map(|position| growth.factor(position)).collect()
 }
 
@@ -509,7 +509,7 @@ impl AttentionKernel {
                     let (keys, values) = (of_span(kv[0], head_dim), of_span(kv[1], value_dim));
                     match index {
                         Some(index) => index.write(span, keys, values, pages),
-                        None => pages.write(span.start, keys, values, &[]),
+                        None => pages.write(span.positions(), keys, values, &[]),
                     }
                 });
                 held.collect()

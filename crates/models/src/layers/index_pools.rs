@@ -1,31 +1,28 @@
 //! Positions that an indexer chooses in groups of neighbours; see [`jackalope_spec::IndexerSpec`].
 //!
-//! What is kept of a position is its key and its gates. With our kernels the key of
-//! a whole pool takes the place of its last position's key, which nothing else reads: cutting a
-//! sequence there drops that position too. So the pages are those of other indexers, the key of a pool
-//! is computed once, and no row of it depends on how a prompt is cut into chunks: the keys and gates of
-//! a pool are read from the pages, rounded. MLX's operations compute the keys of the pools in each step.
+//! With our kernels the key of a pool is computed once, when its last position is written, from the keys
+//! and gates of its positions. Those are read from the pages, rounded, so that nothing depends on how a
+//! prompt is cut into chunks. They are needed no longer than until the pool ends, and their pages are freed
+//! as those of windows are; a sequence can be cut where the keys and gates of the last pool are held. MLX's
+//! operations keep the keys and gates of all positions and compute the keys of the pools in each step.
 
 use std::sync::Arc;
 
-use jackalope_kernels::Floats;
+use jackalope_kernels::{Float, Floats};
 use jackalope_mlx::{Array, Dtype};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
 use super::kernel::dim;
 use super::wide_matrix::{WideMatrix, WideMatrixKernel};
-use crate::cache::Page;
+use crate::cache::{Page, PoolShape};
 
 /// Pools of positions, of which an indexer chooses some.
 #[derive(Debug)]
 pub(crate) struct IndexPools {
-    /// Number of positions of a pool.
-    len: usize,
     /// Projection from the residual stream to gates, `[head_dim]`.
     gates: WideMatrix,
-    /// What is added to the gates of each position of a pool, `[len, head_dim]`.
-    places: Arc<[f32]>,
+    pub(super) places: PoolPlaces,
 }
 
 impl IndexPools {
@@ -42,12 +39,8 @@ impl IndexPools {
         let places = "index_kpool_compress_ape";
         let places = w.floats_as(Dtype::F32, places, &[len, head_dim], Part::Whole)?;
         let gates = WideMatrix::load(w, "index_kpool_compress_gate", [head_dim, hidden])?;
-        Ok(IndexPools { len, gates, places: places.to_vec::<f32>()?.into() })
-    }
-
-    /// Returns the number of positions of a pool.
-    pub(super) fn len(&self) -> usize {
-        self.len
+        let (shape, places) = (PoolShape { len, dim: head_dim }, places.to_vec::<f32>()?.into());
+        Ok(IndexPools { gates, places: PoolPlaces { shape, places } })
     }
 
     /// Returns what is kept of the positions of `x` `[tokens, hidden]` with these keys
@@ -60,11 +53,11 @@ impl IndexPools {
     /// Returns the keys of whole pools, `[sequences, 1, pools, head_dim]`, with MLX, from what is kept,
     /// `[sequences, 1, positions, 2 * head_dim]`.
     pub(super) fn stock_keys(&self, kept: &Array) -> Array {
-        let (len, head_dim) = (dim(self.len), kept.dim(3) / 2);
+        let (len, head_dim) = (dim(self.places.shape.len), kept.dim(3) / 2);
         let num_pools = kept.dim(2) / len;
         let whole = kept.slice_axis(2, 0, num_pools * len);
         let whole = whole.reshape(&[kept.dim(0), num_pools, len, 2 * head_dim]);
-        let places = Array::from_slice(&self.places, &[len, head_dim]);
+        let places = Array::from_slice(&self.places.places, &[len, head_dim]);
         let gates = whole.slice_axis(3, head_dim, 2 * head_dim).astype(Dtype::F32).add(&places);
         let keys = whole.slice_axis(3, 0, head_dim).astype(Dtype::F32);
         gates.softmax(2).mul(&keys).sum(2, false).expand_dims(1).astype(kept.dtype())
@@ -79,7 +72,7 @@ impl IndexPools {
         visible: Option<&Array>,
         choose: impl FnOnce(Option<&Array>) -> Array,
     ) -> Array {
-        let len = dim(self.len);
+        let len = dim(self.places.shape.len);
         let num_pools = num_positions / len;
         // A pool is seen with its last position.
         let seen = visible.map(|visible| {
@@ -107,75 +100,50 @@ impl IndexPools {
     pub(super) fn gates(&self) -> WideMatrixKernel {
         self.gates.kernel()
     }
-
-    /// Returns the places of positions in their pools.
-    pub(super) fn places(&self) -> PoolPlaces {
-        PoolPlaces { len: self.len, places: Arc::clone(&self.places) }
-    }
 }
 
 /// The positions of a pool, and what is added to their gates.
 #[derive(Clone, Debug)]
 pub(super) struct PoolPlaces {
-    pub(super) len: usize,
-    /// `[len, head_dim]`.
+    pub(super) shape: PoolShape,
+    /// `[len, dim]`.
     places: Arc<[f32]>,
 }
 
 impl PoolPlaces {
-    fn head_dim(&self) -> usize {
-        self.places.len() / self.len
-    }
-
-    /// Returns the positions in `positions` that are the last of their pools.
-    pub(super) fn last_positions(
-        &self,
-        positions: std::ops::Range<usize>,
-    ) -> impl Iterator<Item = usize> {
-        let len = self.len;
-        positions.filter(move |position| (position + 1).is_multiple_of(len))
-    }
-
-    /// Returns the key of the pool that ends at `last`. Soft-max and mean are computed in f64, because
-    /// libraries differ in the last bits of exponentials, and rounded once.
+    /// Returns the key of the pool that ends at `last`, from the pages of its positions. Soft-max and mean
+    /// are computed in f64, because libraries differ in the last bits of exponentials, and rounded once.
     pub(super) fn key(&self, pages: &[Arc<Page>], last: usize) -> Vec<f32> {
-        let head_dim = self.head_dim();
-        let rows = (last + 1 - self.len..=last).zip(self.places.chunks_exact(head_dim));
-        let rows = rows.map(|(position, place)| {
-            let mut row = kept_row(pages, position, 2 * head_dim);
-            row[head_dim..].iter_mut().zip(place).for_each(|(gate, place)| *gate += place);
-            row
-        });
-        let rows: Vec<Vec<f32>> = rows.collect();
+        let PoolShape { len, dim } = self.shape;
+        let positions = last + 1 - len..=last;
+        let rows: Vec<Vec<f32>> = positions.map(|it| kept_row(pages, it, 2 * dim)).collect();
         let element = |idx: usize| {
-            let gates = || rows.iter().map(|row| f64::from(row[head_dim + idx]));
+            let places = || rows.iter().zip(self.places.chunks_exact(dim));
+            let gates = || places().map(|(row, place)| f64::from(row[dim + idx] + place[idx]));
             let max = gates().fold(f64::NEG_INFINITY, f64::max);
             let powers: Vec<f64> = gates().map(|gate| (gate - max).exp()).collect();
             let keys = rows.iter().map(|row| f64::from(row[idx]));
             let sum: f64 = powers.iter().zip(keys).map(|(power, key)| power * key).sum();
             (sum / powers.iter().sum::<f64>()) as f32
         };
-        (0..head_dim).map(element).collect()
+        (0..dim).map(element).collect()
     }
 
     /// Returns the keys of the first pools of a sequence, `[pools, head_dim]`.
     pub(super) fn keys(&self, pages: &[Arc<Page>], num_pools: usize) -> Floats {
-        let head_dim = self.head_dim();
-        let float =
-            pages.first().map_or(jackalope_kernels::Float::F32, |page| page.index().float());
-        let mut keys = Floats::zeros(float, num_pools * head_dim);
-        for pool in 0..num_pools {
-            let last = (pool + 1) * self.len - 1;
-            keys.store(pool * head_dim, &kept_row(pages, last, 2 * head_dim)[..head_dim]);
-        }
+        let float = pages.first().map_or(Float::F32, |page| page.index().float());
+        let mut keys = Floats::zeros(float, num_pools * self.shape.dim);
+        (0..num_pools)
+            .for_each(|pool| keys.store(pool * self.shape.dim, &Page::pool_of(pages, pool)));
         keys
     }
 
     /// Returns the positions that a query at `position` attends to with these pools, in ascending order.
     pub(super) fn positions(&self, pools: &[usize], position: usize) -> Vec<usize> {
-        let chosen = pools.iter().flat_map(|pool| pool * self.len..(pool + 1) * self.len);
-        let num_whole = (position + 1) / self.len;
-        chosen.chain(num_whole * self.len..position + 1).collect()
+        let chosen =
+            pools.iter().flat_map(|pool| pool * self.shape.len..(pool + 1) * self.shape.len);
+        let num_whole = (position + 1) / self.shape.len;
+        chosen.chain(num_whole * self.shape.len..position + 1).collect()
     }
 }
 
@@ -192,7 +160,7 @@ mod tests {
     use super::*;
 
     fn places(len: usize, values: &[f32]) -> PoolPlaces {
-        PoolPlaces { len, places: values.into() }
+        PoolPlaces { shape: PoolShape { len, dim: values.len() / len }, places: values.into() }
     }
 
     #[test]
@@ -200,6 +168,5 @@ mod tests {
         let places = places(3, &[0.0; 3]);
         assert_eq!(places.positions(&[0, 2], 10), [0, 1, 2, 6, 7, 8, 9, 10]);
         assert_eq!(places.positions(&[1, 3], 11), [3, 4, 5, 9, 10, 11]);
-        assert_eq!(places.last_positions(4..12).collect::<Vec<_>>(), [5, 8, 11]);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct IndexerSizes {
     pub(crate) num_chosen: usize,
     /// Number of positions that it attends to at most.
     pub(crate) attended_max: usize,
-    /// Number of elements that are kept of a position.
+    /// Number of elements that are kept of a position; with pools, until no pool needs them.
     pub(crate) kept_dim: usize,
 }
 
@@ -116,7 +116,7 @@ impl Indexer {
             query_norm: self.query_norm.as_ref().map(Norm::kernel),
             key_norm: self.key_norm.kernel(),
             rotations: self.rope.as_ref().map(|rope| step.rotations(rope)),
-            pools: self.pools.as_ref().map(IndexPools::places),
+            pools: self.pools.as_ref().map(|pools| pools.places.clone()),
             blocks: self.blocks,
             sizes: self.sizes,
         }
@@ -220,7 +220,7 @@ impl StockIndex<'_> {
         let Some(pools) = self.pools else {
             return choice::best(&scores(kept), visible, self.sizes.num_chosen);
         };
-        let num_chosen = self.sizes.num_chosen / pools.len();
+        let num_chosen = self.sizes.num_chosen / pools.places.shape.len;
         pools.stock_chosen(kept.dim(2), visible, |seen| {
             choice::best(&scores(&pools.stock_keys(kept)), seen, num_chosen)
         })
@@ -315,12 +315,11 @@ impl IndexRows {
     ) -> Vec<Arc<Page>> {
         let width = self.sizes.kept_dim;
         let kept = &self.kept[rows.rows.start * width..rows.rows.end * width];
-        let held = pages.write(rows.start, keys, values, kept);
+        let held = pages.write(rows.positions(), keys, values, kept);
         let Some(pools) = &self.pools else { return held };
         // No handle may be left, or the pages would be copied.
         drop(held);
-        let written = rows.start..rows.start + rows.rows.len();
-        pages.replace_index(pools.last_positions(written), |pages, last| pools.key(pages, last))
+        pages.write_pools(rows.positions(), kept, |raw, last| pools.key(raw, last))
     }
 
     /// Returns the number of sets of positions that a row chooses, each for as many heads.
@@ -342,8 +341,8 @@ impl IndexRows {
             let shape = BlockQueries { heads, head_dim, first: rows.start, blocks };
             return shape.choose(&self.queries[of_rows(heads * head_dim)], pages, threads);
         }
-        let positions = rows.start..rows.start + rows.rows.len();
-        let pool_len = self.pools.as_ref().map_or(1, |pools| pools.len);
+        let positions = rows.positions();
+        let pool_len = self.pools.as_ref().map_or(1, |pools| pools.shape.len);
         let num_visible: Vec<usize> =
             positions.clone().map(|position| (position + 1) / pool_len).collect();
         let rows = IndexQueries {

@@ -36,7 +36,7 @@ use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
-use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
+use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape};
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
 
@@ -130,12 +130,14 @@ impl LatentAttention {
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let kv_heads = self.parts.heads.cut.kv_heads.len();
         let indexer = self.parts.chooser.as_ref().and_then(Chooser::indexer);
-        let index_dim = indexer.map_or(0, |it| it.sizes.kept_dim);
+        let pools = indexer.and_then(|it| it.pools.as_ref()).map(|it| it.places.shape);
+        let kept = |dim| if kv_heads == 0 { 0 } else { dim };
         LayerCacheShape::Positions(KvShape {
             kv_heads,
             key_dim: self.parts.sizes.key(),
             value_dim: 0,
-            index_dim: if kv_heads == 0 { 0 } else { index_dim },
+            index_dim: kept(indexer.map_or(0, |it| it.sizes.kept_dim)),
+            pools: pools.map(|pools| PoolShape { dim: kept(pools.dim), ..pools }),
         })
     }
 
@@ -379,7 +381,7 @@ impl LatentKernel {
             let keys = &keys[span.rows.start * key..span.rows.end * key];
             match index {
                 Some(index) => index.write(span, keys, &[], pages),
-                None => pages.write(span.start, keys, &[], &[]),
+                None => pages.write(span.positions(), keys, &[], &[]),
             }
         });
         held.collect()

@@ -33,7 +33,7 @@ use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
 use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
-use crate::step::Step;
+use crate::step::{Step, StepSpan};
 
 /// What lightning attention is made of.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Lightning {
         let head_dim = self.sizes.key_dim;
         let [queries, keys, values, gates] =
             parts.projections.each_ref().map(|linear| linear.stock(x));
-        let positions = step.spans.iter().flat_map(|it| it.start..it.start + it.rows.len());
+        let positions = step.spans.iter().flat_map(StepSpan::positions);
         let positions: Vec<i32> = positions.map(dim).collect();
         let positions = Array::from_slice(&positions, &[dim(positions.len())]);
         let mut placed = [queries, keys].map(|x| x.reshape(&[x.dim(0), -1, dim(head_dim)]));

@@ -138,8 +138,10 @@ fn what_an_indexer_and_a_second_mixer_keep_is_counted() {
     };
     assert_eq!(cached("deepseek_v32-f32"), 3 * (88 + 12 + 20) * 4);
     assert_eq!(cached("longcat_flash-f32"), 2 * 2 * (88 + 12) * 4);
-    // Keys and gates, in two of three layers with attention.
-    assert_eq!(cached("glm5_next-f32"), (3 * 88 + 2 * 2 * 20) * 4);
+    // In two of three layers with attention keys of pools of 3, and keys and gates of the last positions.
+    let pooled = &sample("glm5_next-f32").layout().tensor_shards(&Shares::even(1))[0].cache;
+    assert_eq!(pooled.bytes_per_token, (3 * 88 + 2 * 7) * 4);
+    assert_eq!((pooled.window_bytes_per_token, pooled.window_tokens), (2 * 2 * 20 * 4, 3));
 }
 
 #[test]

@@ -78,7 +78,10 @@ fn layers(cases: &[Case]) -> String {
                 Mixer::Parallel(_) => "attention beside Mamba-2",
                 Mixer::None => "",
             });
-            parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));
+            parts.extend(
+                matches!(layer.cache, CacheKind::Window { kept_elements: 0, .. })
+                    .then_some("windows"),
+            );
             parts.extend(layer.experts().map(|_| "experts"));
             parts.extend(layer.residuals.as_ref().map(|_| "attention residuals"));
         }
