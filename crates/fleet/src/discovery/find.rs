@@ -1,6 +1,7 @@
 //! The side that searches: sends queries, collects answers for a while, and then connects to the
 //! machines whose answers are valid.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
@@ -39,8 +40,11 @@ pub const STRANGERS_MAX: usize = 16;
 /// Maximum number of strangers that are distinguished.
 const STRANGERS_COUNTED_MAX: usize = 1024;
 
-/// Maximum number of datagrams received between two checks of the time.
+/// Maximum number of datagrams received from one socket between two checks of the time.
 const DATAGRAMS_AT_ONCE: usize = 64;
+
+/// Number of latest queries whose answers are still received.
+const QUERIES_HEARD: usize = 4;
 
 /// Time for one attempt to connect to one address of a machine that has just answered.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -133,11 +137,10 @@ pub enum DiscoverError {
 /// # Errors
 /// [`DiscoverError`] if no query can be sent. An empty result is not an error.
 pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
-    let asking = Asking::new()?;
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce).map_err(io::Error::from)?;
     let mut heard = Heard::new(config.ours.secret, nonce);
-    listen(&asking, config, &mut heard)?;
+    listen(config, &mut heard)?;
     let ours = &config.ours;
     let (machines, here) = thread::scope(|scope| {
         let meet = |it: Machine| scope.spawn(move || it.meet(ours));
@@ -153,8 +156,12 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
 }
 
 /// Sends queries and collects answers until the time is over. Networks may appear meanwhile.
-fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
+///
+/// Each query has sockets of its own: whoever floods those of a query that was heard cannot displace
+/// the answers to the next one, which arrive before the sender of the flood knows where to send it.
+fn listen(config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
     let query = wire::query(&config.ours.secret, &heard.nonce);
+    let mut latest: VecDeque<Asking> = VecDeque::new();
     let began = Instant::now();
     let (mut ask_at, mut num_asked) = (began, 0);
     let mut unasked = Some(DiscoverError::NoNetwork);
@@ -173,6 +180,10 @@ fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(),
         if ask_at <= now {
             let addrs = link::addrs()?;
             heard.meet_networks(&addrs);
+            if latest.len() == QUERIES_HEARD {
+                latest.pop_front();
+            }
+            let asking = Asking::new()?;
             unasked = match (asking.ask(&addrs, &query), unasked) {
                 ((0, Some(err)), Some(_)) => Some(DiscoverError::NotSent(err)),
                 ((0, _), unasked) => unasked,
@@ -180,8 +191,9 @@ fn listen(asking: &Asking, config: &FindConfig, heard: &mut Heard) -> Result<(),
             };
             ask_at = now + ASK_PAUSES[num_asked.min(ASK_PAUSES.len() - 1)];
             num_asked += 1;
+            latest.push_back(asking);
         }
-        let sockets = || std::iter::once(&asking.v4).chain(&asking.v6);
+        let sockets = || latest.iter().flat_map(|it| std::iter::once(&it.v4).chain(&it.v6));
         let mut fds: Vec<PollFd<'_>> = sockets().map(|it| PollFd::new(it, PollFlags::IN)).collect();
         let wait = until.min(ask_at).saturating_duration_since(now);
         let wait = Timespec::try_from(wait).expect("it is a matter of seconds");

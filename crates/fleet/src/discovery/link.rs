@@ -2,13 +2,19 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::AsFd;
 
 use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
+use tracing::debug;
 
 use super::{DISCOVERY_PORT, GROUP_V4, GROUP_V6};
 
 /// Maximum number of this machine's addresses that are used.
 const ADDRS_MAX: usize = 128;
+
+/// Requested size of a socket's receive buffer in bytes; the system may grant less. A burst of
+/// datagrams from others should not displace a query or an answer.
+const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
 /// An address of this machine on a network with other machines.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -39,6 +45,13 @@ pub(super) fn socket_addr(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     }
 }
 
+/// Enlarges the receive buffer as far as the system permits; without that, the socket works too.
+fn enlarge_receive_buffer(socket: &impl AsFd) {
+    if let Err(err) = sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER_BYTES) {
+        debug!(%err, "the receive buffer keeps its size");
+    }
+}
+
 /// Opens a socket that other programs on this machine may bind too; each of them receives every
 /// query.
 fn listening(family: AddressFamily, addr: SocketAddr) -> io::Result<UdpSocket> {
@@ -53,6 +66,7 @@ fn listening(family: AddressFamily, addr: SocketAddr) -> io::Result<UdpSocket> {
     if family == AddressFamily::INET6 {
         sockopt::set_ipv6_v6only(&listening, true)?;
     }
+    enlarge_receive_buffer(&listening);
     bind(&listening, &addr)?;
     Ok(listening.into())
 }
@@ -90,9 +104,11 @@ impl Asking {
         let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         v4.set_nonblocking(true)?;
         v4.set_multicast_ttl_v4(1)?;
+        enlarge_receive_buffer(&v4);
         let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).ok();
         if let Some(v6) = &v6 {
             v6.set_nonblocking(true)?;
+            enlarge_receive_buffer(v6);
         }
         Ok(Asking { v4, v6 })
     }
