@@ -16,6 +16,9 @@ use crate::process::target_dir;
 /// Number of commands that run at the same time.
 const NUM_LANES: usize = 2;
 
+/// Number of bytes that are printed of a job's output, from its end: all of it is in the job's log.
+const MAX_PRINTED_BYTES: usize = 16 << 10;
+
 /// A command of a lane.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -29,10 +32,12 @@ pub(super) struct JobResult {
     pub(super) name: String,
     pub(super) time: Duration,
     has_passed: bool,
+    /// The end of what it printed.
+    said: String,
 }
 
-/// Runs jobs in this order, as lanes become free, and prints the output of each when it has ended. All
-/// jobs run, also after one has failed.
+/// Runs jobs in this order, as lanes become free, and prints the end of each one's output when it has
+/// ended. All jobs run, also after one has failed; the outputs of those that failed are printed last.
 ///
 /// # Errors
 /// Fails if a job fails or cannot be started; the message names all that failed.
@@ -54,8 +59,11 @@ pub(super) fn run(jobs: Vec<Job>) -> anyhow::Result<Vec<JobResult>> {
         lanes.into_iter().try_for_each(|it| it.join().expect("a lane does not panic"))
     })?;
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let failed = results.iter().filter(|it| !it.has_passed).map(|it| it.name.as_str());
-    let failed: Vec<&str> = failed.collect();
+    let failed: Vec<&JobResult> = results.iter().filter(|it| !it.has_passed).collect();
+    for job in &failed {
+        println!("── {} FAILED\n{}", job.name, job.said);
+    }
+    let failed: Vec<&str> = failed.into_iter().map(|it| it.name.as_str()).collect();
     let (folder, list) = (folder.display(), failed.join(", "));
     ensure!(failed.is_empty(), "failed: {list}\nhint: {folder} has the output of each");
     Ok(results)
@@ -76,10 +84,23 @@ fn run_job(mut job: Job, folder: &Path) -> anyhow::Result<JobResult> {
     let said = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     // One call, so that outputs of two lanes do not mix.
     let (name, seconds) = (&job.name, time.as_secs());
-    let text = String::from_utf8_lossy(&said);
-    let mark = if status.success() { "" } else { " FAILED" };
-    println!("── {name}\n{}\n   {name} took {seconds} s{mark}", text.trim_end());
-    Ok(JobResult { name: job.name, time, has_passed: status.success() })
+    let has_passed = status.success();
+    let said = end_of(&said);
+    let shown = if has_passed { said.as_str() } else { "   FAILED; its output follows below" };
+    println!("── {name}\n{shown}\n   {name} took {seconds} s");
+    Ok(JobResult { name: job.name, time, has_passed, said })
+}
+
+/// Returns the last lines of an output, at most [`MAX_PRINTED_BYTES`].
+fn end_of(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let text = text.trim_end();
+    if text.len() <= MAX_PRINTED_BYTES {
+        return text.to_owned();
+    }
+    let cut = text.ceil_char_boundary(text.len() - MAX_PRINTED_BYTES);
+    let rest = text[cut..].split_once('\n').map_or(&text[cut..], |(_, rest)| rest);
+    format!("[…]\n{rest}")
 }
 
 #[cfg(test)]
@@ -105,5 +126,16 @@ mod tests {
         assert!(!err.contains("second"), "{err}");
         let results = run(vec![shell("lanes-test/alone", "exit 0")]).expect("passes");
         assert_eq!(results.len(), 1);
+    }
+
+    #[test]
+    fn the_end_of_a_long_output_is_kept() {
+        assert_eq!(end_of(b"one\ntwo\n\n"), "one\ntwo");
+        let long = "another line\n".repeat(MAX_PRINTED_BYTES) + "the reason\n";
+        let end = end_of(long.as_bytes());
+        assert!(end.starts_with("[…]\nanother line\n"), "{}", &end[..40]);
+        assert!(end.ends_with("\nthe reason") && end.len() <= MAX_PRINTED_BYTES + 8);
+        let umlauts = "ä".repeat(MAX_PRINTED_BYTES);
+        assert!(end_of(umlauts.as_bytes()).len() <= MAX_PRINTED_BYTES + 8);
     }
 }
