@@ -48,9 +48,10 @@ fn check(args: &str, rank: usize, signal: Signal) {
     let server = Server::start(exact(), &format!("--ranks 2 {args}"));
     let requests = requests(400);
     let expected = undisturbed(&server, &requests);
-    let streams = open(&server, &requests);
+    // Nothing that takes time stands between the first tokens and the fault: it must come in mid-stream.
     let victim = server.rank(rank);
     let survivor = server.rank(1 - rank);
+    let streams = open(&server, &requests);
     send(victim, signal);
     for (idx, (stream, expected)) in streams.into_iter().zip(expected).enumerate() {
         let (answer, end) = stream.read_all();
@@ -148,8 +149,9 @@ fn both_ranks_killed_at_once_change_no_answer() {
     let server = Server::start(exact(), "--ranks 2");
     let requests = requests(400);
     let expected = undisturbed(&server, &requests);
+    let victims = server.ranks();
     let streams = open(&server, &requests);
-    for rank in server.ranks() {
+    for rank in victims {
         send(rank.pid, Signal::KILL);
     }
     for (stream, expected) in streams.into_iter().zip(expected) {
@@ -364,8 +366,8 @@ fn a_replacement_that_freezes_is_replaced_within_the_stall_timeout() {
     let server = Server::start(exact(), "--ranks 2 --stall-timeout 3");
     let requests = requests(900);
     let expected = undisturbed(&server, &requests);
-    let streams = open(&server, &requests);
     let first = server.rank(1);
+    let streams = open(&server, &requests);
     send(first, Signal::KILL);
     let frozen = replacement(&server, 1, first);
     send(frozen, Signal::STOP);
@@ -388,8 +390,9 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
     let mut server = Server::of(Program::start_unread(&words, &[("RUST_LOG", "trace")]));
     let requests = requests(400);
     let expected = undisturbed(&server, &requests);
+    let victim = server.rank(1);
     let streams = open(&server, &requests);
-    send(server.rank(1), Signal::KILL);
+    send(victim, Signal::KILL);
     for (stream, expected) in streams.into_iter().zip(expected) {
         assert_eq!(stream.read_all(), (expected, End::Done));
     }
