@@ -93,14 +93,13 @@ fn run_job(mut job: Job, folder: &Path) -> anyhow::Result<JobResult> {
 
 /// Returns the last lines of an output, at most [`MAX_PRINTED_BYTES`].
 fn end_of(output: &[u8]) -> String {
-    let text = String::from_utf8_lossy(output);
-    let text = text.trim_end();
-    if text.len() <= MAX_PRINTED_BYTES {
-        return text.to_owned();
-    }
-    let cut = text.ceil_char_boundary(text.len() - MAX_PRINTED_BYTES);
-    let rest = text[cut..].split_once('\n').map_or(&text[cut..], |(_, rest)| rest);
-    format!("[…]\n{rest}")
+    let output = output.trim_ascii_end();
+    let Some(cut) = output.len().checked_sub(MAX_PRINTED_BYTES).filter(|&cut| cut > 0) else {
+        return String::from_utf8_lossy(output).into_owned();
+    };
+    let rest = &output[cut..];
+    let line = rest.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+    format!("[…]\n{}", String::from_utf8_lossy(&rest[line..]))
 }
 
 #[cfg(test)]
