@@ -21,7 +21,7 @@ const LINUX_PACKAGE: (&str, &str) = ("mlx-cpu", MLX_VERSION);
 /// Each script, and the file or folder that it writes.
 const SCRIPTS: &[(&str, &str)] = &[
     ("crates/models/tests/golden/make.py", OUTPUT),
-    ("crates/spec/tests/data/make.py", "crates/spec/tests/data/tensors.json"),
+    ("crates/families/tests/data/make.py", "crates/families/tests/data/tensors.json"),
 ];
 const OUTPUT: &str = "crates/models/tests/data/golden";
 

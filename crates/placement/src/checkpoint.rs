@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use jackalope_families::model_spec;
 use jackalope_protocol::counted;
 use jackalope_spec::{
-    CheckReport, ElementType, ModelSpec, SpecError, TensorHeader, TensorHeaders, parse_config,
+    CheckReport, ElementType, SpecError, TensorHeader, TensorHeaders, parse_config,
 };
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -93,7 +94,7 @@ impl PlacementModel {
             headers.extend(read_header(&path)?);
         }
         let refused = |source| CheckpointError::Spec { path: path.clone(), source };
-        let spec = ModelSpec::from_config(&config).map_err(refused)?;
+        let spec = model_spec(&config).map_err(refused)?;
         let incomplete = |report| CheckpointError::Tensors { dir: dir.to_owned(), report };
         let layout = spec.layout(&headers).map_err(incomplete)?;
         Ok(PlacementModel::new(&spec, layout))

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use jackalope_families::model_spec;
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT};
 use jackalope_spec::{
-    CacheKind, Division, ElementType, LayerLayout, ModelLayout, ModelSpec, StatedFormat,
-    TensorRole, WeightPart,
+    CacheKind, Division, ElementType, LayerLayout, ModelLayout, StatedFormat, TensorRole,
+    WeightPart,
 };
 use proptest::prelude::*;
 
@@ -314,7 +315,7 @@ fn golden(family: &str) -> PlacementModel {
     let file = format!("../models/tests/data/golden/{family}.json");
     let text = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
-    let spec = ModelSpec::from_config(&golden["cases"][0]["config"]).unwrap();
+    let spec = model_spec(&golden["cases"][0]["config"]).unwrap();
     PlacementModel::new(&spec, shipped().layout)
 }
 

@@ -1,9 +1,8 @@
-//! Describes a model: `config.json` becomes a [`ModelSpec`], which states for each layer how it
-//! mixes positions, what its feed-forward block is and what it caches, and for each tensor its name,
-//! shape, purpose and how ranks divide it. This crate is the only interpreter of `config.json`'s
-//! structure: the ranks load by it, and whoever plans, checks or downloads a model counts with it.
+//! Describes a model: a [`ModelSpec`] states for each layer how it mixes positions, what its feed-forward
+//! block is and what it caches, and for each tensor its name, shape, purpose and how ranks divide it.
+//! `jackalope_families` makes it from `config.json`.
 //!
-//! Pure: it parses values that others have read, and computes nothing of the model.
+//! Pure: it computes nothing of the model.
 //!
 //! ```text
 //!   config.json ─▶ families ─▶ ModelSpec ─▶ check (headers of the weight files) ─▶ ModelLayout
@@ -14,7 +13,6 @@
 
 mod altup;
 mod check;
-mod families;
 mod latent;
 mod layout;
 mod model;
@@ -34,7 +32,6 @@ use jackalope_config::{error, fields as config, names, rope};
 pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
 pub use error::SpecError;
-pub use families::computed_types;
 pub use jackalope_config::quantization::{
     ModuleQuantization, QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat,
 };

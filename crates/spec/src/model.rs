@@ -399,7 +399,7 @@ pub struct MlpSpec {
 
 impl MlpSpec {
     /// Creates a block without biases whose activation is `silu` (SwiGLU).
-    pub(crate) fn plain(inner: usize) -> MlpSpec {
+    pub fn plain(inner: usize) -> MlpSpec {
         let modules = MlpModules::default();
         MlpSpec { inner, has_bias: false, activation: Activation::Silu, cutoff: None, modules }
     }
@@ -526,7 +526,7 @@ pub struct RouterSpec {
 
 impl RouterSpec {
     /// A router whose weights are the soft-max over all experts.
-    pub(crate) const SOFTMAX: RouterSpec = RouterSpec {
+    pub const SOFTMAX: RouterSpec = RouterSpec {
         has_bias: false,
         weighs_input: false,
         scores: RouterScores::Softmax,
@@ -651,7 +651,7 @@ impl CacheKind {
     ///
     /// # Panics
     /// Panics if one of them keeps something else.
-    pub(crate) fn joined(self, other: CacheKind) -> CacheKind {
+    pub fn joined(self, other: CacheKind) -> CacheKind {
         match (self, other) {
             (
                 CacheKind::Positions { elements_per_kv_head: own, shared_elements: 0 },
@@ -664,13 +664,13 @@ impl CacheKind {
 
 impl LatentSpec {
     /// Returns the heads by which ranks divide it. All of them share one key.
-    pub(crate) fn shape(&self) -> HeadShape {
+    pub fn shape(&self) -> HeadShape {
         HeadShape { heads: self.heads, kv_heads: 1, head_dim: self.value_dim }
     }
 
     /// Returns what a layer with this attention keeps: the latent, the shared part of the key, and
     /// what the indexer keeps.
-    pub(crate) fn cache(&self) -> CacheKind {
+    pub fn cache(&self) -> CacheKind {
         let latent = self.kv_rank + self.rope_dim;
         let index_dim = self.indexer().map_or(0, IndexerSpec::kept_dim);
         if let Some((window, indexer)) = self.indexer().and_then(|it| Some((it.pool?, it))) {
@@ -683,18 +683,13 @@ impl LatentSpec {
 
 impl AttentionSpec {
     /// Returns its heads.
-    pub(crate) fn shape(&self) -> HeadShape {
+    pub fn shape(&self) -> HeadShape {
         let &AttentionSpec { heads, kv_heads, value_dim, .. } = self;
         HeadShape { heads, kv_heads, head_dim: value_dim }
     }
 
     /// Creates attention without biases and norms, in which a query sees all positions up to its own.
-    pub(crate) fn plain(
-        heads: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        rope: RopeSpec,
-    ) -> AttentionSpec {
+    pub fn plain(heads: usize, kv_heads: usize, head_dim: usize, rope: RopeSpec) -> AttentionSpec {
         AttentionSpec {
             heads,
             kv_heads,
@@ -721,7 +716,7 @@ impl AttentionSpec {
     }
 
     /// Returns what a layer with this attention keeps.
-    pub(crate) fn cache(&self) -> CacheKind {
+    pub fn cache(&self) -> CacheKind {
         if self.source_layer.is_some() {
             return CacheKind::None;
         }

@@ -14,6 +14,19 @@ pub struct AttentionModules {
     pub qk_norms: [String; 2],
 }
 
+impl AttentionModules {
+    /// Returns the names of Llama's checkpoints at `block`.
+    pub fn at(block: &str) -> AttentionModules {
+        let at = |name: &str| format!("{block}.{name}");
+        AttentionModules {
+            block: block.to_owned(),
+            qkv: QkvModules::Apart(["q_proj", "k_proj", "v_proj"].map(at)),
+            output: at("o_proj"),
+            qk_norms: ["q_norm", "k_norm"].map(at),
+        }
+    }
+}
+
 /// Names of the projections to queries, keys and values.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum QkvModules {
@@ -40,6 +53,31 @@ pub struct MlpModules {
     pub down: String,
     /// Parameters of the activation, if it has any.
     pub activation: String,
+}
+
+impl MlpModules {
+    /// Returns the names of Llama's checkpoints at `module`.
+    pub fn gated_at(module: &str) -> MlpModules {
+        let at = |name: &str| format!("{module}.{name}");
+        MlpModules {
+            inward: InwardModules::Apart(["gate_proj", "up_proj"].map(at)),
+            down: at("down_proj"),
+            activation: String::new(),
+        }
+    }
+
+    /// The same, or with gate and up in a tensor of the name `both`.
+    pub fn either_at(module: &str, both: &str) -> MlpModules {
+        let apart = ["gate_proj", "up_proj"].map(|name| format!("{module}.{name}"));
+        let inward = InwardModules::Either { apart, stacked: format!("{module}.{both}") };
+        MlpModules { inward, ..MlpModules::gated_at(module) }
+    }
+
+    /// The same without a gate.
+    pub fn ungated_at(module: &str) -> MlpModules {
+        let inward = InwardModules::Ungated(format!("{module}.up_proj"));
+        MlpModules { inward, ..MlpModules::gated_at(module) }
+    }
 }
 
 /// Names of the projections to the inner dimension.

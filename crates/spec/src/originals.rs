@@ -44,7 +44,7 @@ pub struct RowFactors {
 
 impl NumberEdit {
     /// Multiplies all rows by a factor.
-    pub(crate) fn multiply(factor: f32) -> NumberEdit {
+    pub fn multiply(factor: f32) -> NumberEdit {
         NumberEdit::Multiply(vec![RowFactors { end_row: usize::MAX, factors: vec![factor] }])
     }
 

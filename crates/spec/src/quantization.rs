@@ -9,15 +9,8 @@ use jackalope_config::quantization::{
 };
 use jackalope_protocol::counted;
 
-use crate::names::TensorNames;
 use crate::report::TensorProblem;
 use crate::tensor::{ElementType, TensorHeaders};
-
-/// Returns the map with the names of the language model.
-pub(crate) fn of_model(map: QuantizationMap, names: TensorNames) -> QuantizationMap {
-    // Prefixes end with a dot, so a module is renamed as its tensors are.
-    map.renamed(|module| Some(names.of_model(module)?.into_owned()))
-}
 
 /// Returns the format of the matrix at `module` with `input` features; `None` if it is not
 /// quantised.

@@ -34,7 +34,7 @@ pub struct StreamReader {
 
 impl StreamReader {
     /// Returns both tensors.
-    pub(crate) fn tensors(&self) -> [&TensorSpec; 2] {
+    pub fn tensors(&self) -> [&TensorSpec; 2] {
         [&self.norm, &self.projection]
     }
 }

@@ -249,3 +249,10 @@ impl TensorHeader {
 
 /// The tensors of a checkpoint by name.
 pub type TensorHeaders = BTreeMap<String, TensorHeader>;
+
+impl TensorCut {
+    /// Returns the cut of a tensor whose `len` rows all belong to one dimension.
+    pub fn whole_column(dimension: Dimension, len: usize) -> TensorCut {
+        TensorCut::Column(vec![CutSegment { dimension, len }])
+    }
+}

@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use jackalope_families::model_spec;
 use jackalope_protocol::counted;
 use jackalope_spec::{ModelSpec, SpecError, TensorProblem, UnusedTensors, parse_config};
 use serde::Serialize;
@@ -139,7 +140,7 @@ impl Check {
     /// Returns the reason why this version cannot load the model in `dir`; `None` if `config.json`
     /// cannot be read, which other checks report.
     pub fn unsupported(dir: &Path) -> Option<SpecError> {
-        ModelSpec::from_config(&config(dir)?).err()
+        model_spec(&config(dir)?).err()
     }
 
     /// Returns true if there are no problems.
@@ -153,7 +154,7 @@ impl Check {
             Ok(Some(config)) => {
                 self.summary.architecture = config["model_type"].as_str().map(str::to_owned);
                 self.summary.quantization = quantization(&config);
-                match ModelSpec::from_config(&config) {
+                match model_spec(&config) {
                     Ok(spec) => self.spec = Some(spec),
                     Err(err) if err.is_unsupported() => self.unsupported = Some(err),
                     Err(err) => self.problems.push(malformed(err.to_string())),

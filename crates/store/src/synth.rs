@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use jackalope_spec::{HeadTable, ModelSpec, SpecError, TensorRole, parse_config};
+use jackalope_families::model_spec;
+use jackalope_spec::{HeadTable, SpecError, TensorRole, parse_config};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -139,7 +140,7 @@ impl SyntheticModel {
         for key in ["quantization", "quantization_config"] {
             config.as_object_mut().map(|fields| fields.remove(key));
         }
-        let spec = ModelSpec::from_config(&config)?;
+        let spec = model_spec(&config)?;
         let is_tied = spec.head_table == HeadTable::Tied;
         let (mut tensors, mut quantization) = (Vec::new(), Map::new());
         for tensor in spec.tensors(is_tied).filter(|tensor| tensor.is_in(|_| false)) {

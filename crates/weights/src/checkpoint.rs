@@ -8,6 +8,7 @@ mod tensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use jackalope_families::model_spec;
 use jackalope_spec::{ModelLayout, ModelSpec};
 
 use crate::error::LoadError;
@@ -46,7 +47,7 @@ impl Checkpoint {
         let path = dir.join(config::NAME);
         let config = config::read(&path, &**files)?;
         let refused = |source| LoadError::Spec { path: path.clone(), source };
-        let spec = ModelSpec::from_config(&config).map_err(refused)?;
+        let spec = model_spec(&config).map_err(refused)?;
         let stored = TensorIndex::open(files)?;
         let layout = spec.layout(&stored.headers());
         let layout = layout.map_err(|report| LoadError::Tensors { dir: dir.clone(), report })?;

@@ -4,10 +4,10 @@
 //! cached, chunked, batched and split runs must agree exactly. MLX's operations agree within
 //! rounding.
 
+use jackalope_families::model_spec;
 use jackalope_mlx::memory;
 use jackalope_models::{Batch, Model, ModelFacts, SequenceCache, Span, Split};
 use jackalope_protocol::window_blocks;
-use jackalope_spec::ModelSpec;
 
 use crate::ranks::{
     Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, load_edited, run_ranks, say,
@@ -114,7 +114,7 @@ fn tensor(shares: &[u32]) -> Split {
 
 /// For each layer of a model, the one whose cache it reads, if it has none of its own.
 fn source_layers(case: &Case) -> Vec<Option<usize>> {
-    let spec = ModelSpec::from_config(&case.config).unwrap();
+    let spec = model_spec(&case.config).unwrap();
     spec.layers.iter().map(|layer| layer.mixer.source_layer()).collect()
 }
 
@@ -608,7 +608,7 @@ fn stages_read_each_layer_once_and_cache_their_own() {
         assert_eq!(kv, alone.cache_cost.bytes_per_held_token());
         let states: u64 = stages.iter().map(|it| it.cache_cost.state_bytes).sum();
         assert_eq!(states, alone.cache_cost.state_bytes);
-        let spec = ModelSpec::from_config(&case.config).unwrap();
+        let spec = model_spec(&case.config).unwrap();
         let is_uniform = spec.layers.iter().all(|it| it.cache == spec.layers[0].cache);
         if states == 0 && is_uniform {
             let bytes = |rank: usize| stages[rank].cache_cost.bytes_per_held_token();

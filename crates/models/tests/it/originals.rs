@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
+use jackalope_families::model_spec;
 use jackalope_models::Model;
-use jackalope_spec::{ModelSpec, NumberEdit, TensorSpec};
+use jackalope_spec::{NumberEdit, TensorSpec};
 use serde_json::json;
 
 use crate::ranks::{Way, load_edited};
@@ -144,7 +145,7 @@ fn edited(dtype: &str, bytes: &[u8], edit: &NumberEdit, row_len: usize) -> Vec<u
 
 /// Writes what a conversion of the checkpoint holds.
 fn converted(case: &Case) -> Checkpoint {
-    let spec = ModelSpec::from_config(&case.config).unwrap();
+    let spec = model_spec(&case.config).unwrap();
     let of_model =
         |name: &String| Some((spec.names.of_model(name)?.into_owned(), case.tensor(name)));
     let tensors: BTreeMap<String, Tensor> = case.tensors.keys().filter_map(of_model).collect();

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 
+use jackalope_families::model_spec;
 use jackalope_protocol::counted;
 use jackalope_spec::{ModelSpec, TensorHeaders};
 use serde_json::Value;
@@ -67,7 +68,7 @@ impl Pull {
         else {
             return Ok(0);
         };
-        let spec = ModelSpec::from_config(&config)
+        let spec = model_spec(&config)
             .map_err(|source| PullError::Unsupported { repo: self.repo.clone(), source })?;
         let mut found = RemoteTensors::default();
         if let Some((index, bytes)) = self.fetch_json(INDEX, INDEX_BYTES_MAX, files, commit)? {

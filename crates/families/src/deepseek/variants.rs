@@ -1,0 +1,65 @@
+//! What differs between the families that are built like DeepSeek V2 and V3.
+
+use crate::blocks::FusedNames;
+use crate::latent::ExpansionForm;
+
+/// What differs between the families.
+pub(super) struct Variant {
+    /// `scoring_func`; the field is ignored if there is none.
+    pub(super) scoring: Option<&'static str>,
+    /// Known values of `topk_method`; it is ignored if there are none.
+    pub(super) methods: &'static [&'static str],
+    /// Number of a group's best scores whose sum ranks the group.
+    pub(super) group_best: usize,
+    pub(super) has_score_bias: bool,
+    /// Epsilon added to the sum by which weights are divided; `None` if they are not divided.
+    pub(super) normalization_eps: Option<f32>,
+    /// Epsilon of the norms of low-rank vectors; `None` if it is that of all norms.
+    pub(super) norm_eps: Option<f32>,
+    pub(super) form: ExpansionForm,
+    pub(super) default_theta: f64,
+    /// How original checkpoints may fuse gate and up of all experts.
+    pub(super) fused: &'static [FusedNames],
+    /// Whether the pairs of elements that an indexer rotates are neighbours, if that is not stated;
+    /// `None` if there is no indexer.
+    pub(super) indexer: Option<bool>,
+}
+
+pub(super) const V3: Variant = Variant {
+    scoring: Some("sigmoid"),
+    methods: &["noaux_tc"],
+    group_best: 2,
+    has_score_bias: true,
+    normalization_eps: Some(0.0),
+    norm_eps: Some(1e-6),
+    form: ExpansionForm::Either,
+    default_theta: 10_000.0,
+    fused: &[],
+    indexer: None,
+};
+
+pub(super) const V32: Variant = Variant { indexer: Some(false), ..V3 };
+
+pub(super) const GLM_DSA: Variant = Variant { indexer: Some(true), ..V3 };
+
+pub(super) const V2: Variant = Variant {
+    scoring: Some("softmax"),
+    methods: &["greedy", "group_limited_greedy"],
+    group_best: 1,
+    has_score_bias: false,
+    normalization_eps: None,
+    form: ExpansionForm::Joint,
+    ..V3
+};
+
+pub(super) const GLM_LITE: Variant =
+    Variant { normalization_eps: Some(1e-20), norm_eps: None, default_theta: 1e6, ..V3 };
+
+pub(super) const MISTRAL: Variant = Variant {
+    scoring: None,
+    methods: &[],
+    has_score_bias: false,
+    normalization_eps: Some(1e-20),
+    fused: &[FusedNames::ROWS],
+    ..V3
+};

@@ -1,0 +1,60 @@
+//! Qwen, the first (Bai et al. 2023).
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::decoder::{DecoderNames, Description};
+use super::dense::{DenseConfig, DenseLayer, Inward, LayerModules, Qkv};
+use jackalope_config::error::SpecError;
+use jackalope_config::fields::{bad_value, completed, parse};
+use jackalope_spec::{AttentionSpec, HeadTable, MlpSpec};
+
+const MODULES: LayerModules = LayerModules {
+    layers: "transformer.h",
+    qkv: Qkv::Stacked("attn.c_attn"),
+    output: "attn.c_proj",
+    // The second one is the gate.
+    inward: Inward::Apart(["mlp.w2", "mlp.w1"]),
+    down: "mlp.c_proj",
+    norms: [Some("ln_1"), None, Some("ln_2"), None],
+    ..LayerModules::LLAMA
+};
+
+const NAMES: DecoderNames =
+    DecoderNames { embedding: "transformer.wte", norm: "transformer.ln_f", head: "lm_head" };
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    no_bias: bool,
+    kv_channels: usize,
+    #[serde(flatten)]
+    dense: DenseConfig,
+}
+
+pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
+    let renames = [("layer_norm_epsilon", "rms_norm_eps")];
+    let defaults = json!({
+        "rms_norm_eps": 1e-6, "no_bias": true, "kv_channels": 128, "rope_theta": 10_000.0,
+        "num_key_value_heads": null, "head_dim": null,
+    });
+    let config: Config = parse(&completed(config, &renames, &defaults))?;
+    let dense = &config.dense;
+    let sizes = dense.decoder.sizes()?;
+    if !config.no_bias {
+        let (what, found) = ("no_bias", "false".to_owned());
+        return Err(SpecError::Setting { what, found, supported: &["true"] });
+    }
+    if config.kv_channels * sizes.heads != sizes.hidden {
+        let expected = format!("hidden_size / num_attention_heads, {}", sizes.head_dim());
+        return Err(bad_value("kv_channels", config.kv_channels, expected));
+    }
+    let rope = dense.decoder.rope.unscaled(sizes.head_dim())?;
+    let attention = AttentionSpec { has_qkv_bias: true, ..dense.attention(sizes, rope)? };
+    let stated = dense.mlp()?;
+    let mlp = MlpSpec { inner: stated.inner / 2, ..stated };
+    Ok(Description {
+        modules: NAMES,
+        head_table: HeadTable::Own,
+        ..DenseLayer::new(MODULES, attention, mlp).repeated(sizes, &dense.decoder)
+    })
+}
