@@ -65,7 +65,11 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("mlx", &["transport"]),
     ("recurrence", &["mlx"]),
     ("weights", &["families", "kernels", "mlx", "protocol", "spec"]),
-    ("models", &["kernels", "mlx", "protocol", "recurrence", "spec", "transport", "weights"]),
+    ("cache", &["kernels", "mlx", "protocol", "recurrence"]),
+    (
+        "models",
+        &["cache", "kernels", "mlx", "protocol", "recurrence", "spec", "transport", "weights"],
+    ),
     ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport", "weights"]),
 ];
 

@@ -39,6 +39,15 @@ impl fmt::Debug for Array {
     }
 }
 
+/// Converts a length to MLX's type of dimensions and indices.
+///
+/// # Panics
+/// Panics if it does not fit into 31 bits; configurations and the limits of a step bound every length.
+#[track_caller]
+pub fn dim(len: usize) -> i32 {
+    i32::try_from(len).expect("configurations and the limits of a step bound every length")
+}
+
 /// Creation of arrays.
 impl Array {
     /// Creates an array with a copy of `values` in row order.

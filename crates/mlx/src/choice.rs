@@ -1,6 +1,6 @@
 //! Which keys queries attend to, where an indexer chooses them: several operations.
 
-use crate::{Array, Dtype};
+use crate::{Array, Dtype, dim};
 
 /// How blocks of neighbouring keys are chosen.
 #[derive(Clone, Copy, Debug)]
@@ -84,8 +84,4 @@ pub fn best_blocks(
 
 fn head(x: &Array, head: i32) -> Array {
     x.slice_axis(1, head, head + 1)
-}
-
-fn dim(len: usize) -> i32 {
-    i32::try_from(len).expect("a length fits")
 }

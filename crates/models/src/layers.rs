@@ -59,7 +59,7 @@ pub(crate) use heads::Heads;
 pub(crate) use hyper::{HyperConnection, StreamShape};
 pub(crate) use index_pools::IndexPools;
 pub(crate) use indexer::{Chooser, Indexer, IndexerSizes};
-pub(crate) use kernel::{OwnRows, dim, float};
+pub(crate) use kernel::OwnRows;
 pub(crate) use latent::{LatentAttention, LatentParts, LatentQueries, LatentSizes};
 pub(crate) use lightning::{Lightning, LightningParts};
 pub(crate) use linear::{HasBias, Linear, RowInput};

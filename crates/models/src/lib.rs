@@ -1,18 +1,18 @@
-//! Computation of the models: checkpoints, weights, layers, caches.
+//! Computation of the models: their layers and networks.
 //!
 //! What a model consists of is read from its description (`jackalope_spec`), its tensors from a
-//! checkpoint (`jackalope_weights`). The layers decide how weights are divided among the ranks, how they are quantised, and whether our CPU kernels or MLX's own
-//! operations compute them. All collectives are inside layers: the sum after a row-parallel
+//! checkpoint (`jackalope_weights`), and what earlier positions left behind from a cache
+//! (`jackalope_cache`). The layers decide how weights are divided among the ranks, how they are
+//! quantised, and whether our CPU kernels or MLX's own operations compute them. All collectives are inside layers: the sum after a row-parallel
 //! product, and the gathering of the logits; in a pipeline, also the activations that the layers of
 //! one rank send to those of the next.
 //!
 //! ```text
 //!   weights ─▶ layers ─▶ arch ─▶ model ◀─ the runner
-//!   split ──────┘ cache ──┘ step ─┘
+//!   split ──────┘ caches ─┘ step ─┘
 //! ```
 
 mod arch;
-mod cache;
 mod embed;
 mod layers;
 mod model;
@@ -22,8 +22,8 @@ mod step;
 pub use jackalope_protocol::split;
 pub use jackalope_protocol::split::Split;
 
-pub use cache::SequenceCache;
 pub use embed::Pool;
+pub use jackalope_cache::SequenceCache;
 pub use jackalope_weights::{LoadError, LoadProgress};
 pub use model::{Batch, Model, ModelFacts};
 pub use parallel::{Compute, GroupCell, Parallel, Sums};

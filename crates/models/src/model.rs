@@ -8,10 +8,10 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::{CacheCost, TokenId, UnitRange};
 
 use crate::arch::{self, Dimensions, Network};
-use crate::cache::{CacheShape, LayerCacheShape, SequenceCache, SlotPool};
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::{Span, Step, StepTokens};
+use jackalope_cache::{CacheShape, LayerCacheShape, SequenceCache, SlotPool};
 use jackalope_weights::LoadError;
 use jackalope_weights::checkpoint::Checkpoint;
 use jackalope_weights::{LoadCounters, LoadProgress};
@@ -103,7 +103,7 @@ impl Model {
             layers,
             slots: Rc::new(RefCell::new(slots)),
             dtype: counters.dtype,
-            compute: parallel.compute().clone(),
+            has_pages: matches!(parallel.compute(), Compute::Kernels(_)),
             last_step: Rc::default(),
         };
         let cache_cost = cache_shape.cost();
@@ -131,7 +131,7 @@ impl Model {
 
     /// Whether MLX's own operations compute the layers, on whatever device, instead of our kernels.
     pub fn computes_with_mlx(&self) -> bool {
-        matches!(self.cache_shape.compute, Compute::Stock)
+        !self.cache_shape.has_pages
     }
 
     /// Creates an empty cache for one sequence.

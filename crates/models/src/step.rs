@@ -11,8 +11,8 @@ use std::sync::Arc;
 use jackalope_mlx::Array;
 use jackalope_protocol::TokenId;
 
-use crate::cache::SequenceCache;
 use crate::layers::{Rope, RotationTable};
+use jackalope_cache::SequenceCache;
 
 pub(crate) use self::choice::Choice;
 pub(crate) use self::reach::Reach;

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
 
-use jackalope_mlx::Array;
+use jackalope_mlx::{Array, dim};
 
 use crate::states::StateArrays;
 
@@ -160,10 +160,6 @@ impl StateSlots {
 fn indices(values: &[usize]) -> Array {
     let values: Vec<i32> = values.iter().map(|value| dim(*value)).collect();
     Array::from_slice(&values, &[dim(values.len())])
-}
-
-fn dim(len: usize) -> i32 {
-    i32::try_from(len).expect("a step has few sequences")
 }
 
 #[cfg(test)]

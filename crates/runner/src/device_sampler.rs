@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_protocol::{RowMask, Sampling, TokenId};
 
 use crate::sampler;
@@ -82,7 +82,7 @@ pub(crate) fn logprobs(logits: &Array, tokens: &Array, num_top: usize) -> Device
         let empty = |dtype| Array::zeros(&[num_rows, 0], dtype);
         return DeviceLogprobs { own, top: empty(Dtype::U32), top_values: empty(Dtype::F32) };
     }
-    let num_top = len_of(num_top).min(logits.dim(1));
+    let num_top = dim(num_top).min(logits.dim(1));
     let top = logits.neg().argsort(1).slice_axis(1, 0, num_top);
     let top_values = logits.take_along_axis(&top, 1).sub(&log_total);
     DeviceLogprobs { own, top, top_values }
@@ -110,14 +110,14 @@ fn change(logits: &Array, rows: &[SampledRow<'_>]) -> Array {
     let mut changes: [Vec<f32>; 3] = [Vec::new(), Vec::new(), Vec::new()];
     for (idx, row) in rows.iter().enumerate() {
         for (token, change) in changes_of(row, logits.dim(1)) {
-            at[0].push(len_of(idx));
+            at[0].push(dim(idx));
             at[1].push(token);
             changes[0].push(change.bias);
             changes[1].push(change.repetition);
             changes[2].push(change.subtracted);
         }
     }
-    let num_changes = len_of(at[0].len());
+    let num_changes = dim(at[0].len());
     if num_changes == 0 {
         return logits.clone();
     }
@@ -177,16 +177,16 @@ fn masks(rows: &[SampledRow<'_>], vocab_size: usize) -> Option<Array> {
             mask_of_row.push(0);
             continue;
         }
-        mask_of_row.push(len_of(words.len() / num_words));
+        mask_of_row.push(dim(words.len() / num_words));
         words.extend(bits(&sampling.mask, num_words));
     }
-    let num_masks = len_of(words.len() / num_words);
-    let words = Array::from_slice(&words, &[num_masks, len_of(num_words), 1]);
-    let places = Array::arange(len_of(WORD_BITS), Dtype::U32);
+    let num_masks = dim(words.len() / num_words);
+    let words = Array::from_slice(&words, &[num_masks, dim(num_words), 1]);
+    let places = Array::arange(dim(WORD_BITS), Dtype::U32);
     let one = Array::scalar_of(1.0, Dtype::U32);
     let bits = words.right_shift(&places).bitwise_and(&one).flatten(1, 2).astype(Dtype::Bool);
-    let bits = bits.slice_axis(1, 0, len_of(vocab_size));
-    Some(bits.take(&Array::from_slice(&mask_of_row, &[len_of(rows.len())]), 0))
+    let bits = bits.slice_axis(1, 0, dim(vocab_size));
+    Some(bits.take(&Array::from_slice(&mask_of_row, &[dim(rows.len())]), 0))
 }
 
 /// Returns a mask as bits: bit `token % WORD_BITS` of word `token / WORD_BITS` is set if the mask
@@ -302,7 +302,7 @@ impl<'a> Choice<'a> {
             };
             let counts: Vec<i32> =
                 rows.iter().map(|row| most(self.rows[*row].sampling.top_k)).collect();
-            let counts = Array::from_slice(&counts, &[len_of(rows.len()), 1]);
+            let counts = Array::from_slice(&counts, &[dim(rows.len()), 1]);
             kept = kept.logical_and(&Array::arange(vocab_size, Dtype::I32).less(&counts));
         }
         let weights = self.weights(&sorted, &best, rows);
@@ -372,16 +372,12 @@ fn first_above(sums: &Array, target: &Array) -> Array {
 }
 
 fn column(values: &[f32]) -> Array {
-    Array::from_slice(values, &[len_of(values.len()), 1])
+    Array::from_slice(values, &[dim(values.len()), 1])
 }
 
 fn indices(values: &[usize]) -> Array {
-    let values: Vec<i32> = values.iter().map(|value| len_of(*value)).collect();
-    Array::from_slice(&values, &[len_of(values.len())])
-}
-
-fn len_of(len: usize) -> i32 {
-    i32::try_from(len).expect("a step is small, and so is a vocabulary")
+    let values: Vec<i32> = values.iter().map(|value| dim(*value)).collect();
+    Array::from_slice(&values, &[dim(values.len())])
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use jackalope_mlx::{Array, Dtype, Group, HostCounters, host_counters};
+use jackalope_mlx::{Array, Dtype, Group, HostCounters, dim, host_counters};
 use jackalope_models::{Batch, Model, Pool, SequenceCache, Span};
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{
@@ -597,10 +597,6 @@ fn needed_positions(rows: &[Row], spans: &[Span]) -> NeededPositions {
 
 fn num_scored(row: &Row) -> usize {
     row.score.as_ref().map_or(0, |score| score.targets.len().min(row.input.len()))
-}
-
-fn dim(len: usize) -> i32 {
-    i32::try_from(len).expect("a step is small")
 }
 
 fn number(count: u64) -> u32 {

@@ -6,7 +6,6 @@ use jackalope_spec::StreamsSpec;
 use super::layer::DecoderLayer;
 use super::parts::LayerParts;
 use super::{Dimensions, Network};
-use crate::cache::LayerCacheShape;
 use crate::layers::{
     Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Residual,
     Ropes, Stack, StackSizes, Stream, StreamEnds, StreamMix, TableSize, vocabulary,
@@ -14,6 +13,7 @@ use crate::layers::{
 use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::{Step, StepTokens};
+use jackalope_cache::LayerCacheShape;
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 use jackalope_weights::checkpoint::Checkpoint;

@@ -10,10 +10,10 @@ use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use super::second::SecondBlock;
 use super::streams::LayerStreams;
-use crate::cache::LayerCacheShape;
 use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, Residual};
 use crate::split::Cut;
 use crate::step::Step;
+use jackalope_cache::LayerCacheShape;
 use jackalope_weights::LoadError;
 
 /// A decoder layer.

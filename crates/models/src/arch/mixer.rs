@@ -7,7 +7,6 @@ use jackalope_spec::{
 };
 
 use super::parts::LayerParts;
-use crate::cache::LayerCacheShape;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GroupNorm, HasBias,
     HeadMatrix, HeadNorms, Heads, IndexPools, Indexer, IndexerSizes, KeyValues, LatentAttention,
@@ -16,6 +15,7 @@ use crate::layers::{
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
+use jackalope_cache::LayerCacheShape;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 

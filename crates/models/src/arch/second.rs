@@ -5,10 +5,10 @@ use jackalope_spec::{FeedForward, SecondHalf};
 use super::feed_forward::{dense, mixture};
 use super::mixer::MixerBlock;
 use super::parts::LayerParts;
-use crate::cache::LayerCacheShape;
 use crate::layers::{BlockFrame, Residual, Shortcut};
 use crate::split::Cut;
 use crate::step::Step;
+use jackalope_cache::LayerCacheShape;
 use jackalope_weights::LoadError;
 
 /// The dense blocks of both halves, the experts beside them, and the second mixer.

@@ -9,11 +9,12 @@
 //!                      └ all ──────────────────────────────────────────────── correct ─────┴─▶ streams
 //! ```
 
+use jackalope_cache::float;
 use jackalope_kernels::{Elements, ElementsMut, Floats, Threads};
-use jackalope_mlx::{Array, ArrayType, Dtype};
+use jackalope_mlx::{Array, ArrayType, Dtype, dim};
 use jackalope_spec::{AltUpLayer, AltUpSpec};
 
-use super::kernel::{dim, elements, float, pinned, primitive, primitives};
+use super::kernel::{elements, pinned, primitive, primitives};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
 use super::per_layer::{LayerInput, PerLayerReader, ReaderKernel};

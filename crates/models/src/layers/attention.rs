@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jackalope_kernels::{
     self as kernels, AttentionConfig, Elements, ElementsMut, Float, Floats, Threads,
 };
-use jackalope_mlx::{Array, Dtype, Pinned};
+use jackalope_mlx::{Array, Dtype, Pinned, dim};
 use jackalope_spec::QueryGrowth;
 
 use super::chosen::{ChooserKernel, ChosenAttention};
@@ -14,7 +14,7 @@ use super::frame::BlockFrame;
 use super::head_norms::{HeadNorms, HeadNormsKernel};
 use super::heads::Heads;
 use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
-use super::kernel::{DivisibleKernel, dim, elements, float, pinned};
+use super::kernel::{DivisibleKernel, elements, pinned};
 use super::linear::{Linear, LinearKernel};
 use super::mlp::Mlp;
 use super::norm::{Norm, NormKernel};
@@ -22,9 +22,9 @@ use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
-use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page};
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
+use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, float};
 
 /// The layers and settings of an attention block.
 #[derive(Debug)]

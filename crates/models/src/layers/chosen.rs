@@ -12,8 +12,8 @@ use jackalope_kernels::{
 
 use super::indexer::{Chooser, IndexRows, IndexerKernel};
 use super::runs::Runs;
-use crate::cache::Page;
 use crate::step::{Step, StepSpan};
+use jackalope_cache::Page;
 
 /// What chooses the positions that queries attend to.
 pub(super) struct ChooserKernel {

@@ -4,9 +4,8 @@
 use std::array;
 
 use jackalope_kernels::{self as kernels, GRID, SQUARE_SUMS, Threads};
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 
-use super::kernel::dim;
 use crate::parallel::Parallel;
 
 /// A cutoff of rows.

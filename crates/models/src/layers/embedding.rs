@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, ElementsMut, Threads};
-use jackalope_mlx::{Array, ArrayType, Dtype};
+use jackalope_mlx::{Array, ArrayType, Dtype, dim};
 use jackalope_protocol::TokenId;
 use jackalope_spec::LogitsSpec;
 
-use super::kernel::{Matrix, MatrixCut, dim, elements, primitive, zeros_after};
+use super::kernel::{Matrix, MatrixCut, elements, primitive, zeros_after};
 use super::linear::HasBias;
 use super::output::Bias;
 use super::residual::Residual;

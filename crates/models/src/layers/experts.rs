@@ -4,15 +4,16 @@
 //! ranks work on every token. The weight of an expert is applied before the product that is summed
 //! over the ranks: a weighted sum of rounded parts would depend on the division.
 
+use jackalope_cache::float;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, TermColumns, Threads};
-use jackalope_mlx::{Array, Dtype, Pinned, quant};
+use jackalope_mlx::{Array, Dtype, Pinned, dim, quant};
 
 use super::activation::{self, Activation};
 use super::frame::BlockFrame;
 use super::kernel::{
-    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, dim, elements, float, pinned, zeros_after,
+    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after,
 };
 use super::linear::{Linear, LinearKernel};
 use super::mlp::{Mlp, MlpKernel};

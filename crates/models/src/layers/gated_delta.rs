@@ -6,13 +6,13 @@ use jackalope_kernels::{
     self as kernels, Elements, Floats, OutputGates, RecurrenceInputs, RecurrenceRule,
     RecurrenceSizes, RecurrenceWeights, Threads,
 };
-use jackalope_mlx::{Array, Dtype, fast};
+use jackalope_mlx::{Array, Dtype, dim, fast};
 use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta, NormKind};
 
 use super::frame::BlockFrame;
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, OwnRows, dim, float};
+use super::kernel::{DivisibleKernel, OwnRows};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
 use super::recurrent::{
@@ -20,10 +20,10 @@ use super::recurrent::{
     stock_sequences,
 };
 use super::residual::Residual;
-use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::Step;
+use jackalope_cache::{LayerCacheShape, float};
 use jackalope_weights::LoadError;
 
 /// Epsilon added to the squared length of queries and keys, as in mlx-lm.

@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use jackalope_kernels::{self as kernels, DividedNorm, SQUARE_SUMS, Threads};
-use jackalope_mlx::{Array, Dtype, Pinned};
+use jackalope_mlx::{Array, Dtype, Pinned, dim};
 use jackalope_spec::GroupNormSpec;
 
 use super::heads::Heads;
-use super::kernel::{dim, elements, pinned};
+use super::kernel::{elements, pinned};
 use crate::parallel::Parallel;
 use crate::split::{Cut, HeadCounts, cut_heads};
 use jackalope_weights::LoadError;

@@ -5,10 +5,10 @@ use std::array;
 use jackalope_kernels::{
     self as kernels, DividedNorm, Elements, ElementsMut, SQUARE_SUMS, Threads,
 };
-use jackalope_mlx::{Array, Dtype, Pinned, fast};
+use jackalope_mlx::{Array, Dtype, Pinned, dim, fast};
 
 use super::heads::Heads;
-use super::kernel::{dim, elements, pinned, zeros_after};
+use super::kernel::{elements, pinned, zeros_after};
 use super::norm::{Norm, NormKernel};
 use crate::parallel::Parallel;
 use crate::split::Cut;

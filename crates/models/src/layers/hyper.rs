@@ -11,12 +11,12 @@
 //! ```
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Threads};
-use jackalope_mlx::{Array, ArrayType, Dtype, fast};
+use jackalope_mlx::{Array, ArrayType, Dtype, dim, fast};
 use jackalope_spec::HyperConnectionSpec;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
-use super::kernel::{dim, primitive, primitives};
+use super::kernel::{primitive, primitives};
 use super::residual::Residual;
 use super::wide_matrix::{WideMatrix, WideMatrixKernel};
 use crate::parallel::{Compute, Parallel};

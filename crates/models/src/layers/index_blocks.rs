@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, DenseMatrix, Elements, ElementsMut, Threads};
 use jackalope_mlx::choice::Blocks;
 
-use crate::cache::Page;
+use jackalope_cache::Page;
 
 /// Queries of consecutive rows of a sequence, each of whose heads chooses blocks.
 #[derive(Clone, Copy, Debug)]

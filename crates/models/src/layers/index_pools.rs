@@ -9,13 +9,12 @@
 use std::sync::Arc;
 
 use jackalope_kernels::{Float, Floats};
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
-use super::kernel::dim;
 use super::wide_matrix::{WideMatrix, WideMatrixKernel};
-use crate::cache::{Page, PoolShape};
+use jackalope_cache::{Page, PoolShape};
 
 /// Pools of positions, of which an indexer chooses some.
 #[derive(Debug)]

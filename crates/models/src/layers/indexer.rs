@@ -9,19 +9,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, IndexQueries, Threads};
-use jackalope_mlx::Array;
 use jackalope_mlx::choice::{self, Blocks};
 use jackalope_mlx::fast::RopeOffset;
+use jackalope_mlx::{Array, dim};
 
 use super::index_blocks::BlockQueries;
 use super::index_pools::{IndexPools, PoolPlaces};
-use super::kernel::dim;
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::rope::{Rope, RotationTable};
 use super::wide_matrix::WideMatrixKernel;
-use crate::cache::{LayerPages, Page};
 use crate::step::{Choice, Step, StepSpan};
+use jackalope_cache::{LayerPages, Page};
 
 /// Heads of an indexer, and how many positions it chooses.
 #[derive(Clone, Copy, Debug)]

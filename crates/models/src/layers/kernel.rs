@@ -8,10 +8,10 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use jackalope_kernels as kernels;
 use jackalope_kernels::{
-    Elements, ElementsMut, Float, Product, QuantFormat, QuantMode, Scales, TermColumns, Threads,
+    Elements, ElementsMut, Product, QuantFormat, QuantMode, Scales, TermColumns, Threads,
 };
 use jackalope_mlx::{
-    self as mlx, Array, ArrayType, Buffer, BufferMut, Dtype, Pinned, custom, quant,
+    self as mlx, Array, ArrayType, Buffer, BufferMut, Dtype, Pinned, custom, dim, quant,
 };
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::HeadRows;
@@ -567,24 +567,4 @@ fn elements_mut<'a>(buffer: &'a mut BufferMut<'_>) -> ElementsMut<'a> {
 pub(super) fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
     let column = x.slice_axis(1, 0, 1);
     column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
-}
-
-/// Returns the element type of the kernels that corresponds to the type in which a model is
-/// computed.
-///
-/// # Panics
-/// Panics if it is not a float type.
-#[track_caller]
-pub(crate) fn float(dtype: Dtype) -> Float {
-    match dtype {
-        Dtype::F32 => Float::F32,
-        Dtype::F16 => Float::F16,
-        Dtype::Bf16 => Float::Bf16,
-        other => panic!("a model is computed in floats, found {other:?}"),
-    }
-}
-
-/// Converts a dimension to MLX's integer type.
-pub(crate) fn dim(len: usize) -> i32 {
-    i32::try_from(len).expect("config.json and the step's limits bound every dimension")
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use jackalope_kernels::{
     self as kernels, AttentionConfig, Elements, ElementsMut, Floats, HeadResults, Threads,
 };
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_spec::QueryGrowth;
 
 use super::attention::query_factors;
@@ -30,15 +30,15 @@ use super::frame::BlockFrame;
 use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
 use super::heads::Heads;
 use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
-use super::kernel::{DivisibleKernel, dim, float};
+use super::kernel::DivisibleKernel;
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
 use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
-use crate::cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape};
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
+use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape, float};
 
 /// Widths of a head and of a latent.
 #[derive(Clone, Copy, Debug)]

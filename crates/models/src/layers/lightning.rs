@@ -18,22 +18,22 @@ use jackalope_kernels::{
     Threads,
 };
 use jackalope_mlx::fast::RopeOffset;
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 
 use super::frame::BlockFrame;
 use super::group_norm::{GroupNorm, GroupNormKernel};
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, dim, float};
+use super::kernel::DivisibleKernel;
 use super::linear::{Linear, LinearKernel};
 use super::norm::{Norm, NormKernel};
 use super::output::BlockOutput;
 use super::recurrent::{RecurrenceKernel, StockRows, empty_state, stock_sequences};
 use super::residual::{Middle, Residual, TwoParts};
 use super::rope::{Rope, RotationTable};
-use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::step::{Step, StepSpan};
+use jackalope_cache::{LayerCacheShape, float};
 
 /// What lightning attention is made of.
 #[derive(Debug)]

@@ -1,12 +1,13 @@
 //! The feed-forward block.
 
+use jackalope_cache::float;
 use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype};
 
 use super::activation::{self, Activation};
 use super::cutoff::Cutoff;
 use super::frame::BlockFrame;
-use super::kernel::{DivisibleKernel, float};
+use super::kernel::DivisibleKernel;
 use super::linear::{HasBias, Linear, LinearKernel, RowInput};
 use super::output::BlockOutput;
 use super::residual::{Middle, Residual, TwoParts};

@@ -3,10 +3,10 @@
 use std::cell::OnceCell;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Threads};
-use jackalope_mlx::{Array, Dtype, Pinned, fast};
+use jackalope_mlx::{Array, Dtype, Pinned, dim, fast};
 use jackalope_spec::NormKind;
 
-use super::kernel::{dim, elements, pinned, primitive};
+use super::kernel::{elements, pinned, primitive};
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use jackalope_weights::LoadError;

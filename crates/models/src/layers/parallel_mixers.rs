@@ -11,9 +11,9 @@ use super::kernel::zeros_after;
 use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::state_space::StateSpace;
-use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
+use jackalope_cache::LayerCacheShape;
 
 /// Attention and a state space beside each other.
 #[derive(Debug)]

@@ -8,13 +8,13 @@
 use jackalope_kernels::{
     self as kernels, ActivationFunction, Elements, ElementsMut, Floats, Terms, Threads,
 };
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_protocol::TokenId;
 use jackalope_spec::{PerLayerBlock, PerLayerInputsSpec};
 
 use super::activation;
 use super::embedding::{Embedding, Table, TableSize};
-use super::kernel::{dim, primitive};
+use super::kernel::primitive;
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::norm::{Norm, NormKernel, NormSettings};
 use super::residual::Residual;

@@ -7,13 +7,13 @@ use jackalope_kernels::{
     self as kernels, ConvBiases, ConvKernels, DecayWeights, RecurrenceInputs, RecurrenceRule,
     RecurrenceSizes, RecurrenceWeights, SequenceState, Threads,
 };
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::{StateArrays, StateStep, convolution, taps};
 use jackalope_spec::HeadRows;
 
 use super::convolution::conv_kernels;
 use super::heads::Heads;
-use super::kernel::{OwnRows, dim, pinned};
+use super::kernel::{OwnRows, pinned};
 use super::linear::{HasBias, Linear};
 use crate::parallel::Parallel;
 use crate::split::{Cut, HeadCounts};

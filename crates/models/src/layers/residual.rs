@@ -11,15 +11,16 @@
 //!            └───── h ────────────────────────────────────────────▶
 //! ```
 
+use jackalope_cache::float;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
-use jackalope_mlx::{Array, ArrayType, Dtype, Pinned};
+use jackalope_mlx::{Array, ArrayType, Dtype, Pinned, dim};
 
 use super::frame::BlockFrame;
-use super::kernel::{Outputs, dim, elements, float, primitive, primitives, zeros_after};
+use super::kernel::{Outputs, elements, primitive, primitives, zeros_after};
 use super::norm::{Norm, NormKernel};
 use super::output::{Bias, BlockOutput};
 use super::stream_mix::{StreamMix, StreamMixKernel, beside};

@@ -5,10 +5,8 @@ use std::f64::consts::PI;
 use std::rc::Rc;
 
 use jackalope_kernels::Rotation;
-use jackalope_mlx::{Array, fast};
+use jackalope_mlx::{Array, dim, fast};
 use jackalope_spec::{RopeScaling, RopeSpec};
-
-use super::kernel::dim;
 
 /// The rotations of a model. Layers with the same description share one, whose table a step computes
 /// once.

@@ -1,11 +1,12 @@
 //! The router of a mixture of experts.
 
+use jackalope_cache::float;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, ExpertRows, RouterConfig, Scores};
 use jackalope_kernels::{ExpertGroups, Floats, Threads};
-use jackalope_mlx::{Array, Dtype, Pinned};
+use jackalope_mlx::{Array, Dtype, Pinned, dim};
 
 use super::activation::stock_capped;
-use super::kernel::{Matrix, MatrixCut, dim, float, pinned};
+use super::kernel::{Matrix, MatrixCut, pinned};
 use super::norm::{Norm, NormKernel};
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;

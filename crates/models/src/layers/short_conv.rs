@@ -13,13 +13,13 @@ use jackalope_spec::ShortConvSpec;
 use super::convolution::conv_kernels;
 use super::frame::BlockFrame;
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, float, pinned};
+use super::kernel::{DivisibleKernel, pinned};
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::recurrent::{RecurrentParts, StepStates, StockRows, stock_sequences};
 use super::residual::Residual;
-use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
+use jackalope_cache::{LayerCacheShape, float};
 use jackalope_weights::LoadError;
 use jackalope_weights::Part;
 

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 
-use super::kernel::dim;
 use super::per_layer::LayerInput;
 use super::residual::Residual;
 use super::stream_mix::apart;

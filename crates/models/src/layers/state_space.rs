@@ -15,14 +15,14 @@ use jackalope_kernels::{
     self as kernels, Elements, Floats, RecurrenceInputs, RecurrenceRule, RecurrenceSizes,
     RecurrenceWeights, Threads,
 };
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 use jackalope_spec::{HeadRows, StateSpaceSizes, StateSpaceSpec};
 
 use super::frame::BlockFrame;
 use super::group_norm::{GroupNorm, GroupNormKernel};
 use super::heads::Heads;
-use super::kernel::{DivisibleKernel, dim, float};
+use super::kernel::DivisibleKernel;
 use super::linear::{HasBias, Linear, LinearKernel};
 use super::output::BlockOutput;
 use super::recurrent::{
@@ -30,10 +30,10 @@ use super::recurrent::{
     stock_sequences,
 };
 use super::residual::{Middle, Residual, TwoParts};
-use crate::cache::LayerCacheShape;
 use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::Step;
+use jackalope_cache::{LayerCacheShape, float};
 use jackalope_weights::LoadError;
 
 /// A state space, or this rank's heads of it.

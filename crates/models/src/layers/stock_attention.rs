@@ -3,14 +3,13 @@
 use std::rc::Rc;
 
 use jackalope_mlx::fast::RopeOffset;
-use jackalope_mlx::{Array, Dtype, fast, gpu_kind};
+use jackalope_mlx::{Array, Dtype, dim, fast, gpu_kind};
 
 use super::indexer::{StockChooser, StockIndex};
-use super::kernel::dim;
 use super::norm::Norm;
 use super::rope::Rope;
-use crate::cache::{KvArrays, SequenceCache, SlotPool};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
+use jackalope_cache::{KvArrays, SequenceCache, SlotPool};
 
 /// Maximum size of the scores that are in memory at once where no fused operation computes them piece by
 /// piece, in bytes.

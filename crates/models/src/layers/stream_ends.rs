@@ -1,12 +1,11 @@
 //! The streams before the first layer and after the last one.
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_spec::StreamsSpec;
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
 use super::altup::AltUpEnds;
-use super::kernel::dim;
 use crate::parallel::Parallel;
 
 /// Makes several streams from the embedding, and one from the streams.

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use jackalope_kernels::{Elements, Floats, Threads};
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_spec::StreamReader;
 use jackalope_weights::{LoadError, Part, Weights};
 
-use super::kernel::{dim, elements, pinned};
+use super::kernel::{elements, pinned};
 
 /// Weighs the streams at the ends of earlier blocks of layers, and the current one.
 #[derive(Clone, Debug)]

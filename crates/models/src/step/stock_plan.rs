@@ -4,13 +4,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::StateAssignment;
 
 use super::StepSpan;
 use super::reach::Reach;
-use crate::cache::{SequenceCache, SlotAssignment, SlotPool};
-use crate::layers::dim;
+use jackalope_cache::{SequenceCache, SlotAssignment, SlotPool};
 
 /// How a step's rows are computed with MLX's operations.
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl StockPlan {
         prompts.iter().for_each(|&idx| caches[idx].leave_state_slot());
         let mut pool = slots.borrow_mut();
         for &idx in &prompts {
-            pool.move_out(&caches[idx].decoding().place);
+            pool.release(&caches[idx].decoding());
         }
         let sequences: Vec<_> = decoding.iter().map(|&idx| caches[idx].decoding()).collect();
         let assignments = pool.assign(&sequences);

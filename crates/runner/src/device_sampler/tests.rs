@@ -49,7 +49,7 @@ fn random_sampling(case: u64) -> Sampling {
 }
 
 fn device_tokens(logits: &[f32], rows: &[SampledRow<'_>]) -> Vec<TokenId> {
-    let shape = [len_of(rows.len()), len_of(logits.len() / rows.len())];
+    let shape = [dim(rows.len()), dim(logits.len() / rows.len())];
     sample(&Array::from_slice(logits, &shape), rows).tokens.to_vec().unwrap()
 }
 
@@ -146,7 +146,7 @@ fn logits_that_are_not_numbers_are_reported_for_their_row_alone() {
 #[test]
 fn log_probabilities_are_those_of_the_host() {
     let logits = random_logits(3, 9);
-    let array = Array::from_slice(&logits, &[3, len_of(VOCAB_SIZE)]);
+    let array = Array::from_slice(&logits, &[3, dim(VOCAB_SIZE)]);
     let tokens = [7, 900, 0];
     let found = logprobs(&array, &Array::from_slice(&tokens, &[3]), 6);
     let (own, top) = (found.own.to_vec::<f32>().unwrap(), found.top.to_vec::<u32>().unwrap());

@@ -2,19 +2,19 @@
 //! updates takes its arrays by value, so that MLX writes into their memory if there is no other
 //! handle to it.
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 
 use super::{KvShape, LayerCacheShape};
-use crate::layers::dim;
 
-/// Keys `[sequences, kv_heads, capacity, key_dim]`, values
-/// `[sequences, kv_heads, capacity, value_dim]`, if they are stored, and what an indexer keeps,
-/// `[sequences, 1, capacity, index_dim]`, of one layer.
+/// What one layer keeps of the positions of some sequences.
 #[derive(Clone, Debug)]
-pub(crate) struct KvArrays {
-    pub(crate) keys: Array,
-    pub(crate) values: Option<Array>,
-    pub(crate) index: Option<Array>,
+pub struct KvArrays {
+    /// Keys `[sequences, kv_heads, capacity, key_dim]`.
+    pub keys: Array,
+    /// Values `[sequences, kv_heads, capacity, value_dim]`; `None` if they are parts of the keys.
+    pub values: Option<Array>,
+    /// What an indexer keeps, `[sequences, 1, capacity, index_dim]`.
+    pub index: Option<Array>,
 }
 
 impl KvArrays {
@@ -55,7 +55,7 @@ impl KvArrays {
     }
 
     /// Returns views of positions `start..stop`.
-    pub(crate) fn positions(&self, start: usize, stop: usize) -> KvArrays {
+    pub fn positions(&self, start: usize, stop: usize) -> KvArrays {
         self.map(|array| array.slice_axis(2, dim(start), dim(stop)))
     }
 

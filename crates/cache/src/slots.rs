@@ -30,33 +30,34 @@ pub(crate) enum Place {
 
 /// A sequence that decodes: where it is, and its length with the new token.
 #[derive(Clone, Debug)]
-pub(crate) struct Decoding {
-    pub(crate) place: Rc<RefCell<Place>>,
-    pub(crate) len: usize,
+pub struct Decoding {
+    place: Rc<RefCell<Place>>,
+    len: usize,
 }
 
 /// The slots of a class after all sequences of a step have moved in.
 #[derive(Debug)]
-pub(crate) struct SlotAssignment {
+pub struct SlotAssignment {
     /// Capacity of the class in tokens.
-    pub(crate) class: usize,
+    pub class: usize,
     /// Number of slots, those of other sequences and free ones included.
-    pub(crate) num_slots: usize,
+    pub num_slots: usize,
     /// For each sequence of the step in this class: its number in the step and its slot.
-    pub(crate) members: Vec<SlotMember>,
+    pub members: Vec<SlotMember>,
 }
 
 /// A sequence of a step in a slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotMember {
+pub struct SlotMember {
     /// Number of the sequence among those that were placed.
-    pub(crate) idx: usize,
-    pub(crate) slot: usize,
+    pub idx: usize,
+    /// Slot of its class.
+    pub slot: usize,
 }
 
 /// The slots of all sequences of a model.
 #[derive(Debug)]
-pub(crate) struct SlotPool {
+pub struct SlotPool {
     shapes: Rc<[LayerCacheShape]>,
     dtype: Dtype,
     /// Classes of slots, by capacity in tokens.
@@ -66,7 +67,7 @@ pub(crate) struct SlotPool {
     /// Copies that must be made before the next step writes to their sources.
     copies: Vec<Array>,
     /// Slots of states.
-    pub(crate) states: StateSlots,
+    pub states: StateSlots,
 }
 
 #[derive(Debug)]
@@ -93,8 +94,15 @@ fn class_for(len: usize) -> usize {
     BLOCK_TOKENS * if blocks <= between { between } else { power }
 }
 
+impl Decoding {
+    pub(crate) fn new(place: Rc<RefCell<Place>>, len: usize) -> Decoding {
+        Decoding { place, len }
+    }
+}
+
 impl SlotPool {
-    pub(crate) fn new(shapes: Rc<[LayerCacheShape]>, dtype: Dtype) -> SlotPool {
+    /// Creates a pool without slots for the layers of a rank.
+    pub fn new(shapes: Rc<[LayerCacheShape]>, dtype: Dtype) -> SlotPool {
         let states = StateSlots::new(shapes.len());
         let classes = BTreeMap::new();
         SlotPool { shapes, dtype, classes, step: 0, copies: Vec::new(), states }
@@ -106,7 +114,7 @@ impl SlotPool {
     }
 
     /// Gives each sequence a slot of its class.
-    pub(crate) fn assign(&mut self, decoding: &[Decoding]) -> Vec<SlotAssignment> {
+    pub fn assign(&mut self, decoding: &[Decoding]) -> Vec<SlotAssignment> {
         self.step += 1;
         let mut newcomers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (idx, sequence) in decoding.iter().enumerate() {
@@ -134,8 +142,13 @@ impl SlotPool {
         self.assignments(decoding)
     }
 
+    /// Moves a sequence out of its slot, if it is in one.
+    pub fn release(&mut self, sequence: &Decoding) {
+        self.move_out(&sequence.place);
+    }
+
     /// Moves a sequence to arrays of its own if it is in a slot.
-    pub(crate) fn move_out(&mut self, place: &Rc<RefCell<Place>>) {
+    fn move_out(&mut self, place: &Rc<RefCell<Place>>) {
         let Place::Slot { class, slot } = *place.borrow() else { return };
         let own = self.copy(class, slot, class);
         *place.borrow_mut() = Place::Own(own);
@@ -159,7 +172,7 @@ impl SlotPool {
 
     /// Writes one new position of each sequence into a layer, `[sequences, kv_heads, 1, dim]`, and
     /// returns the keys and values of all slots.
-    pub(crate) fn write(
+    pub fn write(
         &mut self,
         class: usize,
         layer: usize,
@@ -172,7 +185,7 @@ impl SlotPool {
     }
 
     /// Returns the keys and values of all slots of a layer, which has written those of the step.
-    pub(crate) fn held(&self, class: usize, layer: usize) -> KvArrays {
+    pub fn held(&self, class: usize, layer: usize) -> KvArrays {
         let held = self.classes[&class].layers[layer].as_ref();
         held.expect("a class has all layers with positions").clone()
     }
@@ -299,7 +312,7 @@ impl SlotClass {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::KvShape;
+    use crate::KvShape;
 
     fn pool() -> SlotPool {
         let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0, pools: None };

@@ -1,5 +1,9 @@
 //! What is kept of one sequence between steps: keys and values of each position, or a state.
 //!
+//! The cache of a sequence holds, for each layer of a rank, what its description (`LayerCacheShape`) says. Positions lie
+//! in pages of a KV block each for our kernels, in arrays for MLX's operations: those of sequences that
+//! decode side by side in slots. This crate knows no layers.
+//!
 //! Lengths change when a step's graph is built, contents when it is evaluated. Graphs are evaluated
 //! in the order in which they were built.
 
@@ -17,38 +21,38 @@ use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
 use jackalope_recurrence::{ForkAt, LayerStates, StateArrays, StateSlot, StateStep};
 
 use self::pages::PageList;
+use self::slots::Place;
 use self::windows::WindowBlocks;
-use crate::parallel::Compute;
 
-pub(crate) use self::arrays::KvArrays;
-pub(crate) use self::pages::{LayerPages, Page};
-pub(crate) use self::slots::{Decoding, Place, SlotAssignment, SlotPool};
+pub use self::arrays::KvArrays;
+pub use self::pages::{LayerPages, Page, float};
+pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
 
 /// The keys and values that a layer keeps of each position on this rank.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct KvShape {
+pub struct KvShape {
     /// Number of key and value heads.
-    pub(crate) kv_heads: usize,
+    pub kv_heads: usize,
     /// Width of a key.
-    pub(crate) key_dim: usize,
+    pub key_dim: usize,
     /// Width of a value; 0 if values are parts of keys.
-    pub(crate) value_dim: usize,
+    pub value_dim: usize,
     /// Number of elements that an indexer keeps, for all heads; with pools, until no pool needs them.
-    pub(crate) index_dim: usize,
+    pub index_dim: usize,
     /// Set if an indexer chooses pools of positions.
-    pub(crate) pools: Option<PoolShape>,
+    pub pools: Option<PoolShape>,
 }
 
 /// What an indexer keeps of pools of positions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct PoolShape {
+pub struct PoolShape {
     /// Number of positions of a pool.
-    pub(crate) len: usize,
+    pub len: usize,
     /// Number of elements that are kept of a pool.
-    pub(crate) dim: usize,
+    pub dim: usize,
 }
 
 impl KvShape {
@@ -64,7 +68,7 @@ impl KvShape {
 
 /// What a layer keeps of a sequence on this rank.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum LayerCacheShape {
+pub enum LayerCacheShape {
     /// Keys and values of every position.
     Positions(KvShape),
     /// Keys and values of the last positions, which are all that a query sees.
@@ -92,7 +96,7 @@ pub(crate) enum LayerCacheShape {
 
 impl LayerCacheShape {
     /// Returns the keys and values of a position; `None` if the layer keeps no positions.
-    pub(crate) fn positions(&self) -> Option<KvShape> {
+    pub fn positions(&self) -> Option<KvShape> {
         match *self {
             LayerCacheShape::Positions(positions)
             | LayerCacheShape::Window { positions, .. }
@@ -135,22 +139,24 @@ impl LayerCacheShape {
 
 /// The properties that the caches of a model share.
 #[derive(Clone, Debug)]
-pub(crate) struct CacheShape {
+pub struct CacheShape {
     /// Number of mixers in the layers before this rank's. Each mixer counts as a layer here.
-    pub(crate) first_layer: usize,
+    pub first_layer: usize,
     /// Shape of each mixer's cache on this rank.
-    pub(crate) layers: Rc<[LayerCacheShape]>,
-    pub(crate) dtype: Dtype,
-    pub(crate) compute: Compute,
+    pub layers: Rc<[LayerCacheShape]>,
+    /// Element type of keys and values.
+    pub dtype: Dtype,
+    /// Whether positions lie in pages, for our kernels; otherwise in arrays, for MLX's operations.
+    pub has_pages: bool,
     /// Slots of the sequences that decode, for MLX's operations.
-    pub(crate) slots: Rc<RefCell<SlotPool>>,
+    pub slots: Rc<RefCell<SlotPool>>,
     /// Result of the last step's graph: once it is evaluated, all writes to all caches are done.
-    pub(crate) last_step: Rc<RefCell<Option<Array>>>,
+    pub last_step: Rc<RefCell<Option<Array>>>,
 }
 
 impl CacheShape {
     /// Returns the memory that caches take.
-    pub(crate) fn cost(&self) -> CacheCost {
+    pub fn cost(&self) -> CacheCost {
         let state_bytes = self.state_bytes() as u64;
         CacheCost {
             bytes_per_token: self.bytes_per_token(false) as u64,
@@ -167,7 +173,7 @@ impl CacheShape {
     }
 
     /// Whether there are layers with states, even if this rank has no part of them.
-    pub(crate) fn has_states(&self) -> bool {
+    pub fn has_states(&self) -> bool {
         self.layers.iter().any(|layer| layer.state().is_some())
     }
 
@@ -202,8 +208,8 @@ pub struct SequenceCache {
 
 impl SequenceCache {
     /// Creates an empty cache.
-    pub(crate) fn new(shape: &CacheShape) -> SequenceCache {
-        let has_pages = matches!(shape.compute, Compute::Kernels(_));
+    pub fn new(shape: &CacheShape) -> SequenceCache {
+        let has_pages = shape.has_pages;
         let layer = |layer: &LayerCacheShape| LayerCache {
             pages: layer.positions().filter(|_| has_pages).map(|_| PageList::default()),
             raw: PageList::default(),
@@ -392,7 +398,7 @@ impl SequenceCache {
     }
 
     /// Moves the present states out of their slot, if they are in one.
-    pub(crate) fn leave_state_slot(&mut self) {
+    pub fn leave_state_slot(&mut self) {
         if let Some(states) = self.copied_states() {
             self.state_slot.set(None);
             self.set_states(states);
@@ -400,12 +406,12 @@ impl SequenceCache {
     }
 
     /// Returns the slot of the present states.
-    pub(crate) fn state_slot(&self) -> StateSlot {
+    pub fn state_slot(&self) -> StateSlot {
         Rc::clone(&self.state_slot)
     }
 
     /// Takes one layer's state, for MLX's operations; `None` at length 0.
-    pub(crate) fn take_state_arrays(&mut self, layer_idx: usize) -> Option<StateArrays> {
+    pub fn take_state_arrays(&mut self, layer_idx: usize) -> Option<StateArrays> {
         self.state(layer_idx).take_arrays()
     }
 
@@ -447,7 +453,7 @@ impl SequenceCache {
     ///
     /// # Panics
     /// Panics if the layer keeps positions, or the model computes with MLX's operations.
-    pub(crate) fn state_step(&mut self, layer_idx: usize) -> StateStep {
+    pub fn state_step(&mut self, layer_idx: usize) -> StateStep {
         self.state(layer_idx).step()
     }
 
@@ -455,7 +461,7 @@ impl SequenceCache {
     ///
     /// # Panics
     /// Panics if the layer keeps positions, or the model computes with our kernels.
-    pub(crate) fn state_arrays(&mut self, layer_idx: usize) -> Option<StateArrays> {
+    pub fn state_arrays(&mut self, layer_idx: usize) -> Option<StateArrays> {
         self.state(layer_idx).arrays().cloned()
     }
 
@@ -463,7 +469,7 @@ impl SequenceCache {
     ///
     /// # Panics
     /// Panics if the layer keeps positions.
-    pub(crate) fn set_state_arrays(&mut self, layer_idx: usize, arrays: StateArrays) {
+    pub fn set_state_arrays(&mut self, layer_idx: usize, arrays: StateArrays) {
         self.state(layer_idx).set_arrays(arrays);
     }
 
@@ -479,7 +485,7 @@ impl SequenceCache {
     }
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
-    pub(crate) fn extend(&mut self, num_tokens: usize) {
+    pub fn extend(&mut self, num_tokens: usize) {
         self.windows.extend(self.len, self.len + num_tokens);
         self.len += num_tokens;
         self.capacity = self.capacity.max(self.len.next_multiple_of(BLOCK_TOKENS));
@@ -489,7 +495,7 @@ impl SequenceCache {
     ///
     /// # Panics
     /// Panics if the model computes with MLX's operations.
-    pub(crate) fn pages(&self, layer_idx: usize) -> LayerPages {
+    pub fn pages(&self, layer_idx: usize) -> LayerPages {
         let idx = layer_idx - self.shape.first_layer;
         let LayerCache { pages, raw, .. } = &self.layers[idx];
         let (pages, raw) = (pages.clone().expect("this cache is the kernels'"), raw.clone());
@@ -501,7 +507,7 @@ impl SequenceCache {
     /// Appends keys `[1, kv_heads, tokens, key_dim]` and values `[1, kv_heads, tokens, value_dim]`, if
     /// they are stored, at `start` to one layer and returns all keys and values up to their end. For MLX's operations,
     /// and sequences that are not in a slot.
-    pub(crate) fn append(&mut self, layer_idx: usize, start: usize, new: &KvArrays) -> KvArrays {
+    pub fn append(&mut self, layer_idx: usize, start: usize, new: &KvArrays) -> KvArrays {
         let Place::Own(held) = &mut *self.place.borrow_mut() else {
             panic!("a sequence leaves its slot before it gets several tokens")
         };
@@ -516,7 +522,7 @@ impl SequenceCache {
     ///
     /// # Panics
     /// Panics if the layer keeps none.
-    pub(crate) fn held(&self, layer_idx: usize, len: usize) -> KvArrays {
+    pub fn held(&self, layer_idx: usize, len: usize) -> KvArrays {
         let Place::Own(held) = &*self.place.borrow() else {
             panic!("a sequence leaves its slot before it gets several tokens")
         };
@@ -525,22 +531,22 @@ impl SequenceCache {
     }
 
     /// Returns the sequence as one that decodes in a slot.
-    pub(crate) fn decoding(&self) -> Decoding {
-        Decoding { place: Rc::clone(&self.place), len: self.len }
+    pub fn decoding(&self) -> Decoding {
+        Decoding::new(Rc::clone(&self.place), self.len)
     }
 
     /// Whether there are layers with states.
-    pub(crate) fn has_states(&self) -> bool {
+    pub fn has_states(&self) -> bool {
         self.shape.has_states()
     }
 
     /// Returns the slots of the model's sequences.
-    pub(crate) fn slots(&self) -> Rc<RefCell<SlotPool>> {
+    pub fn slots(&self) -> Rc<RefCell<SlotPool>> {
         Rc::clone(&self.shape.slots)
     }
 
     /// Returns the number of a layer among those of this rank.
-    pub(crate) fn layer(&self, layer_idx: usize) -> usize {
+    pub fn layer(&self, layer_idx: usize) -> usize {
         layer_idx - self.shape.first_layer
     }
 }

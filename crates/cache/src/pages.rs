@@ -4,11 +4,10 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jackalope_kernels::{Elements, Floats, KvPage, key_place};
+use jackalope_kernels::{Elements, Float, Floats, KvPage, key_place};
 use jackalope_mlx::Dtype;
 
 use super::{BLOCK_TOKENS, KvShape, PoolShape};
-use crate::layers::float;
 
 /// The pages of one layer, written by the attention primitive on MLX's worker thread; `None` where
 /// nothing is held.
@@ -40,7 +39,7 @@ impl PageList {
 
 /// A handle to one layer's pages that can be sent to the worker thread.
 #[derive(Debug)]
-pub(crate) struct LayerPages {
+pub struct LayerPages {
     pub(super) pages: PageList,
     /// Pages of what pools are computed from.
     pub(super) raw: PageList,
@@ -52,14 +51,14 @@ pub(crate) struct LayerPages {
 
 impl LayerPages {
     /// Returns all pages, whose positions another layer of the step has written.
-    pub(crate) fn held(&self) -> Vec<Arc<Page>> {
+    pub fn held(&self) -> Vec<Arc<Page>> {
         readable(&self.pages.locked())
     }
 
     /// Rounds keys `[tokens, kv_heads, key_dim]`, values `[tokens, kv_heads, value_dim]`, if they are
     /// stored, and what an indexer keeps, `[tokens, index_dim]`, if it has no pools, into `positions`, and
     /// returns all pages.
-    pub(crate) fn write(
+    pub fn write(
         &self,
         positions: Range<usize>,
         keys: &[f32],
@@ -91,7 +90,7 @@ impl LayerPages {
     ///
     /// # Panics
     /// Panics if the layer has no pools.
-    pub(crate) fn write_pools(
+    pub fn write_pools(
         &self,
         positions: Range<usize>,
         index: &[f32],
@@ -127,7 +126,7 @@ fn readable(pages: &[Option<Arc<Page>>]) -> Vec<Arc<Page>> {
 
 /// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
 #[derive(Clone, Debug)]
-pub(crate) struct Page {
+pub struct Page {
     keys: Floats,
     values: Floats,
     index: Floats,
@@ -160,13 +159,13 @@ impl Page {
     }
 
     /// Returns the page in the form that the kernels take.
-    pub(crate) fn view(&self) -> KvPage<'_> {
+    pub fn view(&self) -> KvPage<'_> {
         let values = (0 < self.shape.value_dim).then(|| self.values.elements());
         KvPage { keys: self.keys.elements(), values }
     }
 
     /// Returns what an indexer keeps, `[positions, index_dim]`, or `[pools, dim]`.
-    pub(crate) fn index(&self) -> Elements<'_> {
+    pub fn index(&self) -> Elements<'_> {
         self.index.elements()
     }
 
@@ -174,12 +173,27 @@ impl Page {
     ///
     /// # Panics
     /// Panics if the layer has no pools, or the pool is not whole.
-    pub(crate) fn pool_of(pages: &[Arc<Page>], pool: usize) -> Vec<f32> {
+    pub fn pool_of(pages: &[Arc<Page>], pool: usize) -> Vec<f32> {
         let PoolShape { len, dim } = pages[0].shape.pools.expect("the layer has pools");
         let page = &pages[((pool + 1) * len - 1) / BLOCK_TOKENS];
         let mut values = vec![0.0; dim];
         page.index.elements().load(pool_row(pool, len) * dim, &mut values);
         values
+    }
+}
+
+/// Returns the element type of the kernels that corresponds to the type in which a model is
+/// computed.
+///
+/// # Panics
+/// Panics if it is not a float type.
+#[track_caller]
+pub fn float(dtype: Dtype) -> Float {
+    match dtype {
+        Dtype::F32 => Float::F32,
+        Dtype::F16 => Float::F16,
+        Dtype::Bf16 => Float::Bf16,
+        other => panic!("a model is computed in floats, found {other:?}"),
     }
 }
 
