@@ -25,6 +25,9 @@ use crate::environment::Environment;
 
 /// Interval of polling a server that is to become ready.
 const READY_POLL: Duration = Duration::from_millis(50);
+
+/// Maximum time for which a server that is ready may still write its arguments.
+const REMEMBER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of one request to a server that is to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of the request for its ranks to a server that is to be ended.
@@ -216,7 +219,17 @@ pub(super) fn begin(
         Ok(()) => err,
         Err(full) => anyhow::anyhow!("{}\n{full}", crate::report::text(&err)),
     })?;
+    wait_until_remembered(home, start);
     report(&running, outcome, home)
+}
+
+/// Waits until the server has recorded its arguments for `restart`, which it does when it is ready. A
+/// server that cannot write them logs that and serves all the same, so the wait is short.
+fn wait_until_remembered(home: &Home, start: &ServerStart) {
+    let deadline = Instant::now() + REMEMBER_TIMEOUT;
+    while ServerStart::last(home).as_ref() != Some(start) && Instant::now() < deadline {
+        std::thread::sleep(READY_POLL);
+    }
 }
 
 fn wait_until_ready(
