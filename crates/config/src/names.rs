@@ -12,6 +12,8 @@ pub enum UnusedPart {
     Images,
     /// Encoders of audio, and what connects them to the language model.
     Audio,
+    /// Models that speak what the language model has written.
+    Speech,
     /// Layers that predict several tokens at once.
     Prediction,
     /// Corrections of routers that mlx-lm does not compute either.
@@ -23,6 +25,7 @@ impl fmt::Display for UnusedPart {
         f.write_str(match self {
             UnusedPart::Images => "image encoders",
             UnusedPart::Audio => "audio encoders",
+            UnusedPart::Speech => "speech synthesis",
             UnusedPart::Prediction => "multi-token prediction",
             UnusedPart::Routers => "corrections of routers",
         })
@@ -175,6 +178,53 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
+    /// Names of Step 3.7: those of Step 3.5 beside an image encoder.
+    pub const STEP_VISION: TensorNames = TensorNames {
+        ignored: &[(
+            UnusedPart::Images,
+            &[
+                "vision_model.",
+                "vit_large_projector.",
+                "model.vision_model.",
+                "model.vit_large_projector.",
+                "conv1.",
+                "ln_pre.",
+                "ln_post.",
+                "transformer.",
+                "vit_downsampler",
+                "positional_embedding",
+                "class_embedding",
+            ],
+        )],
+        replaced: TensorNames::WRAPPED.replaced,
+        ..TensorNames::STEP
+    };
+
+    /// Names of MiMo V2 beside encoders of images and sound.
+    pub const MIMO_V2: TensorNames = TensorNames {
+        ignored: &[
+            (UnusedPart::Images, &["vision_tower.", "visual."]),
+            (UnusedPart::Audio, &["audio_encoder.", "speech_embeddings."]),
+        ],
+        replaced: TensorNames::WRAPPED.replaced,
+        ..TensorNames::PLAIN
+    };
+
+    /// Names of Qwen3-Omni, whose language model is within the part that thinks.
+    pub const OMNI: TensorNames = TensorNames {
+        replaced: &[
+            ("thinker.language_model.", ""),
+            ("thinker.model.", "model."),
+            ("thinker.lm_head.", "lm_head."),
+        ],
+        ignored: &[
+            (UnusedPart::Images, &["thinker.vision_tower.", "thinker.visual."]),
+            (UnusedPart::Audio, &["thinker.audio_tower."]),
+            (UnusedPart::Speech, &["talker.", "code2wav."]),
+        ],
+        ..TensorNames::PLAIN
+    };
+
     /// Names of LFM2 with experts, whose originals number the projections of dense blocks.
     pub const LFM2_MOE: TensorNames = TensorNames {
         renamed: &[
@@ -249,6 +299,13 @@ mod tests {
         assert_eq!(name("model.norm.weight"), norm);
         assert_eq!(name("language_model.lm_head.weight"), Some("lm_head.weight".to_owned()));
         assert_eq!(name("lm_head.weight"), Some("lm_head.weight".to_owned()));
+        let name = |stored| TensorNames::OMNI.of_model(stored).map(Cow::into_owned);
+        for stored in ["thinker.model.norm.weight", "thinker.language_model.model.norm.weight"] {
+            assert_eq!(name(stored), norm);
+        }
+        let speech = "talker.model.norm.weight";
+        assert_eq!(TensorNames::OMNI.unused_part(speech), Some(UnusedPart::Speech));
+        let name = |stored| TensorNames::WRAPPED.of_model(stored).map(Cow::into_owned);
         for other in ["vision_tower.patch.weight", "model.visual.patch.weight", "mtp.norm.weight"] {
             assert_eq!(name(other), None);
         }

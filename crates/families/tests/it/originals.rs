@@ -69,15 +69,18 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("mistral3", Stored::Rows(FUSED)),
     ("mistral4", Stored::Rows(FUSED)),
     ("qwen3_vl_moe", Stored::Columns(FUSED)),
+    ("qwen3_omni_moe", EACH),
     ("phimoe", NUMBERED),
     ("lfm2_moe", NUMBERED),
     ("glm4v_moe", EACH),
     ("mimo_v2_flash", EACH),
+    ("mimo_v2", EACH),
     ("exaone_moe", EACH),
     ("afmoe", EACH),
     ("laguna", EACH),
     // Published stacked under other names; golden values show that they are found.
     ("step3p5", EACH),
+    ("step3p7", EACH),
     ("gemma4_text", Stored::Rows(FUSED)),
     ("gemma4_unified", Stored::Rows(FUSED)),
 ];

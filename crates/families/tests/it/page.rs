@@ -1,5 +1,5 @@
 //! Writes the tables of docs/models.md from the descriptions and the golden values, and holds the page
-//! to them. `JACKALOPE_WRITE_PAGES=1 cargo test -p jackalope-spec page` writes them anew.
+//! to them. `JACKALOPE_WRITE_PAGES=1 cargo test -p jackalope-families page` writes them anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -260,7 +260,7 @@ fn the_page_says_what_the_descriptions_say() {
     if std::env::var_os("JACKALOPE_WRITE_PAGES").is_some() {
         std::fs::write(path, expected).unwrap();
     } else {
-        let hint = "hint: JACKALOPE_WRITE_PAGES=1 cargo test -p jackalope-spec page";
+        let hint = "hint: JACKALOPE_WRITE_PAGES=1 cargo test -p jackalope-families page";
         assert!(page == expected, "docs/models.md is not what the descriptions say\n{hint}");
     }
 }

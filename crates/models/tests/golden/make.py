@@ -49,7 +49,14 @@ SCALED = ("afmoe", "gemma", "gemma2", "gemma3n", "gemma4_text", "gemma4", "gemma
 UNSCALED_SCORES = ("gemma3n", "gemma4_text", "gemma4", "gemma4_unified")
 # Families that mlx-lm lacks: the family that their text part is, with what differs in its configuration.
 # On text, mlx-vlm 0.7.10 computes the same.
-TEXT_PARTS = dict(glm4v=dict(model_type="glm4", rope_traditional=True), glm4v_moe=dict(model_type="glm4_moe"))
+TEXT_PARTS = dict(
+    glm4v=dict(model_type="glm4", rope_traditional=True),
+    glm4v_moe=dict(model_type="glm4_moe"),
+    # Its names and forms of fields are others.
+    step3p7=dict(model_type="step3p5", share_expert_dim=160, moe_layers_enum="1,3"),
+    mimo_v2=dict(model_type="mimo_v2_flash"),
+    qwen3_omni_moe=dict(model_type="qwen3_moe"),
+)
 # Families of which mlx-lm has only the model that also sees.
 TEXT_MODELS = dict(minimax_m3="minimax_m3_vl")
 # The shape of a tensor without dimensions.
@@ -305,8 +312,13 @@ def quantization_config(config, quantization_of):
 # --------------------------------------------------------------------------------------------------
 
 
+def prefix_of_text(config):
+    """What the names of a text part's tensors begin with."""
+    return "thinker.language_model." if "thinker_config" in config else "language_model."
+
+
 def config_of_text(config):
-    text = config["text_config"]
+    text = config.get("thinker_config", config)["text_config"]
     head_dim = text["hidden_size"] // text["num_attention_heads"]
     return dict(head_dim=head_dim) | text | TEXT_PARTS[config["model_type"]]
 
@@ -318,7 +330,7 @@ def text_part(config, path):
     text = config_of_text(config) | quantization
     (path / "text").mkdir()
     weights = mx.load(str(path / "model.safetensors"))
-    weights = {name.removeprefix("language_model."): value for name, value in weights.items()}
+    weights = {name.removeprefix(prefix_of_text(config)): value for name, value in weights.items()}
     mx.save_safetensors(str(path / "text" / "model.safetensors"), weights)
     (path / "text" / "config.json").write_text(json.dumps(text, indent=1))
     return path / "text"
@@ -427,7 +439,7 @@ def compute(name, config, dtype, quantization_of, prompt):
     if is_whole:
         tensors = {name.removeprefix("language_model."): recipe for name, recipe in tensors.items()}
     if is_text_part or is_vlm:
-        tensors = {f"language_model.{name}": recipe for name, recipe in tensors.items()}
+        tensors = {f"{prefix_of_text(config)}{name}": recipe for name, recipe in tensors.items()}
     if "-per-expert-" in name:
         tensors = per_expert(tensors)
     if "-kv-b-" in name:

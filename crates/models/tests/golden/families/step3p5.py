@@ -34,6 +34,13 @@ def step3p5(**more):
     )
 
 
+def step3p7(**more):
+    text = dict(step3p5(), model_type="step3p5", use_head_wise_attn_gate=True) | more
+    # A list, and another name, as the published configuration has them.
+    text |= dict(share_expert_dims=text.pop("share_expert_dim"), moe_layers_enum=[1, 3])
+    return dict(model_type="step3p7", text_config=text)
+
+
 def cases():
     yield "step3p5-f32", step3p5(), "F32", plain
     lists = ["layer_types", "yarn_only_types", "partial_rotary_factors", "moe_layers_enum"]
@@ -63,3 +70,4 @@ def cases():
         swiglu_limits_shared=[0.3, 0.0],
     )
     yield "step3p5-q4-bf16", few, "BF16", q4_experts
+    yield "step3p7-f32", step3p7(), "F32", plain

@@ -23,6 +23,8 @@ def cases():
     yield "qwen3_vl-original-names-f32", wrapper("qwen3_vl", untied), "F32", plain
     experts = qwen3_moe() | dict(model_type="qwen3_vl_moe_text", rope_scaling=sections)
     yield "qwen3_vl_moe-f32", wrapper("qwen3_vl_moe", experts), "F32", plain
+    omni = qwen3_moe(tie_word_embeddings=False) | dict(model_type="qwen3_omni_moe_text", rope_scaling=sections)
+    yield "qwen3_omni_moe-f32", dict(model_type="qwen3_omni_moe", thinker_config=dict(text_config=omni)), "F32", plain
     text = llama(tie_word_embeddings=False) | dict(model_type="mistral")
     yield "mistral3-llama-f32", wrapper("mistral3", text), "F32", plain
     yield "mistral3-llama-q4-bf16", wrapper("mistral3", text), "BF16", everything(affine(4, 64))
