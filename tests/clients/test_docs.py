@@ -1,4 +1,4 @@
-"""Runs the commands of the README."""
+"""Runs the commands of the README, and checks those of the quick starts."""
 
 import re
 import signal
@@ -10,13 +10,15 @@ import pytest
 from conftest import ROOT, find_program, first_line
 
 README = (ROOT / "README.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+QUICK_STARTS = [(ROOT / "docs" / f"quick-start-{system}.md").read_text() for system in ("macs", "linux")]
 SECONDS = 120
 MACHINES = "jackalope bootstrap"
 
 
-def blocks(language):
-    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert found, f"the README has no {language} block"
+def blocks(language, page=README):
+    found = re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found, f"the page has no {language} block"
     return found
 
 
@@ -49,14 +51,22 @@ def test_every_shell_block_is_tried_here():
     assert "\ndemo:" in makefile and "\ntest:" in makefile
 
 
-@pytest.mark.parametrize("line", shell(MACHINES).splitlines())
-def test_commands_for_several_machines_are_understood(line):
-    """`cargo test --test hosts` runs them over real hosts; here only their options are checked."""
-    words = line.split("#")[0].split()[1:]
-    names = words[:2] if words[0] in ("hosts", "models") else words[:1]
+def commands(page):
+    """The commands of a page's blocks, as words after `jackalope`."""
+    lines = "".join(blocks("sh", page)).splitlines()
+    return [line.split("#")[0].split()[1:] for line in lines if line.startswith("jackalope ")]
+
+
+def check_options(names, words):
     known = help_of(*names)
     for option in (word for word in words if word.startswith("--")):
-        assert option in known, f"{names} has no {option}"
+        assert re.search(rf"{option}\b(?!-)", known), f"{names} has no {option}"
+
+
+@pytest.mark.parametrize("words", commands(README + "".join(QUICK_STARTS)), ids=" ".join)
+def test_commands_for_several_machines_are_understood(words):
+    """`cargo test --test hosts` runs them over real hosts; here only their options are checked."""
+    check_options(words[:2] if words[0] in ("hosts", "models", "token") else words[:1], words)
 
 
 def test_a_hostfile_is_made_as_told(tmp_path):
@@ -93,32 +103,27 @@ def test_the_python_example_answers(url):
     assert "assistant" in run([sys.executable, "-c", placed(example, url)]).stdout
 
 
-ROWS = re.findall(r"^\| (`jackalope .*?) \| (.*) \|$", README, re.MULTILINE)
 COMMANDS = set(re.findall(r"^  ([a-z-]+)  ", help_of(), re.MULTILINE)) - {"help"}
+ROWS = re.findall(r"^\| [^|]* \| ([^|]*`jackalope [^|]*) \|$", OPERATIONS, re.MULTILINE)
 
 
-def commands_of(cell):
-    """`jackalope start …`, `stop`: all commands of a row. Others are subcommands of the first."""
-    names = [quoted.removeprefix("jackalope ").split()[0] for quoted in re.findall(r"`([^`]+)`", cell)]
-    for name in names:
-        assert name in COMMANDS or re.search(rf"^  {name} ", help_of(names[0]), re.MULTILINE), name
-    return [name for name in names if name in COMMANDS]
-
-
-@pytest.mark.parametrize("cell, row", ROWS, ids=[cell.split("`")[1] for cell, _ in ROWS])
-def test_options_in_the_table_exist(cell, row):
-    known = "".join(help_of(command) for command in commands_of(cell))
-    known += "".join(help_of("models", name) for name in ("check", "sync") if "jackalope models" in cell)
-    for option in re.findall(r"--[a-z-]+", cell + row):
-        assert option in known, f"{cell} has no {option}"
-
-
-def test_every_command_is_in_the_table():
-    assert {command for cell, _ in ROWS for command in commands_of(cell)} == COMMANDS
+@pytest.mark.parametrize("row", ROWS)
+def test_commands_and_options_in_the_table_exist(row):
+    """`jackalope start …`, `stop`: all words between backticks are commands, or options of the one before."""
+    names, tried = [], 0
+    for quoted in re.findall(r"`([^`]+)`", row):
+        words = quoted.removeprefix("jackalope ").split(" -- ")[0].split()
+        if words[0] in COMMANDS:
+            names = [words[0]]
+        if names:
+            check_options(names, words)
+            tried += 1
+    assert tried
 
 
 def test_options_of_all_commands_exist():
-    common = re.search(r"Each command that computes takes (.*?)\.\n", README, re.DOTALL)[1]
+    common = re.search(r"Each command that computes takes (.*?)\.\n?\s", OPERATIONS, re.DOTALL)[1]
+    options = re.findall(r"--[a-z-]+", common)
+    assert 5 < len(options)
     for command in ("serve", "generate", "bench"):
-        for option in re.findall(r"--[a-z-]+", common):
-            assert option in help_of(command), f"{command} has no {option}"
+        check_options([command], options)

@@ -121,10 +121,14 @@ const AREAS: &[(&str, usize)] = &[
     ("ME", 6),
     ("CF", 40),
     ("OB", 11),
+    ("DB", 12),
     ("SE", 7),
     ("SA", 7),
     ("API", 26),
+    ("PP", 10),
+    ("DO", 13),
     ("RM", 31),
+    ("NF", 9),
 ];
 
 const VERDICTS: &[&str] = &["yes", "beyond", "other way", "hardware", "no"];
