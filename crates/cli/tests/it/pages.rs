@@ -174,6 +174,47 @@ fn assert_are_there(row: &str, shown: &str, functions_found: &BTreeSet<String>) 
     }
 }
 
+/// Returns the lines of a page outside of code blocks.
+fn prose(page: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    page.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// Returns whether a page has the heading that an anchor names, by GitHub's rule.
+fn has_heading(page: &str, anchor: &str) -> bool {
+    prose(page).filter(|line| line.starts_with('#')).any(|line| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|it| it.is_alphanumeric() || " -_".contains(*it));
+        kept.map(|it| if it == ' ' { '-' } else { it }).eq(anchor.chars())
+    })
+}
+
+#[test]
+fn links_between_pages_lead_to_files_and_headings() {
+    let entries = |dir: &str| std::fs::read_dir(root().join(dir)).unwrap();
+    let paths = entries("").chain(entries("docs")).map(|it| it.unwrap().path());
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let mut num_links = 0;
+    for path in paths.filter(|it| it.extension().is_some_and(|it| it == "md")) {
+        let page = read(&path);
+        let links = prose(&page).flat_map(|line| line.split("](").skip(1));
+        for link in links.filter_map(|it| it.split(')').next()).filter(|it| !it.contains(':')) {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if file.is_empty() { path.clone() } else { path.with_file_name("").join(file) };
+            assert!(target.exists(), "{}: {link} leads nowhere", path.display());
+            let is_there = anchor.is_empty() || has_heading(&read(&target), anchor);
+            assert!(is_there, "{}: {link} leads to no heading", path.display());
+            num_links += 1;
+        }
+    }
+    assert!(100 < num_links, "only {num_links} links were read");
+}
+
 #[test]
 fn the_page_of_faults_names_tests_that_exist() {
     let page = std::fs::read_to_string(root().join("docs/faults.md")).unwrap();
