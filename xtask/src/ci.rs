@@ -112,7 +112,8 @@ fn arm_tests() -> Result<Command, &'static str> {
     if !libraries.is_ok_and(|dir| !dir.is_empty() && Path::new(&dir).is_dir()) {
         return Err("Rust library for it (rustup target add aarch64-unknown-linux-gnu)");
     }
-    let mut tests = cargo(&["test", "--release", "--quiet", "-p", "jackalope-kernels"]);
+    let mut tests = cargo(&["test", "--release", "--quiet"]);
+    tests.args(["-p", "jackalope-simd", "-p", "jackalope-kernels"]);
     tests.args(["--target", TARGET, "--lib", "--test", "it"]);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
     let runner = format!("{EMULATOR} -cpu max -L /usr/aarch64-linux-gnu");

@@ -1,10 +1,6 @@
 //! The activations of feed-forward blocks: computed in f32, rounded once.
 
-use crate::attention::exp::{exp, tanh};
-use crate::elements::ElementsMut;
-use crate::pieces::{CHUNK, PIECE_ELEMENTS};
-use crate::simd::{Simd, dispatched};
-use crate::threads::Threads;
+use jackalope_simd::{CHUNK, ElementsMut, PIECE_ELEMENTS, Simd, Threads, dispatched, exp, tanh};
 
 /// An activation function, applied to each element.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,7 +9,6 @@
 //! transposed, in tiles that are streamed from memory line by line. The values' vectors lie along
 //! the head, and their chain of multiply-adds goes from key to key.
 
-pub(crate) mod exp;
 mod piece;
 pub(crate) mod product;
 mod soft_max;
@@ -17,9 +16,9 @@ mod stream;
 
 use std::ops::Range;
 
+use jackalope_simd::{Elements, ElementsMut, Float, Threads};
+
 use self::piece::{Gathered, HeadQueries, finish, gather, value_stride};
-use crate::elements::{Elements, ElementsMut, Float};
-use crate::threads::Threads;
 
 /// Number of keys of a block.
 const BLOCK_KEYS: usize = 64;

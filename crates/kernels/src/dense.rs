@@ -7,10 +7,9 @@
 
 use std::ops::Range;
 
-use crate::elements::Elements;
-use crate::matrix::DenseMatrix;
+use jackalope_simd::{DenseMatrix, Elements, LANES, Lanes, Simd, VectorElement, dispatched};
+
 use crate::panel::Activations;
-use crate::simd::{Element, LANES, Lanes, Simd, dispatched};
 use crate::terms::{Fold, Results, add_terms};
 
 /// Maximum number of rows of activations for which weights are streamed instead of being unpacked
@@ -58,7 +57,7 @@ struct TokenRows<'a> {
 }
 
 #[inline(always)]
-fn multiply_elements<S: Simd, E: Element, R: Results>(
+fn multiply_elements<S: Simd, E: VectorElement, R: Results>(
     simd: S,
     x: &Activations,
     values: &[E],
@@ -88,7 +87,7 @@ fn multiply_elements<S: Simd, E: Element, R: Results>(
 
 /// Computes all rows of `weights`, `ROWS` at a time.
 #[inline(always)]
-fn strip<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
+fn strip<S: Simd, E: VectorElement, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     x: TokenRows<'_>,
     weights: &[E],
@@ -107,7 +106,7 @@ fn strip<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
 
 /// Computes `T * ROWS` results, for the first rows of `weights`, which are those from `row` on.
 #[inline(always)]
-fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
+fn block<S: Simd, E: VectorElement, F: Fold, const T: usize, const ROWS: usize>(
     simd: S,
     x: TokenRows<'_>,
     weights: &[E],
@@ -143,7 +142,7 @@ fn block<S: Simd, E: Element, F: Fold, const T: usize, const ROWS: usize>(
 /// The inner loop over the columns of a term, with `T * ROWS` sums in registers, whose lanes are not added yet. The
 /// rows of the matrix are `input` elements apart.
 #[inline(always)]
-fn term<S: Simd, E: Element, const T: usize, const ROWS: usize>(
+fn term<S: Simd, E: VectorElement, const T: usize, const ROWS: usize>(
     simd: S,
     x: [&[Lanes]; T],
     weights: [&[E]; ROWS],

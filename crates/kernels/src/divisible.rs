@@ -14,13 +14,12 @@
 //! Rounding changes each term by at most half of [`crate::GRID`], 2^-31, whereas the elements of residual
 //! streams are about one and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
 
-use crate::elements::{Elements, ElementsMut};
+use jackalope_simd::{Elements, ElementsMut, Matrix, Threads};
+
 use crate::matmul::{
     Inputs, RowProducts, Task, TermColumns, multiply, multiply_in_f32, multiply_prepared,
 };
-use crate::matrix::Matrix;
 use crate::panel::{Activations, Columns};
-use crate::threads::Threads;
 
 /// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for a part of the columns of a
 /// product. The sum of the parts' results in f64, in any order, has the same bits as the result for

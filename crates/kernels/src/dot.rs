@@ -8,7 +8,8 @@
 use std::array;
 use std::ops::Range;
 
-use crate::simd::{Lanes, Simd};
+use jackalope_simd::{Lanes, Simd};
+
 use crate::terms::{Fold, add_terms};
 
 /// Maximum number of tokens whose products are computed together.

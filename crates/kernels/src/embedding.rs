@@ -2,13 +2,11 @@
 //!
 //! An id outside that part gives a row of zeros, so that the rows of all ranks add up to the whole table's.
 
-use crate::elements::ElementsMut;
-use crate::matrix::{DenseMatrix, Matrix};
+use jackalope_simd::{
+    DenseMatrix, ElementsMut, LANES, Matrix, QuantMatrix, Region, Simd, Threads, dispatched,
+};
+
 use crate::panel::CHUNK_COLUMNS;
-use crate::quant::QuantMatrix;
-use crate::simd::{LANES, Simd, dispatched};
-use crate::threads::Threads;
-use crate::unpack::Region;
 
 /// Number of elements below which the calling thread gathers the rows alone.
 const PIECE_ELEMENTS: usize = 1 << 16;

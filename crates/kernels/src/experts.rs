@@ -7,13 +7,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use jackalope_simd::{Elements, ElementsMut, Floats, Matrix, Threads};
+
 use crate::divisible::multiply_divided;
-use crate::elements::{Elements, ElementsMut};
-use crate::floats::Floats;
 use crate::matmul::{RowProducts, Task, TermColumns, multiply};
-use crate::matrix::Matrix;
 use crate::terms::{Fold, GridSum};
-use crate::threads::Threads;
 
 /// A row of activations and one of the experts that it chose.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,11 +7,10 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{LANES, QuantMatrix, Scales, Simd, dispatched, e8m0};
+
 use crate::panel::Activations;
-use crate::quant::{QuantMatrix, Scales};
-use crate::simd::{LANES, Simd, dispatched};
 use crate::terms::{Fold, Results, add_terms};
-use crate::unpack::e8m0;
 
 /// Maximum number of rows of activations for which weights are streamed, for all rows together,
 /// instead of being unpacked into tiles.

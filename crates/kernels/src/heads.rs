@@ -1,14 +1,13 @@
 //! Products in which each head has a matrix and activations of its own, as in latent attention
 //! (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1). All heads are one job of the threads.
 
+use jackalope_simd::{
+    Elements, ElementsMut, Float, Floats, GROUPS_MAX, InstructionSet, Matrix, Region, Simd,
+    Threads, WIDEST, dispatched, unpack,
+};
+
 use crate::attention::product::{DEPTH, Left, Product, Right, Sums, add};
-use crate::elements::{Elements, ElementsMut, Float};
-use crate::floats::Floats;
 use crate::matmul::{RowProducts, Task, multiply};
-use crate::matrix::Matrix;
-use crate::simd::{InstructionSet, Simd, WIDEST, dispatched};
-use crate::threads::Threads;
-use crate::unpack::{GROUPS_MAX, Region, unpack};
 
 /// Number of rows of activations that use an unpacked matrix together, so that their sums stay in a
 /// cache.

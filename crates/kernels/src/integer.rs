@@ -32,13 +32,11 @@ mod rounding;
 
 use std::ops::Range;
 
+use jackalope_simd::{Elements, Float, InstructionSet, QuantMatrix, QuantMode, Threads};
+
 pub(crate) use self::rounding::InputColumns;
 use self::rounding::{Rounded, SUMS};
-use crate::elements::{Elements, Float};
-use crate::quant::{QuantMatrix, QuantMode};
-use crate::simd::InstructionSet;
 use crate::terms::Results;
-use crate::threads::Threads;
 
 /// The partial sums of a result.
 type Lanes16 = [f32; SUMS];

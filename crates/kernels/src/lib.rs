@@ -19,54 +19,44 @@ mod attention;
 mod dense;
 mod divisible;
 mod dot;
-mod elements;
 mod embedding;
 mod experts;
 mod float8;
-mod floats;
 mod heads;
 mod integer;
 pub mod logits;
 mod machine;
 mod matmul;
-mod matrix;
-mod memory;
 mod norm;
 mod panel;
-mod pieces;
-mod profile;
-mod quant;
 mod recurrence;
 mod rotation;
 mod router;
 mod rowwise;
 mod selection;
-mod simd;
 mod squares;
 mod terms;
-mod threads;
-mod unpack;
+
+pub use jackalope_simd::{
+    DenseMatrix, Elements, ElementsMut, Float, Floats, InstructionSet, InstructionSetError,
+    KernelTime, Matrix, ProfileSpan, QuantFormat, QuantMatrix, QuantMode, Scales, Threads,
+    advise_huge_pages, move_into_huge_pages,
+};
 
 pub use activation::{ActivationFunction, activate, clamp, gated, scale_logits, swiglu};
 pub use attention::{
     AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
 };
 pub use divisible::divisible_matmul;
-pub use elements::{Elements, ElementsMut, Float};
 pub use embedding::{embedding, quantized_embedding};
 pub use experts::{
     ExpertRows, add_expert_bias, add_scaled_rows, add_weighted_biases, clamp_gates,
     divisible_expert_matmul, expert_matmul, scale_rows,
 };
-pub use floats::Floats;
 pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed, heads_apart};
 pub use machine::{Limits, limits};
 pub use matmul::{Product, TermColumns, matmul, matmul_each, quantized_matmul};
-pub use matrix::{DenseMatrix, Matrix};
-pub use memory::{advise_huge_pages, move_into_huge_pages};
 pub use norm::{Norm, normalize, rms_norm};
-pub use profile::{KernelTime, ProfileSpan};
-pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
 pub use recurrence::{
     ConvBiases, ConvKernels, DecayWeights, OutputGates, RecurrenceInputs, RecurrenceRule,
     RecurrenceSizes, RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights,
@@ -76,7 +66,5 @@ pub use rotation::{Rotation, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid, softplus};
 pub use rowwise::{Terms, add_bias, add_terms};
 pub use selection::{ChosenPositions, IndexQueries, choose_positions, gather_keys};
-pub use simd::{InstructionSet, InstructionSetError};
 pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums, square_total};
 pub use terms::GRID;
-pub use threads::Threads;

@@ -2,8 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::attention::exp::exp;
-use crate::simd::{InstructionSet, LANES, Simd, dispatched};
+use jackalope_simd::{InstructionSet, LANES, Simd, dispatched, exp};
 
 /// Number of logits that are processed together.
 const CHUNK: usize = 1024;

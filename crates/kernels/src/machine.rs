@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::memory::advise_huge_pages;
-use crate::simd::{Simd, WIDEST, Wide, dispatched, dispatched_wide};
-use crate::threads::Threads;
+use jackalope_simd::{Simd, Threads, WIDEST, Wide, advise_huge_pages, dispatched, dispatched_wide};
 
 /// Number of bytes that a measurement reads or copies, well beyond the last-level cache.
 const BYTES: usize = 256 << 20;
@@ -97,7 +95,7 @@ fn macs_per_s(threads: &Threads, work: impl Fn() -> usize + Sync) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 fn whole_macs_per_s(threads: &Threads) -> Option<f64> {
-    let has_peak = threads.instructions() == crate::simd::InstructionSet::Avx512;
+    let has_peak = threads.instructions() == jackalope_simd::InstructionSet::Avx512;
     has_peak.then(|| macs_per_s(threads, crate::integer::avx512_peak_macs))
 }
 

@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{
+    DenseMatrix, Elements, ElementsMut, InstructionSet, Matrix, QuantMatrix, QuantMode, Threads,
+};
+
 use crate::dense;
-use crate::elements::{Elements, ElementsMut};
 use crate::float8;
 use crate::integer::{self, InputColumns, Prepared};
-use crate::matrix::{DenseMatrix, Matrix};
 use crate::panel::{Activations, Columns, multiply_rows};
-use crate::quant::{QuantMatrix, QuantMode};
-use crate::simd::InstructionSet;
 use crate::terms::{GROUPS_PER_TERM_MAX, Results};
-use crate::threads::Threads;
 
 /// The number of output features of a piece is a multiple of this: the rows of a tile in integer
 /// products.

@@ -1,9 +1,6 @@
 //! Normalisation of rows: computed in f32, rounded once.
 
-use crate::elements::{Elements, ElementsMut};
-use crate::pieces::piece_rows;
-use crate::simd::{LANES, Simd, dispatched};
-use crate::threads::Threads;
+use jackalope_simd::{Elements, ElementsMut, LANES, Simd, Threads, dispatched, piece_rows};
 
 /// A normalisation of rows of one width.
 #[derive(Clone, Copy, Debug)]

@@ -7,13 +7,12 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{
+    Elements, GROUPS_MAX, LANES, Lanes, Matrix, Region, Simd, Threads, dispatched,
+};
+
 use crate::dot::{Rows, TILE_ROWS, TermPart, Tile, TileResults};
-use crate::elements::Elements;
-use crate::matrix::Matrix;
-use crate::simd::{LANES, Lanes, Simd, dispatched};
 use crate::terms::{Fold, Results};
-use crate::threads::Threads;
-use crate::unpack::{GROUPS_MAX, Region, unpack};
 
 /// Number of columns that are unpacked at a time: a multiple of every group size, within the
 /// maximum number of groups.
@@ -90,25 +89,6 @@ impl Activations {
     #[inline(always)]
     fn rows_from(&self, token: usize) -> Rows<'_> {
         Rows { values: &self.values[token * self.stride..], stride: self.stride }
-    }
-}
-
-impl Matrix<'_> {
-    /// Writes the weights of a region to `out`, `[rows, stride]`, where `stride` is the width
-    /// padded to whole vectors; the padding becomes zero.
-    #[inline(always)]
-    pub(crate) fn unpack<S: Simd>(&self, simd: S, region: &Region, out: &mut [f32]) {
-        match self {
-            Matrix::Quantized(matrix) => unpack(simd, matrix, region, out),
-            Matrix::Dense(matrix) => {
-                let rows = out.chunks_exact_mut(region.width.next_multiple_of(LANES));
-                for (row, out) in region.rows.clone().zip(rows) {
-                    let (values, padding) = out.split_at_mut(region.width);
-                    matrix.values.load(row * matrix.input + region.start, values);
-                    padding.fill(0.0);
-                }
-            }
-        }
     }
 }
 

@@ -18,7 +18,7 @@ mod weights;
 
 use std::ops::Range;
 
-use crate::threads::Threads;
+use jackalope_simd::Threads;
 
 use self::block::{Block, ValueJob, value_block};
 use self::keys::{KeyJob, key_rows};

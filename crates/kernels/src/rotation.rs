@@ -1,9 +1,8 @@
 //! Norms and rotations of queries and keys: computed in f32.
 
+use jackalope_simd::{Simd, Threads, dispatched, piece_rows};
+
 use crate::norm::{Norm, WideNorm};
-use crate::pieces::piece_rows;
-use crate::simd::{Simd, dispatched};
-use crate::threads::Threads;
 
 /// The rotation of each row's heads.
 #[derive(Clone, Copy, Debug)]

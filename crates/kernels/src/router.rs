@@ -3,9 +3,9 @@
 //! Every rank computes it and must come to the same result, so it uses no fused operations and no
 //! system library: the bits are the same on every machine.
 
-use crate::attention::exp::exp;
+use jackalope_simd::{Portable, exp};
+
 use crate::experts::{Choice, ExpertRows};
-use crate::simd::Portable;
 
 /// How logits become the scores by which experts are chosen, and which weigh their results.
 #[derive(Clone, Copy, Debug, PartialEq)]

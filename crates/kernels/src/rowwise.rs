@@ -1,10 +1,8 @@
 //! Sums of products, biases and residuals: computed in f32, rounded once.
 
-use crate::elements::{Elements, ElementsMut};
+use jackalope_simd::{CHUNK, Elements, ElementsMut, Simd, Threads, dispatched, piece_rows};
+
 use crate::norm::{Norm, WideNorm};
-use crate::pieces::{CHUNK, piece_rows};
-use crate::simd::{Simd, dispatched};
-use crate::threads::Threads;
 
 /// Norm, factor and terms that are applied to a product before it is rounded.
 #[derive(Clone, Copy, Debug)]

@@ -4,13 +4,11 @@
 //! A score is computed head by head in ascending order, and of equal scores the lower position is
 //! chosen, so that a row's choice does not depend on what else is computed.
 
+use jackalope_simd::{DenseMatrix, Elements, ElementsMut, Floats, Threads};
+
 use crate::attention::{KvPage, key_place};
-use crate::elements::{Elements, ElementsMut};
-use crate::floats::Floats;
 use crate::matmul::matmul;
-use crate::matrix::DenseMatrix;
 use crate::router::largest;
-use crate::threads::Threads;
 
 /// The rows of a sequence that choose positions.
 #[derive(Clone, Copy, Debug)]

@@ -11,9 +11,9 @@
 //!   multiples of 2^-46:  at most 2^-21 each, exact for up to 2^16 elements
 //! ```
 
-use crate::elements::Elements;
+use jackalope_simd::{Elements, Threads};
+
 use crate::terms::GRID;
-use crate::threads::Threads;
 
 /// Number of f64 in which the sum of a row's squares is held. Sums of several machines are added
 /// element by element.

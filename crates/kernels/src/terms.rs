@@ -1,11 +1,10 @@
 //! The terms of a sum, and how they become a result: a single term, or a sum of terms on a grid; see
 //! [`crate::divisible_matmul`].
 
+use jackalope_simd::{ElementsMut, Simd};
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
-
-use crate::elements::ElementsMut;
-use crate::simd::Simd;
 
 /// Terms are rounded to multiples of this number.
 pub const GRID: f64 = 1.0 / (1_u64 << 30) as f64;

@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use jackalope_simd::{Elements, ElementsMut, Float, VectorElement, WIDEST, Wide, dispatched_wide};
 
 use super::product::{DEPTH, Left, Panels, Product, Right, Sums, add};
 use super::soft_max::State;
 use super::stream::Block;
 use super::{AttentionConfig, BLOCK_KEYS, KEY_TILE, KvPage, SPAN_KEYS, SequenceKv, key_place};
-use crate::elements::{Elements, ElementsMut, Float};
-use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
 
 /// Maximum number of query rows for which keys and values are read in place.
 const DIRECT_ROWS: usize = 8;
@@ -508,7 +507,7 @@ fn parts(
 }
 
 /// An element type in which pages store keys and values.
-trait Stored: Element {
+trait Stored: VectorElement {
     /// Returns the elements if they are of this type.
     fn slice(elements: Elements<'_>) -> Option<&[Self]>;
 }

@@ -9,8 +9,7 @@
 
 use std::ops::Range;
 
-use crate::elements::Elements;
-use crate::simd::{Element, WIDEST, Wide, dispatched_wide};
+use jackalope_simd::{Elements, VectorElement, WIDEST, Wide, dispatched_wide};
 
 /// Depth of the pieces into which rows are divided.
 pub(crate) const DEPTH: usize = 64;
@@ -169,7 +168,7 @@ impl Panels {
     /// Loads the first `num_rows` rows of a matrix whose columns are whole vectors, from `column`
     /// on, where a panel starts.
     #[inline(always)]
-    pub(super) fn load<W: Wide, E: Element>(
+    pub(super) fn load<W: Wide, E: VectorElement>(
         &mut self,
         simd: W,
         matrix: Right<'_, E>,

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use super::exp::{exp, tanh};
+use jackalope_simd::{Simd, WIDEST, exp, tanh};
+
 use super::{AttentionConfig, BLOCK_KEYS};
-use crate::simd::{Simd, WIDEST};
 
 /// Intermediate state of a query row, without its weighted sum of values.
 #[derive(Clone, Copy, Debug)]

@@ -10,9 +10,10 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{VectorElement, WIDEST, Wide};
+
 use super::product::{DEPTH, Left, Sums};
 use super::{BLOCK_KEYS, KEY_TILE};
-use crate::simd::{Element, WIDEST, Wide};
 
 /// Number of bytes that a prefetch loads.
 const LINE_BYTES: usize = 64;
@@ -33,7 +34,7 @@ struct KeyWeights<'a, const ROWS: usize> {
     keys: Range<usize>,
 }
 
-impl<'a, E: Element> Block<'a, E> {
+impl<'a, E: VectorElement> Block<'a, E> {
     #[inline(always)]
     fn head_dim(&self) -> usize {
         self.values.len() / BLOCK_KEYS

@@ -16,10 +16,10 @@ mod tile;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use jackalope_simd::{Avx2, QuantFormat, QuantMatrix, QuantMode};
+
 use self::codes::{Codes, Fields, SignedNibbles, Spread};
 use super::rounding::Rounded;
-use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
-use crate::simd::Avx2;
 use crate::terms::{ANCHOR, AWAY, Results};
 
 /// Declares functions compiled for the instruction set.

@@ -17,12 +17,11 @@ mod tile;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use jackalope_simd::{Avx512, QuantFormat, QuantMatrix, QuantMode, Threads};
+
 use self::codes::{Codes, Fields, SignedNibbles, Threes, Wide};
 use super::rounding::Rounded;
-use crate::quant::{QuantFormat, QuantMatrix, QuantMode};
-use crate::simd::Avx512;
 use crate::terms::Results;
-use crate::threads::Threads;
 
 /// Declares functions compiled for the instruction set.
 macro_rules! for_avx512 {

@@ -14,11 +14,11 @@ use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 use std::ops::Range;
 
+use jackalope_simd::{E2M1_INTEGERS, QuantMatrix, QuantMode, Scales, bits_from, scale_value};
+
 use super::rounding::{Rounded, SUMS};
 use super::{Lanes16, total};
-use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::terms::{ANCHOR, AWAY, GROUPS_PER_TERM_MAX, Results};
-use crate::unpack::{E2M1_INTEGERS, bits_from, scale_value};
 
 /// Number of weight rows that are unpacked together.
 const BLOCK_ROWS: usize = 8;

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{
+    E2M1_INTEGERS, QuantMatrix, QuantMode, Scales, Simd, bits_from, dispatched, scale_value,
+};
+
 use super::rounding::{Rounded, SUMS};
 use super::{Lanes16, total};
-use crate::quant::{QuantMatrix, QuantMode, Scales};
-use crate::simd::{Simd, dispatched};
 use crate::terms::{Fold as _, GROUPS_PER_TERM_MAX, GridSum, Results};
-use crate::unpack::{E2M1_INTEGERS, bits_from, scale_value};
 
 /// Number of rows whose results are buffered before they are stored.
 const RESULT_ROWS: usize = 16;

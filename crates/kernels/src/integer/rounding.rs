@@ -11,11 +11,7 @@
 //! product of a unit with a sensible scale leaves the range of f32. If the columns of a product are
 //! divided, no machine has whole rows, and this is decided for each group separately.
 
-use crate::elements::Elements;
-use crate::quant::{QuantMatrix, QuantMode};
-use crate::simd::{Simd, dispatched};
-use crate::threads::Threads;
-use crate::unpack::E2M1_FACTOR;
+use jackalope_simd::{E2M1_FACTOR, Elements, QuantMatrix, QuantMode, Simd, Threads, dispatched};
 
 /// Number of partial sums of a result.
 pub(super) const SUMS: usize = 16;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{Simd, dispatched};
+
 use super::weights::{Decay, RecurrenceRule, RecurrenceWeights};
 use super::{BLOCK, RecurrenceInputs};
 use crate::activation::logistic;
-use crate::simd::{Simd, dispatched};
 
 /// A row of a block.
 type Row = [f32; BLOCK];

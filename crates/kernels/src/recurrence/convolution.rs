@@ -1,10 +1,8 @@
 //! Causal convolutions of each channel separately, and the gated one that is a mixer of its own.
 
+use jackalope_simd::{ElementsMut, Simd, Threads, dispatched, piece_rows};
+
 use super::SequenceState;
-use crate::elements::ElementsMut;
-use crate::pieces::piece_rows;
-use crate::simd::{Simd, dispatched};
-use crate::threads::Threads;
 
 /// Adds the products of consecutive inputs `[taps, channels]`, the oldest first, and their weights to
 /// `sums`, channel by channel.

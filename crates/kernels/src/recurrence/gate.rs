@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{Elements, ElementsMut, Simd, Threads, dispatched};
+
 use super::block::silu;
 use crate::activation::logistic;
-use crate::elements::{Elements, ElementsMut};
 use crate::norm::{Norm, WideNorm};
-use crate::simd::{Simd, dispatched};
-use crate::threads::Threads;
 
 /// Number of elements of a piece of work, about.
 const PIECE_ELEMENTS: usize = 1 << 10;

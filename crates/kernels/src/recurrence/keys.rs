@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use jackalope_simd::{LANES, Simd, dispatched};
+
 use super::convolution::add_taps;
 use super::weights::{RecurrenceRule, RecurrenceWeights};
 use super::{RecurrenceInputs, block};
-use crate::simd::{LANES, Simd, dispatched};
 
 /// Epsilon added to the squared length of a key, as in the reference (`normalize_qk` of mlx-lm).
 const LENGTH_EPS: f32 = 1e-6;

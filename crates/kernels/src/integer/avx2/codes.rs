@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
+use jackalope_simd::E2M1_INTEGERS;
+
 use super::LANES;
-use crate::unpack::E2M1_INTEGERS;
 
 /// Layout of a format's unpacked codes: column `REGISTERS * l + r` of a load is in lane `l` of
 /// register `r`.

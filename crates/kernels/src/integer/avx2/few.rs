@@ -3,13 +3,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use jackalope_simd::{Elements, QuantMatrix, Scales, scale_value};
+
 use super::codes::Codes;
 use super::{LANES, Ordered, WithCodes, add_terms, for_avx2, no_terms, terms_of, total_on_grid};
-use crate::elements::Elements;
 use crate::integer::rounding::Rounded;
-use crate::quant::{QuantMatrix, Scales};
 use crate::terms::Results;
-use crate::unpack::scale_value;
 
 /// Number of rows whose results are buffered before they are stored: their weights stay in the
 /// cache for all tokens.

@@ -8,11 +8,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use jackalope_simd::{E2M1_INTEGERS, QuantMatrix, QuantMode, Scales, scale_value};
+
 use super::{GridSums, LANES, add_terms, for_avx2, no_terms, on_grid};
 use crate::integer::rounding::{Rounded, SUMS};
-use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::terms::{Results, TERM_LEVELS};
-use crate::unpack::{E2M1_INTEGERS, scale_value};
 
 /// Number of rows of activations that are computed together.
 const TOKENS: usize = 4;

@@ -4,10 +4,9 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use jackalope_simd::{E2M1_OFFSET, Elements, QuantMatrix, QuantMode, Scales};
+
 use super::{LINE, for_avx512};
-use crate::elements::Elements;
-use crate::quant::{QuantMatrix, QuantMode, Scales};
-use crate::unpack::E2M1_OFFSET;
 
 /// Location of the packed bytes to load.
 #[derive(Clone, Copy)]

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use crate::elements::Elements;
+use crate::matrix::Matrix;
 use crate::quant::{QuantMatrix, QuantMode, Scales};
 use crate::simd::{LANES, Lanes, Simd, e4m3};
 
 /// Maximum number of groups that are unpacked in one call.
-pub(crate) const GROUPS_MAX: usize = 32;
+pub const GROUPS_MAX: usize = 32;
 
 /// The values of the four-bit float: sign, two bits of exponent (bias 1), one of mantissa (OCP microscaling formats
 /// 1.0, section 5.3.3).
@@ -15,29 +16,29 @@ const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// Factor that makes the values of [`E2M1`] integers.
-pub(crate) const E2M1_FACTOR: f32 = 2.0;
+pub const E2M1_FACTOR: f32 = 2.0;
 
 /// Offset that makes [`E2M1_INTEGERS`] unsigned.
-#[cfg(target_arch = "x86_64")]
-pub(crate) const E2M1_OFFSET: i32 = 12;
+pub const E2M1_OFFSET: i32 = 12;
 
 /// The values of [`E2M1`] times [`E2M1_FACTOR`].
-pub(crate) const E2M1_INTEGERS: [i8; 16] =
-    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const E2M1_INTEGERS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Part of a matrix.
 #[derive(Clone, Debug)]
-pub(crate) struct Region {
-    pub(crate) rows: Range<usize>,
-    /// First column, and number of columns: multiples of the group size of a quantised matrix.
-    pub(crate) start: usize,
-    pub(crate) width: usize,
+pub struct Region {
+    /// Rows of the matrix.
+    pub rows: Range<usize>,
+    /// First column; a multiple of the group size of a quantised matrix.
+    pub start: usize,
+    /// Number of columns; a multiple of the group size of a quantised matrix, and at most [`GROUPS_MAX`] groups.
+    pub width: usize,
 }
 
 /// Unpacks the weights of a region to `out`, `[rows, stride]`, whose stride is in whole vectors and
 /// holds the region's width.
 #[inline(always)]
-pub(crate) fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region, out: &mut [f32]) {
+pub fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region, out: &mut [f32]) {
     let packed = Packed { matrix, region };
     let out = out.as_chunks_mut().0;
     let format = matrix.format;
@@ -60,6 +61,25 @@ pub(crate) fn unpack<S: Simd>(simd: S, matrix: &QuantMatrix<'_>, region: &Region
             QuantMode::Affine => unreachable!("checked at the entry of every kernel"),
         },
         _ => unreachable!("checked at the entry of every kernel"),
+    }
+}
+
+impl Matrix<'_> {
+    /// Writes the weights of a region to `out`, `[rows, stride]`, where `stride` is the width
+    /// padded to whole vectors; the padding becomes zero.
+    #[inline(always)]
+    pub fn unpack<S: Simd>(&self, simd: S, region: &Region, out: &mut [f32]) {
+        match self {
+            Matrix::Quantized(matrix) => unpack(simd, matrix, region, out),
+            Matrix::Dense(matrix) => {
+                let rows = out.chunks_exact_mut(region.width.next_multiple_of(LANES));
+                for (row, out) in region.rows.clone().zip(rows) {
+                    let (values, padding) = out.split_at_mut(region.width);
+                    matrix.values.load(row * matrix.input + region.start, values);
+                    padding.fill(0.0);
+                }
+            }
+        }
     }
 }
 
@@ -129,7 +149,7 @@ fn unpack_affine<S: Simd, const BITS: usize>(
 
 /// Returns 32 bits from `bit` on, with zeros beyond the last word.
 #[inline(always)]
-pub(crate) fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
+pub fn bits_from<const WORDS: usize>(words: &[u32; WORDS], bit: usize) -> u32 {
     let low = u64::from(words[bit / 32]);
     let high = words.get(bit / 32 + 1).map_or(0, |word| u64::from(*word));
     ((high << 32 | low) >> (bit % 32)) as u32
@@ -177,13 +197,13 @@ fn unpack_e4m3<S: Simd>(simd: S, packed: Packed<'_>, scales: &[u8], out: &mut [L
 
 /// Returns the value of an eight-bit scale.
 #[inline(always)]
-pub(crate) fn scale_value(mode: QuantMode, code: u8) -> f32 {
+pub fn scale_value(mode: QuantMode, code: u8) -> f32 {
     if mode == QuantMode::Nvfp4 { e4m3(u32::from(code)) } else { e8m0(code) }
 }
 
 /// Two to the power `code - 127`; 255, which the format calls not a number, is infinite as in MLX.
 #[inline(always)]
-pub(crate) fn e8m0(code: u8) -> f32 {
+pub fn e8m0(code: u8) -> f32 {
     // The smallest power is a subnormal f32.
     if code == 0 { f32::from_bits(1 << 22) } else { f32::from_bits(u32::from(code) << 23) }
 }

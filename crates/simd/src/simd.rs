@@ -1,9 +1,5 @@
 //! Eight lanes of f32 and of small integers, wider ones where no bit shows the width ([`Wide`]), and the copies of a
-//! kernel that are compiled for each instruction set.
-//!
-//! A kernel is one generic function over [`Simd`], marked `#[inline(always)]`; [`dispatched!`] wraps it in one copy per
-//! instruction set and picks the copy at run time. The value of type `S: Simd` that a kernel passes around proves that
-//! the machine has the set, so everything above this module is safe code.
+//! kernel that are compiled for each instruction set ([`dispatched!`](crate::dispatched)).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,20 +18,20 @@ use std::str::FromStr;
 use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use self::avx2::Avx2;
+pub use self::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use self::avx512::Avx512;
-pub(crate) use self::element::Element;
+pub use self::avx512::Avx512;
+pub use self::element::VectorElement;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use self::neon::Neon;
-pub(crate) use self::portable::Portable;
-pub(crate) use self::wide::{WIDEST, Wide};
+pub use self::neon::Neon;
+pub use self::portable::Portable;
+pub use self::wide::{WIDEST, Wide};
 
 /// Number of lanes of a vector.
-pub(crate) const LANES: usize = 8;
+pub const LANES: usize = 8;
 
 /// A vector in memory.
-pub(crate) type Lanes = [f32; LANES];
+pub type Lanes = [f32; LANES];
 
 /// The instruction set that the kernels of a rank use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +149,7 @@ impl FromStr for InstructionSet {
 }
 
 /// Vector operations of an instruction set. All but the fusing of [`Simd::mul_add`] are the same on every set.
-pub(crate) trait Simd: Copy {
+pub trait Simd: Copy {
     /// Eight f32.
     type Floats: Copy;
     /// Eight unsigned integers below 256.
@@ -165,9 +161,16 @@ pub(crate) trait Simd: Copy {
     /// `a * b + c` of scalars, rounded as [`Simd::mul_add`] rounds, for loops that the compiler vectorises.
     fn mul_add_scalar(a: f32, b: f32, c: f32) -> f32;
 
+    /// Loads a vector.
     fn load(self, from: &Lanes) -> Self::Floats;
+
+    /// Stores a vector.
     fn store(self, values: Self::Floats, to: &mut Lanes);
+
+    /// Returns a vector with `value` in every lane.
     fn splat(self, value: f32) -> Self::Floats;
+
+    /// `a * b`, lane by lane.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
 
     /// Loads eight values.
@@ -179,7 +182,7 @@ pub(crate) trait Simd: Copy {
     /// Prefetches the memory `offset` bytes after `from`, which need not exist.
     fn prefetch<T>(self, from: &T, offset: usize);
 
-    /// `a * b + c`.
+    /// `a * b + c`, lane by lane; every set but [`Portable`] rounds once.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Adds the lanes as a tree, halves onto halves: `((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`.
@@ -208,7 +211,7 @@ pub(crate) trait Simd: Copy {
 /// The value of an eight-bit float: sign, four bits of exponent (bias 7), three of mantissa; no infinity, and only
 /// `0x7f` and `0xff` are not numbers (Micikevicius et al. 2022, "FP8 formats for deep learning", section 3).
 #[inline(always)]
-pub(crate) fn e4m3(code: u32) -> f32 {
+pub fn e4m3(code: u32) -> f32 {
     let magnitude = code & 0x7f;
     let value = match magnitude {
         0x7f => f32::NAN,
@@ -229,68 +232,6 @@ const fn code_shifts(bits: usize) -> [u32; LANES] {
     }
     shifts
 }
-
-/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the instruction set.
-///
-/// Panics when this machine lacks the set, which the set of a [`crate::Threads`] never does.
-macro_rules! dispatched {
-    (
-        $(#[$doc:meta])*
-        $vis:vis fn $name:ident $(<$param:ident: $bound:path>)? ($($arg:ident: $type:ty),* $(,)?) = $generic:ident
-    ) => {
-        $(#[$doc])*
-        $vis fn $name $(<$param: $bound>)? (instructions: $crate::InstructionSet, $($arg: $type),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2 $(<$param: $bound>)? (simd: $crate::simd::Avx2, $($arg: $type),*) {
-                $generic(simd, $($arg),*);
-            }
-            match instructions {
-                $crate::InstructionSet::Scalar => $generic($crate::simd::Portable, $($arg),*),
-                #[cfg(target_arch = "x86_64")]
-                $crate::InstructionSet::Avx2 | $crate::InstructionSet::Avx512 => {
-                    let simd = $crate::simd::Avx2::detect().expect("`Threads` asserts its set");
-                    #[expect(unsafe_code, reason = "calling a copy compiled for AVX2")]
-                    // SAFETY: `simd` proves that the machine has what the copy was compiled for.
-                    unsafe {
-                        avx2(simd, $($arg),*);
-                    }
-                }
-                #[cfg(target_arch = "aarch64")]
-                $crate::InstructionSet::Neon => $generic($crate::simd::Neon, $($arg),*),
-                _ => unreachable!("{instructions:?} does not exist on this target"),
-            }
-        }
-    };
-}
-pub(crate) use dispatched;
-
-/// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the set, with its
-/// widest vectors; otherwise as [`dispatched!`].
-macro_rules! dispatched_wide {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) = $generic:ident) => {
-        $(#[$doc])*
-        $vis fn $name(instructions: $crate::InstructionSet, $($arg: $type),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(
-                enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni"
-            )]
-            fn avx512(simd: $crate::simd::Avx512, $($arg: $type),*) {
-                $generic(simd, $($arg),*);
-            }
-            #[cfg(target_arch = "x86_64")]
-            if instructions == $crate::InstructionSet::Avx512 {
-                let simd = $crate::simd::Avx512::detect().expect("`Threads` asserts its set");
-                #[expect(unsafe_code, reason = "calling a copy compiled for AVX-512")]
-                // SAFETY: `simd` proves that the machine has what the copy was compiled for.
-                return unsafe { avx512(simd, $($arg),*) };
-            }
-            $crate::simd::dispatched! { fn narrow($($arg: $type),*) = $generic }
-            narrow(instructions, $($arg),*);
-        }
-    };
-}
-pub(crate) use dispatched_wide;
 
 #[cfg(test)]
 mod tests;

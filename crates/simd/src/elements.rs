@@ -41,6 +41,7 @@ pub enum ElementsMut<'a> {
 
 impl<'a> Elements<'a> {
     /// Number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Elements::F32(values) => values.len(),
@@ -50,12 +51,14 @@ impl<'a> Elements<'a> {
     }
 
     /// Whether there is no element.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Size of the elements in bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    #[inline]
+    pub fn bytes(&self) -> usize {
         match self {
             Elements::F32(values) => size_of_val(*values),
             Elements::F16(values) => size_of_val(*values),
@@ -64,6 +67,7 @@ impl<'a> Elements<'a> {
     }
 
     /// The element type.
+    #[inline]
     pub fn float(&self) -> Float {
         match self {
             Elements::F32(_) => Float::F32,
@@ -73,7 +77,8 @@ impl<'a> Elements<'a> {
     }
 
     /// Returns the elements of a range.
-    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+    #[inline]
+    pub fn part(&self, range: Range<usize>) -> Self {
         match self {
             Elements::F32(values) => Elements::F32(&values[range]),
             Elements::F16(values) => Elements::F16(&values[range]),
@@ -106,6 +111,7 @@ impl<'a> Elements<'a> {
 
 impl<'a> ElementsMut<'a> {
     /// Number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             ElementsMut::F32(values) => values.len(),
@@ -115,11 +121,13 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Whether there is no element.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The element type.
+    #[inline]
     pub fn float(&self) -> Float {
         match self {
             ElementsMut::F32(_) => Float::F32,
@@ -129,6 +137,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Returns a read-only view of the same elements.
+    #[inline]
     pub fn as_elements(&self) -> Elements<'_> {
         match self {
             ElementsMut::F32(values) => Elements::F32(values),
@@ -138,6 +147,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Returns the same view with a shorter lifetime.
+    #[inline]
     pub fn reborrow(&mut self) -> ElementsMut<'_> {
         match self {
             ElementsMut::F32(values) => ElementsMut::F32(values),
@@ -147,6 +157,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Splits the view into the first `mid` elements and the rest.
+    #[inline]
     pub fn split_at(self, mid: usize) -> (ElementsMut<'a>, ElementsMut<'a>) {
         match self {
             ElementsMut::F32(values) => {
@@ -210,7 +221,7 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Sets every element to zero.
-    pub(crate) fn fill_zero(&mut self) {
+    pub fn fill_zero(&mut self) {
         match self {
             ElementsMut::F32(out) => out.fill(0.0),
             ElementsMut::F16(out) => out.fill(f16::ZERO),

@@ -1,12 +1,13 @@
 //! How rows are divided among threads.
 
 /// Number of elements below which the calling thread computes alone.
-pub(crate) const PIECE_ELEMENTS: usize = 1 << 13;
+pub const PIECE_ELEMENTS: usize = 1 << 13;
 
 /// Number of elements that are converted at a time.
-pub(crate) const CHUNK: usize = 256;
+pub const CHUNK: usize = 256;
 
 /// Returns the number of rows of a piece of work.
-pub(crate) fn piece_rows(width: usize) -> usize {
+#[inline]
+pub fn piece_rows(width: usize) -> usize {
     PIECE_ELEMENTS.div_ceil(width)
 }

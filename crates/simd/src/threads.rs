@@ -57,11 +57,13 @@ impl Threads {
     }
 
     /// Returns the number of computing threads, including the caller.
+    #[inline]
     pub fn count(&self) -> usize {
         1 + self.pool.as_ref().map_or(0, |pool| pool.workers.len())
     }
 
     /// The instruction set of all kernels run with these threads.
+    #[inline]
     pub fn instructions(&self) -> InstructionSet {
         self.instructions
     }
@@ -78,6 +80,7 @@ impl Threads {
 
     /// Measures the time until the span is dropped, if the profile was started. Kernels call it
     /// themselves.
+    #[inline]
     pub fn span(&self, name: &'static str, bytes: usize) -> ProfileSpan<'_> {
         self.profile.span(name, bytes)
     }

@@ -9,12 +9,12 @@ use half::{bf16, f16};
 use super::{InstructionSet, LANES, Lanes, Simd, code_shifts};
 
 /// NEON is part of every 64-bit ARM target of Rust's, so there is nothing to detect.
-#[derive(Clone, Copy)]
-pub(crate) struct Neon;
+#[derive(Clone, Copy, Debug)]
+pub struct Neon;
 
 /// Lanes 0 to 3 and 4 to 7.
-#[derive(Clone, Copy)]
-pub(crate) struct Pair<T>(T, T);
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<T>(T, T);
 
 /// Returns the counts of [`code_shifts`] for an instruction that shifts to the left: negated.
 #[inline(always)]

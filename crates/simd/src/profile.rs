@@ -33,6 +33,7 @@ impl Profile {
         std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    #[inline]
     pub(crate) fn span(&self, name: &'static str, bytes: usize) -> ProfileSpan<'_> {
         let is_on = self.is_on.load(Ordering::Relaxed);
         ProfileSpan { running: is_on.then(|| (self, Instant::now())), name, bytes }
@@ -61,6 +62,7 @@ pub struct ProfileSpan<'a> {
 }
 
 impl Drop for ProfileSpan<'_> {
+    #[inline]
     fn drop(&mut self) {
         if let Some((profile, begun)) = self.running {
             profile.record(self.name, self.bytes, begun.elapsed());

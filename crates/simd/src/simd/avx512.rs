@@ -9,14 +9,15 @@ use super::{Avx2, InstructionSet, Simd, Wide};
 
 /// Proof that the machine has AVX-512 F, BW, DQ, VL and VNNI, and what [`Avx2`] proves: only
 /// [`Avx512::detect`] makes one.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx512 {
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512 {
     avx2: Avx2,
 }
 
 impl Avx512 {
     /// Returns the proof if the machine has the features.
-    pub(crate) fn detect() -> Option<Avx512> {
+    #[inline]
+    pub fn detect() -> Option<Avx512> {
         let avx2 = Avx2::detect()?;
         let has_all = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")

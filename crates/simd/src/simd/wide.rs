@@ -6,11 +6,11 @@ use half::{bf16, f16};
 use super::{InstructionSet, LANES, Simd};
 
 /// Number of lanes of the widest vectors of all sets; a multiple of the others.
-pub(crate) const WIDEST: usize = 16;
+pub const WIDEST: usize = 16;
 
 /// Operations on the widest vectors of an instruction set. A slice that is loaded from or stored to has at least
 /// [`Wide::LANES`] elements; the others are left alone.
-pub(crate) trait Wide: Copy {
+pub trait Wide: Copy {
     /// The same instruction set with vectors of eight lanes.
     type Narrow: Simd;
     /// [`Wide::LANES`] f32.
@@ -22,10 +22,19 @@ pub(crate) trait Wide: Copy {
     /// Number of lanes of a vector.
     const LANES: usize;
 
+    /// Loads a vector.
     fn load_f32(self, from: &[f32]) -> Self::Floats;
+
+    /// Loads a vector; exact.
     fn load_bf16(self, from: &[bf16]) -> Self::Floats;
+
+    /// Loads a vector; exact.
     fn load_f16(self, from: &[f16]) -> Self::Floats;
+
+    /// Stores a vector.
     fn store(self, values: Self::Floats, to: &mut [f32]);
+
+    /// Returns a vector with `value` in every lane.
     fn splat(self, value: f32) -> Self::Floats;
 
     /// `a * b + c`, rounded as [`Simd::mul_add`] rounds.

@@ -5,9 +5,11 @@ use half::{bf16, f16};
 use super::{LANES, Lanes, Simd, Wide};
 
 /// An element type of matrices, keys and values in memory.
-pub(crate) trait Element: Copy {
+pub trait VectorElement: Copy {
+    /// Zero.
     const ZERO: Self;
 
+    /// Loads a vector of eight lanes; exact.
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
 
     /// Loads the vector that `from` begins with.
@@ -19,13 +21,13 @@ pub(crate) trait Element: Copy {
         [Self::load_wide(simd, from), Self::load_wide(simd, &from[W::LANES..])]
     }
 
-    /// Loads two vectors of sums, with lanes in the order of [`Element::load_pair`].
+    /// Loads two vectors of sums, with lanes in the order of [`VectorElement::load_pair`].
     #[inline(always)]
     fn load_sums<W: Wide>(simd: W, from: &[f32]) -> [W::Floats; 2] {
         [simd.load_f32(from), simd.load_f32(&from[W::LANES..])]
     }
 
-    /// Stores two vectors of sums that [`Element::load_sums`] has loaded, in the order of memory.
+    /// Stores two vectors of sums that [`VectorElement::load_sums`] has loaded, in the order of memory.
     #[inline(always)]
     fn store_sums<W: Wide>(simd: W, sums: [W::Floats; 2], to: &mut [f32]) {
         simd.store(sums[0], to);
@@ -33,7 +35,7 @@ pub(crate) trait Element: Copy {
     }
 }
 
-impl Element for f32 {
+impl VectorElement for f32 {
     const ZERO: f32 = 0.0;
 
     #[inline(always)]
@@ -47,7 +49,7 @@ impl Element for f32 {
     }
 }
 
-impl Element for f16 {
+impl VectorElement for f16 {
     const ZERO: f16 = f16::ZERO;
 
     #[inline(always)]
@@ -61,7 +63,7 @@ impl Element for f16 {
     }
 }
 
-impl Element for bf16 {
+impl VectorElement for bf16 {
     const ZERO: bf16 = bf16::ZERO;
 
     #[inline(always)]

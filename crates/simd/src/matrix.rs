@@ -18,14 +18,16 @@ pub struct DenseMatrix<'a> {
 
 impl<'a> DenseMatrix<'a> {
     /// Returns some rows as a matrix.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> DenseMatrix<'a> {
+    #[inline]
+    pub fn rows(&self, rows: Range<usize>) -> DenseMatrix<'a> {
         let DenseMatrix { input, values, .. } = *self;
         let values = values.part(rows.start * input..rows.end * input);
         DenseMatrix { out: rows.len(), input, values }
     }
 
+    /// Panics, at the caller's line, unless shape and lengths agree.
     #[track_caller]
-    pub(crate) fn assert_valid(&self) {
+    pub fn assert_valid(&self) {
         assert_eq!(self.values.len(), self.out * self.input, "elements of a dense matrix");
     }
 }
@@ -41,7 +43,8 @@ pub enum Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// Returns some rows as a matrix.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> Matrix<'a> {
+    #[inline]
+    pub fn rows(&self, rows: Range<usize>) -> Matrix<'a> {
         match self {
             Matrix::Dense(matrix) => Matrix::Dense(matrix.rows(rows)),
             Matrix::Quantized(matrix) => Matrix::Quantized(matrix.rows(rows)),
@@ -49,7 +52,8 @@ impl<'a> Matrix<'a> {
     }
 
     /// Rows of the matrix: output features, or ids of an embedding.
-    pub(crate) fn num_rows(&self) -> usize {
+    #[inline]
+    pub fn num_rows(&self) -> usize {
         match self {
             Matrix::Dense(matrix) => matrix.out,
             Matrix::Quantized(matrix) => matrix.out,
@@ -57,29 +61,35 @@ impl<'a> Matrix<'a> {
     }
 
     /// Columns of the matrix: input features, or the width of an embedding.
-    pub(crate) fn input(&self) -> usize {
+    #[inline]
+    pub fn input(&self) -> usize {
         match self {
             Matrix::Dense(matrix) => matrix.input,
             Matrix::Quantized(matrix) => matrix.input,
         }
     }
 
-    pub(crate) fn format(&self) -> Option<QuantFormat> {
+    /// Returns the format of packed codes.
+    #[inline]
+    pub fn format(&self) -> Option<QuantFormat> {
         match self {
             Matrix::Dense(_) => None,
             Matrix::Quantized(matrix) => Some(matrix.format),
         }
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    /// Size of the weights in bytes.
+    #[inline]
+    pub fn bytes(&self) -> usize {
         match self {
             Matrix::Dense(matrix) => matrix.values.bytes(),
             Matrix::Quantized(matrix) => matrix.bytes(),
         }
     }
 
+    /// Panics, at the caller's line, unless shape and lengths agree.
     #[track_caller]
-    pub(crate) fn assert_valid(&self) {
+    pub fn assert_valid(&self) {
         match self {
             Matrix::Dense(matrix) => matrix.assert_valid(),
             Matrix::Quantized(matrix) => matrix.assert_valid(),

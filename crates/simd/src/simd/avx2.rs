@@ -8,12 +8,13 @@ use half::{bf16, f16};
 use super::{InstructionSet, LANES, Lanes, Simd, code_shifts};
 
 /// Proof that the machine has AVX2, FMA, F16C and BMI2: only [`Avx2::detect`] makes one.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(());
 
 impl Avx2 {
     /// Returns the proof if the machine has the features.
-    pub(crate) fn detect() -> Option<Avx2> {
+    #[inline]
+    pub fn detect() -> Option<Avx2> {
         let has_all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")

@@ -10,7 +10,7 @@ const X_MIN: f32 = -87.3;
 ///
 /// Range reduction by powers of two and the polynomial of Cephes' `expf` (Moshier, `single/expf.c`).
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
+pub fn exp<S: Simd>(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let shifted = S::mul_add_scalar(x, std::f32::consts::LOG2_E, ROUND);
@@ -31,7 +31,7 @@ pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
 ///
 /// Near zero the polynomial of Cephes' `tanhf` (Moshier, `single/tanhf.c`), elsewhere from the exponential.
 #[inline(always)]
-pub(crate) fn tanh<S: Simd>(x: f32) -> f32 {
+pub fn tanh<S: Simd>(x: f32) -> f32 {
     let magnitude = x.abs();
     let power = exp::<S>(-2.0 * magnitude);
     let far = ((1.0 - power) / (1.0 + power)).copysign(x);
@@ -47,7 +47,8 @@ pub(crate) fn tanh<S: Simd>(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::{X_MIN, exp, tanh};
-    use crate::simd::{InstructionSet, Simd, dispatched};
+    use crate::dispatched;
+    use crate::simd::{InstructionSet, Simd};
 
     fn exp_of<S: Simd>(_simd: S, values: &mut [f32]) {
         values.iter_mut().for_each(|value| *value = exp::<S>(*value));

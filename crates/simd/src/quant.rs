@@ -2,7 +2,7 @@
 //!
 //! A row of codes is one little-endian stream of bits, code `i` at bit `i * bits`, divided into u32
 //! words; a group has an integral number of words. Compared with MLX 0.32.4 for every format by
-//! `tests/data/make.py`.
+//! `crates/kernels/tests/data/make.py`.
 
 use std::ops::Range;
 
@@ -34,6 +34,7 @@ pub struct QuantFormat {
 
 impl QuantFormat {
     /// Returns whether MLX supports this combination and these kernels compute it.
+    #[inline]
     pub fn is_supported(&self) -> bool {
         match self.mode {
             QuantMode::Affine => {
@@ -47,11 +48,13 @@ impl QuantFormat {
     }
 
     /// Returns the number of u32 words of a row of `input` codes.
+    #[inline]
     pub fn words_per_row(&self, input: usize) -> usize {
         input * self.bits as usize / 32
     }
 
     /// Returns the number of groups, and thus of scales, of a row of `input` codes.
+    #[inline]
     pub fn groups_per_row(&self, input: usize) -> usize {
         debug_assert!(self.group_size.is_power_of_two());
         // A division would be measurable, because this is called for every row.
@@ -87,7 +90,8 @@ pub struct QuantMatrix<'a> {
 
 impl<'a> QuantMatrix<'a> {
     /// Returns some rows as a matrix.
-    pub(crate) fn rows(&self, rows: Range<usize>) -> QuantMatrix<'a> {
+    #[inline]
+    pub fn rows(&self, rows: Range<usize>) -> QuantMatrix<'a> {
         let QuantMatrix { format, input, words, .. } = *self;
         let row_words = format.words_per_row(input);
         let num_groups = format.groups_per_row(input);
@@ -106,7 +110,8 @@ impl<'a> QuantMatrix<'a> {
     }
 
     /// Returns the size of codes, scales and biases in bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    #[inline]
+    pub fn bytes(&self) -> usize {
         let scales = match self.scales {
             Scales::Elements(scales) => scales.bytes(),
             Scales::Bytes(scales) => scales.len(),
@@ -116,7 +121,7 @@ impl<'a> QuantMatrix<'a> {
 
     /// Panics, at the caller's line, unless format and lengths agree.
     #[track_caller]
-    pub(crate) fn assert_valid(&self) {
+    pub fn assert_valid(&self) {
         let format = self.format;
         assert!(format.is_supported(), "no such quantisation: {format:?}");
         assert!(

@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use super::{InstructionSet, LANES, Lanes, Simd, code_shifts, e4m3};
 
 /// Plain Rust code, without intrinsics, which every machine can execute.
-#[derive(Clone, Copy)]
-pub(crate) struct Portable;
+#[derive(Clone, Copy, Debug)]
+pub struct Portable;
 
 impl Simd for Portable {
     type Floats = Lanes;

@@ -27,7 +27,7 @@ impl Floats {
     }
 
     /// Copies rows of `width` elements, in the order of `rows`.
-    pub(crate) fn of_rows(from: Elements<'_>, rows: &[usize], width: usize) -> Floats {
+    pub fn of_rows(from: Elements<'_>, rows: &[usize], width: usize) -> Floats {
         fn together<T: Copy>(values: &[T], rows: &[usize], width: usize) -> Vec<T> {
             rows.iter().flat_map(|row| &values[row * width..(row + 1) * width]).copied().collect()
         }
@@ -39,6 +39,7 @@ impl Floats {
     }
 
     /// Returns a read-only view.
+    #[inline]
     pub fn elements(&self) -> Elements<'_> {
         match self {
             Floats::F32(values) => Elements::F32(values),
@@ -48,6 +49,7 @@ impl Floats {
     }
 
     /// Returns a mutable view.
+    #[inline]
     pub fn elements_mut(&mut self) -> ElementsMut<'_> {
         match self {
             Floats::F32(values) => ElementsMut::F32(values),
@@ -57,6 +59,7 @@ impl Floats {
     }
 
     /// Rounds `values` into the elements from `start` on.
+    #[inline]
     pub fn store(&mut self, start: usize, values: &[f32]) {
         let range = start..start + values.len();
         match self {

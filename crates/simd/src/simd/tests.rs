@@ -1,6 +1,7 @@
 //! Compares each operation of each set with the portable one.
 
 use super::{InstructionSet, InstructionSetError, LANES, Lanes, Portable, Simd, e4m3};
+use crate::dispatched;
 
 /// Runs every operation on the same data, and returns the bits of the results.
 fn all_operations<S: Simd>(simd: S, out: &mut Vec<u32>) {
