@@ -5,7 +5,7 @@ import { bytes, clock, count, day, digits, duration, percent, plural, seconds, s
 import { type Cluster, type Machine, type Model, type Recovery, cluster, samples } from "../state";
 import { Chart } from "../ui/chart";
 import { Graph } from "../ui/graph";
-import { Badge, Bar, Card, Empty, Progress, toneOf } from "../ui/parts";
+import { Badge, Bar, Card, Empty, Progress, type Tone, toneOf } from "../ui/parts";
 
 /** Number of recoveries that are listed. */
 const RECOVERIES_SHOWN = 6;
@@ -50,6 +50,12 @@ function Tile({ name, value, unit, note, children }: { name: string; value: stri
   );
 }
 
+/** The colour of a queue of which this share is full. */
+function queueTone(share: number): Tone {
+  if (share < 0.4) return "good";
+  return share < 0.75 ? "warn" : "bad";
+}
+
 function Tiles({ now }: { now: Cluster }) {
   const rates = samples.value.map((it) => it[1]);
   const peak = Math.max(0, ...rates);
@@ -62,7 +68,7 @@ function Tiles({ now }: { now: Cluster }) {
       <Tile name="Speed" value={digits(rates.at(-1) ?? 0)} unit="tokens/s" note={`peak ${digits(peak)} in ten minutes`} />
       <Tile name="Running" value={count(now.running)} note={`of at most ${count(now.running_max)}`} />
       <Tile name="Waiting" value={count(now.waiting)} note={`of at most ${count(now.waiting_max)}`}>
-        <Bar parts={[{ share, tone: 0.8 < share ? "warn" : "accent" }]} label={`The queue is ${percent(share)} full`} />
+        <Bar parts={[{ share, tone: queueTone(share) }]} label={`The queue is ${percent(share)} full`} />
       </Tile>
       <Tile name="Prompt cache" value={0 < queried ? percent(found / queried) : "–"} note={`${count(found)} tokens reused`} />
       <Tile name="Generated" value={count(sampled)} unit="tokens" note={`up ${duration(now.uptime_s)}`} />
