@@ -20,6 +20,9 @@ const ALIGNMENT: u64 = 32;
 const BLOCK: u64 = 32;
 const BLOCK_BYTES: u64 = 18;
 
+/// Scale of all blocks: 0.005 as an f16.
+const SCALE: u16 = 0x1d1f;
+
 /// Number of bytes of random codes, which are repeated through the file.
 const PATTERN_BYTES: usize = BLOCK_BYTES as usize * 7919;
 
@@ -114,8 +117,7 @@ pub(super) fn random_blocks() -> Vec<u8> {
     let mut state = 1_u64;
     let mut bytes = vec![0; PATTERN_BYTES];
     for block in bytes.chunks_exact_mut(BLOCK_BYTES as usize) {
-        let scale = half::f16::from_f32(0.005);
-        block[..2].copy_from_slice(&scale.to_le_bytes());
+        block[..2].copy_from_slice(&SCALE.to_le_bytes());
         for byte in &mut block[2..] {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -190,6 +192,6 @@ mod tests {
         let header = bytes.len() - data as usize;
         assert!(header.is_multiple_of(ALIGNMENT as usize));
         // The first tensor begins with a block's scale.
-        assert_eq!(bytes[header..header + 2], half::f16::from_f32(0.005).to_le_bytes());
+        assert_eq!(bytes[header..header + 2], SCALE.to_le_bytes());
     }
 }
