@@ -67,9 +67,20 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("recurrence", &["mlx"]),
     ("weights", &["families", "kernels", "mlx", "protocol", "spec"]),
     ("cache", &["kernels", "mlx", "protocol", "recurrence"]),
+    ("parallel", &["kernels", "mlx", "protocol", "spec", "weights"]),
     (
         "models",
-        &["cache", "kernels", "mlx", "protocol", "recurrence", "spec", "transport", "weights"],
+        &[
+            "cache",
+            "kernels",
+            "mlx",
+            "parallel",
+            "protocol",
+            "recurrence",
+            "spec",
+            "transport",
+            "weights",
+        ],
     ),
     ("runner", &["kernels", "mlx", "models", "protocol", "store", "transport", "weights"]),
 ];

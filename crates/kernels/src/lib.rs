@@ -56,7 +56,7 @@ pub use experts::{
 pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed, heads_apart};
 pub use machine::{Limits, limits};
 pub use matmul::{Product, TermColumns, matmul, matmul_each, quantized_matmul};
-pub use norm::{Norm, normalize, rms_norm};
+pub use norm::{NormParameters, normalize, rms_norm};
 pub use recurrence::{
     ConvBiases, ConvKernels, DecayWeights, OutputGates, RecurrenceInputs, RecurrenceRule,
     RecurrenceSizes, RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights,

@@ -4,7 +4,7 @@ use jackalope_simd::{Elements, ElementsMut, LANES, Simd, Threads, dispatched, pi
 
 /// A normalisation of rows of one width.
 #[derive(Clone, Copy, Debug)]
-pub struct Norm<'a> {
+pub struct NormParameters<'a> {
     /// Whether the mean is subtracted first, as in layer normalisation (Ba et al. 2016); otherwise it
     /// is root-mean-square normalisation (Zhang and Sennrich 2019).
     pub is_centred: bool,
@@ -16,7 +16,7 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-/// A [`Norm`] whose vectors are converted.
+/// A [`NormParameters`] whose vectors are converted.
 #[derive(Clone, Debug)]
 pub(crate) struct WideNorm {
     /// Number of elements of the vectors.
@@ -33,8 +33,8 @@ impl WideNorm {
     /// # Panics
     /// If a vector has another length.
     #[track_caller]
-    pub(crate) fn new(norm: Norm<'_>, width: usize) -> WideNorm {
-        let Norm { is_centred, weight, bias, eps } = norm;
+    pub(crate) fn new(norm: NormParameters<'_>, width: usize) -> WideNorm {
+        let NormParameters { is_centred, weight, bias, eps } = norm;
         let fits = |vector: &Option<Elements<'_>>| vector.is_none_or(|it| it.len() == width);
         assert!(fits(&weight) && fits(&bias), "a weight for each of {width} elements");
         let [weight, bias] = [weight, bias].map(|it| it.map(|vector| vector.to_f32()));
@@ -106,7 +106,7 @@ fn sum_of_squares<S: Simd>(simd: S, row: &[f32]) -> f32 {
 #[track_caller]
 pub fn normalize(
     x: Elements<'_>,
-    norm: Norm<'_>,
+    norm: NormParameters<'_>,
     width: usize,
     out: ElementsMut<'_>,
     threads: &Threads,
@@ -135,7 +135,7 @@ pub fn rms_norm(
     out: ElementsMut<'_>,
     threads: &Threads,
 ) {
-    let norm = Norm { is_centred: false, weight: Some(weight), bias: None, eps };
+    let norm = NormParameters { is_centred: false, weight: Some(weight), bias: None, eps };
     normalize(x, norm, weight.len(), out, threads);
 }
 

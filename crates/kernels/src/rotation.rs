@@ -2,7 +2,7 @@
 
 use jackalope_simd::{Simd, Threads, dispatched, piece_rows};
 
-use crate::norm::{Norm, WideNorm};
+use crate::norm::{NormParameters, WideNorm};
 
 /// The rotation of each row's heads.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub struct Rotation<'a> {
 #[track_caller]
 pub fn place_heads(
     x: &mut [f32],
-    norm: Option<Norm<'_>>,
+    norm: Option<NormParameters<'_>>,
     rotation: Rotation<'_>,
     threads: &Threads,
 ) {

@@ -2,17 +2,17 @@
 
 use jackalope_simd::{CHUNK, Elements, ElementsMut, Simd, Threads, dispatched, piece_rows};
 
-use crate::norm::{Norm, WideNorm};
+use crate::norm::{NormParameters, WideNorm};
 
-/// Norm, factor and terms that are applied to a product before it is rounded.
+/// NormParameters, factor and terms that are applied to a product before it is rounded.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
     /// The residual, of the same length as the product.
     pub residual: Elements<'a>,
     /// Bias, added to every row of the product.
     pub bias: Option<Elements<'a>>,
-    /// Norm of the rows of the product and the bias, of `width` elements, if there is one.
-    pub norm: Option<Norm<'a>>,
+    /// NormParameters of the rows of the product and the bias, of `width` elements, if there is one.
+    pub norm: Option<NormParameters<'a>>,
     /// Factor of the product with bias and norm, before the residual is added.
     pub factor: f32,
     /// Factor of the sum with the residual.

@@ -20,7 +20,7 @@ pub fn layer_norm(x: &Array, weight: Option<&Array>, bias: Option<&Array>, eps: 
 
 /// The parameters of [`rope`].
 #[derive(Debug, Clone, Copy)]
-pub struct Rope<'a> {
+pub struct RopeParameters<'a> {
     /// Number of elements of each head that are rotated.
     pub dims: i32,
     /// Whether pairs are neighbouring elements, instead of one element from each half.
@@ -47,7 +47,7 @@ pub enum RopeOffset<'a> {
 /// Applies rotary position embedding to `x` `[batch, heads, seq, head_dim]`, with row `i` at
 /// position `offset + i`.
 #[track_caller]
-pub fn rope(x: &Array, rope: Rope<'_>) -> Array {
+pub fn rope(x: &Array, rope: RopeParameters<'_>) -> Array {
     let (offset, offsets) = match rope.offset {
         RopeOffset::First(offset) => (offset, None),
         RopeOffset::Each(offsets) => (0, Some(offsets)),

@@ -14,10 +14,10 @@ use jackalope_mlx::Array;
 
 use self::decoder::Decoder;
 use crate::layers::Heads;
-use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::{Step, StepTokens};
 use jackalope_cache::LayerCacheShape;
+use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
 use jackalope_weights::checkpoint::Checkpoint;
 use jackalope_weights::{LoadCounters, LoadProgress, Loader};

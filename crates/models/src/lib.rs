@@ -16,7 +16,6 @@ mod arch;
 mod embed;
 mod layers;
 mod model;
-mod parallel;
 mod step;
 
 pub use jackalope_protocol::split;
@@ -24,7 +23,7 @@ pub use jackalope_protocol::split::Split;
 
 pub use embed::Pool;
 pub use jackalope_cache::SequenceCache;
+pub use jackalope_parallel::{Compute, GroupCell, Parallel, Sums};
 pub use jackalope_weights::{LoadError, LoadProgress};
 pub use model::{Batch, Model, ModelFacts};
-pub use parallel::{Compute, GroupCell, Parallel, Sums};
 pub use step::Span;

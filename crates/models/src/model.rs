@@ -8,10 +8,10 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_protocol::{CacheCost, TokenId, UnitRange};
 
 use crate::arch::{self, Dimensions, Network};
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::{Span, Step, StepTokens};
 use jackalope_cache::{CacheShape, LayerCacheShape, SequenceCache, SlotPool};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::checkpoint::Checkpoint;
 use jackalope_weights::{LoadCounters, LoadProgress};

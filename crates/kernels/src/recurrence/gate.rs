@@ -6,7 +6,7 @@ use jackalope_simd::{Elements, ElementsMut, Simd, Threads, dispatched};
 
 use super::block::silu;
 use crate::activation::logistic;
-use crate::norm::{Norm, WideNorm};
+use crate::norm::{NormParameters, WideNorm};
 
 /// Number of elements of a piece of work, about.
 const PIECE_ELEMENTS: usize = 1 << 10;
@@ -43,7 +43,7 @@ impl<'a> OutputGates<'a> {
 #[track_caller]
 pub fn gated_norm(
     x: &[f32],
-    norm: Norm<'_>,
+    norm: NormParameters<'_>,
     gates: OutputGates<'_>,
     out: ElementsMut<'_>,
     threads: &Threads,

@@ -2,7 +2,7 @@
 //! of the heads.
 
 use jackalope_kernels::{
-    ConvBiases, ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, Norm,
+    ConvBiases, ConvKernels, DecayWeights, Elements, ElementsMut, InstructionSet, NormParameters,
     OutputGates, RecurrenceInputs, RecurrenceRule, RecurrenceSizes, RecurrenceWeights,
     SequenceState, ShortConvInputs, ShortConvWeights, Threads, gated_norm, recurrence,
     short_convolution, sigmoid_gate, silu_gate,
@@ -370,7 +370,7 @@ fn gates_are_their_definitions() {
     {
         let mut found = vec![0.0; x.len()];
         let weights = Some(Elements::F32(&weight));
-        let norm = Norm { is_centred: false, weight: weights, bias: None, eps: 1e-5 };
+        let norm = NormParameters { is_centred: false, weight: weights, bias: None, eps: 1e-5 };
         gated_norm(&x, norm, kind, ElementsMut::F32(&mut found), &threads);
         for ((x, gates), found) in x.chunks(40).zip(gates.chunks(40)).zip(found.chunks(40)) {
             let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();

@@ -2,8 +2,9 @@
 
 use half::bf16;
 use jackalope_kernels::{
-    ActivationFunction, Elements, ElementsMut, InstructionSet, Norm, Rotation, Terms, Threads,
-    activate, add_bias, add_terms, gated, normalize, place_heads, rms_norm, scale_logits, swiglu,
+    ActivationFunction, Elements, ElementsMut, InstructionSet, NormParameters, Rotation, Terms,
+    Threads, activate, add_bias, add_terms, gated, normalize, place_heads, rms_norm, scale_logits,
+    swiglu,
 };
 use proptest::prelude::*;
 
@@ -42,7 +43,7 @@ fn norm_of(row: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
 }
 
 /// Layer normalisation, or root-mean-square normalisation, with a bias or without.
-fn norm_with(row: &[f32], norm: Norm<'_>) -> Vec<f64> {
+fn norm_with(row: &[f32], norm: NormParameters<'_>) -> Vec<f64> {
     let wide: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
     let mean = wide.iter().sum::<f64>() / wide.len() as f64;
     let base = if norm.is_centred { mean } else { 0.0 };
@@ -130,7 +131,7 @@ proptest! {
     ) {
         let x = numbers(rows * width, seed);
         let (weight, bias) = (numbers(width, seed ^ 1), numbers(width, seed ^ 2));
-        let norm = Norm {
+        let norm = NormParameters {
             is_centred,
             weight: has_weight.then_some(Elements::F32(&weight)),
             bias: has_bias.then_some(Elements::F32(&bias)),
@@ -179,7 +180,7 @@ proptest! {
         let product = numbers(rows * width, seed);
         let wide: Vec<f64> = product.iter().map(|value| f64::from(*value)).collect();
         let (residual, weight) = (numbers(rows * width, seed ^ 1), numbers(width, seed ^ 2));
-        let norm = Norm {
+        let norm = NormParameters {
             is_centred,
             weight: Some(Elements::F32(&weight)),
             bias: None,
@@ -261,7 +262,7 @@ proptest! {
         let cos: Vec<f32> = angles.iter().map(|angle| angle.cos()).collect();
         let sin: Vec<f32> = angles.iter().map(|angle| angle.sin()).collect();
         let rotation = Rotation { cos: &cos, sin: &sin, head_dim, pairs, is_traditional };
-        let norm = has_norm.then_some(Norm {
+        let norm = has_norm.then_some(NormParameters {
             is_centred: false,
             weight: Some(Elements::F32(&weight)),
             bias: None,

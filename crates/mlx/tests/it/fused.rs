@@ -1,6 +1,6 @@
 //! Compares fused and quantised operations with plain ones.
 
-use jackalope_mlx::fast::{self, AttentionScores, Mask, Rope, RopeOffset};
+use jackalope_mlx::fast::{self, AttentionScores, Mask, RopeOffset, RopeParameters};
 use jackalope_mlx::quant::{self, Format, Mode};
 use jackalope_mlx::{Array, Dtype};
 
@@ -48,7 +48,7 @@ fn rope_rotates_by_base_or_by_frequencies() {
     let inverse_freqs = Array::scalar(10_000.0).power(&exponents);
     let positions = Array::arange_from(5, 8, Dtype::F32);
     let expected = rotated(&x, &positions, &inverse_freqs);
-    let by_base = Rope {
+    let by_base = RopeParameters {
         dims: 8,
         traditional: false,
         base: Some(10_000.0),
@@ -58,9 +58,9 @@ fn rope_rotates_by_base_or_by_frequencies() {
     };
     assert_close(&fast::rope(&x, by_base), &expected, 1e-5);
     let freqs = Array::scalar(1.0) / &inverse_freqs;
-    let by_freqs = Rope { base: None, freqs: Some(&freqs), ..by_base };
+    let by_freqs = RopeParameters { base: None, freqs: Some(&freqs), ..by_base };
     assert_close(&fast::rope(&x, by_freqs), &expected, 1e-5);
-    let (message, _) = panic_of(|| drop(fast::rope(&x, Rope { base: None, ..by_base })));
+    let (message, _) = panic_of(|| drop(fast::rope(&x, RopeParameters { base: None, ..by_base })));
     assert!(message.starts_with("rope: [rope]"), "{message}");
 }
 

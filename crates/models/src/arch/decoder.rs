@@ -10,10 +10,10 @@ use crate::layers::{
     Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Residual,
     Ropes, Stack, StackSizes, Stream, StreamEnds, StreamMix, TableSize, vocabulary,
 };
-use crate::parallel::Parallel;
 use crate::split::Cut;
 use crate::step::{Step, StepTokens};
 use jackalope_cache::LayerCacheShape;
+use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 use jackalope_weights::checkpoint::Checkpoint;

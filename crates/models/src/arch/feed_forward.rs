@@ -8,7 +8,7 @@ use jackalope_spec::{
 
 use super::parts::{LayerParts, mlp_weights};
 use crate::layers::{
-    Activation, BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent,
+    BlockActivation, BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent,
     Linear, Mlp, MlpBlock, Norm, Residual, Router, RouterSettings, RouterVectors, RowInput,
     SharedExpert, SparseMlp, VectorNorm,
 };
@@ -73,10 +73,10 @@ fn mlp(spec: &MlpSpec, unit: usize, parts: &LayerParts<'_, '_>) -> Result<Mlp, L
 }
 
 /// Loads an activation, whose parameters are below `w` if it has any.
-fn activation(activation: spec::Activation, w: &Weights<'_>) -> Result<Activation, LoadError> {
-    Ok(Activation::Function(match activation {
+fn activation(activation: spec::Activation, w: &Weights<'_>) -> Result<BlockActivation, LoadError> {
+    Ok(BlockActivation::Function(match activation {
         spec::Activation::ClampedSilu { alpha, limit } => {
-            return Ok(Activation::ClampedSilu { alpha, limit });
+            return Ok(BlockActivation::ClampedSilu { alpha, limit });
         }
         spec::Activation::Silu => ActivationFunction::Silu,
         spec::Activation::BoundedSilu { bound, limit } => {

@@ -9,7 +9,7 @@ use jackalope_spec::{
 use crate::layers::{
     BlockFrame, MlpWeights, Norm, NormSettings, PerLayerReader, ReaderSizes, Ropes, StreamMix,
 };
-use crate::parallel::Parallel;
+use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 

@@ -14,13 +14,13 @@ use jackalope_kernels::{Elements, ElementsMut, Floats, Threads};
 use jackalope_mlx::{Array, ArrayType, Dtype, dim};
 use jackalope_spec::{AltUpLayer, AltUpSpec};
 
-use super::kernel::{elements, pinned, primitive, primitives};
-use super::linear::{HasBias, Linear, LinearKernel};
-use super::norm::{Norm, NormKernel, NormSettings};
 use super::per_layer::{LayerInput, PerLayerReader, ReaderKernel};
 use super::residual::Residual;
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
+use jackalope_parallel::kernel::{elements, pinned, primitive, primitives};
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel, NormSettings};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 

@@ -11,20 +11,20 @@ use jackalope_spec::QueryGrowth;
 
 use super::chosen::{ChooserKernel, ChosenAttention};
 use super::frame::BlockFrame;
-use super::head_norms::{HeadNorms, HeadNormsKernel};
-use super::heads::Heads;
 use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
-use super::kernel::{DivisibleKernel, elements, pinned};
-use super::linear::{Linear, LinearKernel};
 use super::mlp::Mlp;
-use super::norm::{Norm, NormKernel};
-use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
-use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
-use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
 use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, float};
+use jackalope_parallel::head_norms::{HeadNorms, HeadNormsKernel};
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::{DivisibleKernel, elements, pinned};
+use jackalope_parallel::linear::{Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::output::{BlockOutput, stock_sum_products, sum_products};
+use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::{Compute, Parallel};
 
 /// The layers and settings of an attention block.
 #[derive(Debug)]

@@ -9,13 +9,13 @@ use jackalope_mlx::{Array, ArrayType, Dtype, dim};
 use jackalope_protocol::TokenId;
 use jackalope_spec::LogitsSpec;
 
-use super::kernel::{Matrix, MatrixCut, elements, primitive, zeros_after};
-use super::linear::HasBias;
-use super::output::Bias;
 use super::residual::Residual;
-use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, VOCAB_UNIT, cut_dimension};
 use crate::step::StepTokens;
+use jackalope_parallel::kernel::{MatrixCut, WeightMatrix, elements, primitive, zeros_after};
+use jackalope_parallel::linear::HasBias;
+use jackalope_parallel::output::Bias;
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -29,7 +29,7 @@ pub(crate) struct TableSize {
 /// A table `[vocab, hidden]`, of which this rank holds some rows.
 #[derive(Debug)]
 pub(super) struct Table {
-    matrix: Matrix,
+    matrix: WeightMatrix,
     /// Vector that is added to the logits, this rank's part.
     bias: Option<Bias>,
     /// Rows of each rank.
@@ -52,7 +52,7 @@ impl Table {
             cuts = vec![Cut::new(vocab, 0..0); cuts.len()];
         }
         let cut = MatrixCut::Output { output: &cuts[parallel.rank()], input: hidden };
-        let matrix = Matrix::load(w, cut)?;
+        let matrix = WeightMatrix::load(w, cut)?;
         let bias = match bias {
             HasBias::Yes => Some(w.floats("bias", &[vocab], Part::rows(&cuts[parallel.rank()]))?),
             HasBias::No => None,

@@ -10,19 +10,19 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, TermColumns, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, dim, quant};
 
-use super::activation::{self, Activation};
 use super::frame::BlockFrame;
-use super::kernel::{
-    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, elements, pinned, zeros_after,
-};
-use super::linear::{Linear, LinearKernel};
 use super::mlp::{Mlp, MlpKernel};
-use super::norm::{Norm, NormKernel};
-use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::router::{Router, RouterKernel, Routes, StockRoutes};
-use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
+use jackalope_parallel::activation::{self, BlockActivation};
+use jackalope_parallel::kernel::{
+    DivisibleKernel, MatrixCut, MatrixKernel, WeightMatrix, elements, pinned, zeros_after,
+};
+use jackalope_parallel::linear::{Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::output::{BlockOutput, stock_sum_products, sum_products};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -40,7 +40,7 @@ pub(crate) struct ExpertSizes {
     /// Number of inner elements in an indivisible unit.
     pub(crate) unit: usize,
     /// How gate and up are combined.
-    pub(crate) activation: Activation,
+    pub(crate) activation: BlockActivation,
     /// Whether the products have biases.
     pub(crate) has_bias: bool,
     /// Whether the router's weights multiply what an expert reads, not its result.
@@ -59,9 +59,9 @@ pub(crate) struct ExpertWeights<'a> {
 /// Experts that each compute `down(activation(gate(x), up(x)))`, or `down(activation(up(x)))`.
 #[derive(Debug)]
 pub(crate) struct Experts {
-    gate_proj: Option<Matrix>, // [experts * inner, hidden]
-    up_proj: Matrix,           // [experts * inner, hidden]
-    down_proj: Matrix,         // [experts * hidden, inner]
+    gate_proj: Option<WeightMatrix>, // [experts * inner, hidden]
+    up_proj: WeightMatrix,           // [experts * inner, hidden]
+    down_proj: WeightMatrix,         // [experts * hidden, inner]
     biases: Option<ExpertBiases>,
     sizes: ExpertSizes,
     /// This rank's part of the inner dimension.
@@ -110,12 +110,12 @@ impl Experts {
         let columns = MatrixCut::Input { output: hidden, input: &inner };
         let biases = has_bias.then(|| ExpertBiases::load(w, sizes, &inner)).transpose()?;
         let gate_proj = w.gate_proj.as_ref();
-        let gate_proj = gate_proj.map(|w| Matrix::load_experts(w, num_experts, rows));
+        let gate_proj = gate_proj.map(|w| WeightMatrix::load_experts(w, num_experts, rows));
         Ok(Experts {
             biases,
             gate_proj: gate_proj.transpose()?,
-            up_proj: Matrix::load_experts(&w.up_proj, num_experts, rows)?,
-            down_proj: Matrix::load_experts(&w.down_proj, num_experts, columns)?,
+            up_proj: WeightMatrix::load_experts(&w.up_proj, num_experts, rows)?,
+            down_proj: WeightMatrix::load_experts(&w.down_proj, num_experts, columns)?,
             sizes,
             inner,
             terms: parallel.terms(unit),
@@ -147,7 +147,7 @@ impl Experts {
             bias.map_or(x.clone(), |bias| x.add(&bias.take(&indices, 0).expand_dims(1)))
         };
         let biases = self.biases.as_ref();
-        let projected = |matrix: &Matrix, idx: usize| {
+        let projected = |matrix: &WeightMatrix, idx: usize| {
             biased(matrix.stock_gathered(&x, gather), biases.map(|biases| &biases.gate_up[idx]))
         };
         let gate = self.gate_proj.as_ref().map(|matrix| projected(matrix, 0));
@@ -179,7 +179,7 @@ impl Experts {
 
     fn kernel(&self) -> ExpertsKernel {
         ExpertsKernel {
-            gate: self.gate_proj.as_ref().map(Matrix::kernel),
+            gate: self.gate_proj.as_ref().map(WeightMatrix::kernel),
             up: self.up_proj.kernel(),
             down: DivisibleKernel { matrix: self.down_proj.kernel(), terms: self.terms },
             biases: self.biases.as_ref().map(|biases| BiasesKernel {
@@ -202,7 +202,7 @@ struct ExpertsKernel {
     up: Arc<MatrixKernel>,
     down: DivisibleKernel,
     biases: Option<BiasesKernel>,
-    activation: Activation,
+    activation: BlockActivation,
     weighs_input: bool,
     /// Whether this rank adds what is not divided.
     adds_once: bool,

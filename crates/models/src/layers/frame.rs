@@ -1,7 +1,7 @@
 //! What surrounds a block between two states of the residual stream.
 
-use super::norm::Norm;
 use super::stream_mix::StreamMix;
+use jackalope_parallel::norm::Norm;
 
 /// The norms and factors around a block: `scale * (stream + factor * output(block(input(stream))))`.
 #[derive(Debug)]

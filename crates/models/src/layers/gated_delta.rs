@@ -11,19 +11,19 @@ use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 use jackalope_spec::{GatedDeltaSizes, GatedDeltaSpec, HeadRows, KimiDelta, NormKind};
 
 use super::frame::BlockFrame;
-use super::heads::Heads;
-use super::kernel::{DivisibleKernel, OwnRows};
-use super::linear::{HasBias, Linear, LinearKernel};
-use super::norm::{Norm, NormKernel, NormSettings};
 use super::recurrent::{
     RecurrenceKernel, RecurrentParts, RecurrentTensors, SmallWeights, StockRows, empty_state,
     stock_sequences,
 };
 use super::residual::Residual;
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_cache::{LayerCacheShape, float};
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::{DivisibleKernel, OwnRows};
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel, NormSettings};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 
 /// Epsilon added to the squared length of queries and keys, as in mlx-lm.

@@ -16,10 +16,10 @@ use jackalope_spec::HyperConnectionSpec;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
-use super::kernel::{primitive, primitives};
 use super::residual::Residual;
-use super::wide_matrix::{WideMatrix, WideMatrixKernel};
-use crate::parallel::{Compute, Parallel};
+use jackalope_parallel::kernel::{primitive, primitives};
+use jackalope_parallel::wide_matrix::{WideMatrix, WideMatrixKernel};
+use jackalope_parallel::{Compute, Parallel};
 
 /// What one block does with the streams.
 #[derive(Debug)]
@@ -254,7 +254,7 @@ fn projected(
     eps: f32,
     threads: &Threads,
 ) -> Vec<f32> {
-    let norm = kernels::Norm { is_centred: false, weight: None, bias: None, eps };
+    let norm = kernels::NormParameters { is_centred: false, weight: None, bias: None, eps };
     let mut normed = vec![0.0; streams.len()];
     let out = ElementsMut::F32(&mut normed);
     kernels::normalize(Elements::F32(streams), norm, projection.input, out, threads);

@@ -13,8 +13,8 @@ use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
-use super::wide_matrix::{WideMatrix, WideMatrixKernel};
 use jackalope_cache::{Page, PoolShape};
+use jackalope_parallel::wide_matrix::{WideMatrix, WideMatrixKernel};
 
 /// Pools of positions, of which an indexer chooses some.
 #[derive(Debug)]

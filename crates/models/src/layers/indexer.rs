@@ -15,12 +15,12 @@ use jackalope_mlx::{Array, dim};
 
 use super::index_blocks::BlockQueries;
 use super::index_pools::{IndexPools, PoolPlaces};
-use super::linear::{Linear, LinearKernel};
-use super::norm::{Norm, NormKernel};
-use super::rope::{Rope, RotationTable};
-use super::wide_matrix::WideMatrixKernel;
 use crate::step::{Choice, Step, StepSpan};
 use jackalope_cache::{LayerPages, Page};
+use jackalope_parallel::linear::{Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::wide_matrix::WideMatrixKernel;
 
 /// Heads of an indexer, and how many positions it chooses.
 #[derive(Clone, Copy, Debug)]

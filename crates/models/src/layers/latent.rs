@@ -27,18 +27,18 @@ use jackalope_spec::QueryGrowth;
 use super::attention::query_factors;
 use super::chosen::{ChooserKernel, ChosenAttention};
 use super::frame::BlockFrame;
-use super::head_matrix::{HeadMatrix, HeadMatrixKernel};
-use super::heads::Heads;
 use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
-use super::kernel::DivisibleKernel;
-use super::linear::{Linear, LinearKernel};
-use super::norm::{Norm, NormKernel};
 use super::residual::Residual;
-use super::rope::{Rope, RotationTable};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
-use crate::parallel::{Compute, Parallel};
 use crate::step::{Reach, Step, StepSpan};
 use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape, float};
+use jackalope_parallel::head_matrix::{HeadMatrix, HeadMatrixKernel};
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::DivisibleKernel;
+use jackalope_parallel::linear::{Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::{Compute, Parallel};
 
 /// Widths of a head and of a latent.
 #[derive(Clone, Copy, Debug)]

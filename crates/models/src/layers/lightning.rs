@@ -22,18 +22,18 @@ use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 
 use super::frame::BlockFrame;
-use super::group_norm::{GroupNorm, GroupNormKernel};
-use super::heads::Heads;
-use super::kernel::DivisibleKernel;
-use super::linear::{Linear, LinearKernel};
-use super::norm::{Norm, NormKernel};
-use super::output::BlockOutput;
 use super::recurrent::{RecurrenceKernel, StockRows, empty_state, stock_sequences};
 use super::residual::{Middle, Residual, TwoParts};
-use super::rope::{Rope, RotationTable};
-use crate::parallel::{Compute, Parallel};
 use crate::step::{Step, StepSpan};
 use jackalope_cache::{LayerCacheShape, float};
+use jackalope_parallel::group_norm::{GroupNorm, GroupNormKernel};
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::DivisibleKernel;
+use jackalope_parallel::linear::{Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::output::BlockOutput;
+use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::{Compute, Parallel};
 
 /// What lightning attention is made of.
 #[derive(Debug)]

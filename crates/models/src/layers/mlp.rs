@@ -4,15 +4,15 @@ use jackalope_cache::float;
 use jackalope_kernels::{self as kernels, Elements, Floats, Threads};
 use jackalope_mlx::{Array, Dtype};
 
-use super::activation::{self, Activation};
-use super::cutoff::Cutoff;
 use super::frame::BlockFrame;
-use super::kernel::DivisibleKernel;
-use super::linear::{HasBias, Linear, LinearKernel, RowInput};
-use super::output::BlockOutput;
 use super::residual::{Middle, Residual, TwoParts};
-use crate::parallel::{Compute, Parallel};
 use crate::split::{Cut, cut_dimension};
+use jackalope_parallel::activation::{self, BlockActivation};
+use jackalope_parallel::cutoff::Cutoff;
+use jackalope_parallel::kernel::DivisibleKernel;
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel, RowInput};
+use jackalope_parallel::output::BlockOutput;
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
@@ -25,7 +25,7 @@ pub(crate) struct MlpBlock {
     pub(crate) unit: usize,
     /// Whether its products have biases.
     pub(crate) has_bias: bool,
-    pub(crate) activation: Activation,
+    pub(crate) activation: BlockActivation,
     /// See [`jackalope_spec::MlpSpec::cutoff`].
     pub(crate) cutoff: Option<f32>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Mlp {
     gate_proj: Option<Linear>,
     up_proj: Linear,
     down_proj: Linear,
-    activation: Activation,
+    activation: BlockActivation,
     cutoff: Option<f32>,
     dtype: Dtype,
     parallel: Parallel,
@@ -162,7 +162,7 @@ impl Mlp {
 pub(super) struct MlpKernel {
     inward: InwardKernel,
     down: DivisibleKernel,
-    activation: Activation,
+    activation: BlockActivation,
     dtype: Dtype,
 }
 

@@ -6,14 +6,14 @@ use jackalope_mlx::{Array, Dtype};
 
 use super::attention::Attention;
 use super::frame::BlockFrame;
-use super::heads::Heads;
-use super::kernel::zeros_after;
-use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::{Middle, Residual, TwoParts};
 use super::state_space::StateSpace;
-use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
 use jackalope_cache::LayerCacheShape;
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::zeros_after;
+use jackalope_parallel::output::{BlockOutput, stock_sum_products, sum_products};
+use jackalope_parallel::{Compute, Parallel};
 
 /// Attention and a state space beside each other.
 #[derive(Debug)]

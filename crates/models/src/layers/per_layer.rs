@@ -12,15 +12,15 @@ use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_protocol::TokenId;
 use jackalope_spec::{PerLayerBlock, PerLayerInputsSpec};
 
-use super::activation;
 use super::embedding::{Embedding, Table, TableSize};
-use super::kernel::primitive;
-use super::linear::{HasBias, Linear, LinearKernel};
-use super::norm::{Norm, NormKernel, NormSettings};
 use super::residual::Residual;
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::StepTokens;
+use jackalope_parallel::activation;
+use jackalope_parallel::kernel::primitive;
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel};
+use jackalope_parallel::norm::{Norm, NormKernel, NormSettings};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 

@@ -11,13 +11,13 @@ use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::{StateArrays, StateStep, convolution, taps};
 use jackalope_spec::HeadRows;
 
-use super::convolution::conv_kernels;
-use super::heads::Heads;
-use super::kernel::{OwnRows, pinned};
-use super::linear::{HasBias, Linear};
-use crate::parallel::Parallel;
 use crate::split::{Cut, HeadCounts};
 use crate::step::{Step, StepSpan};
+use jackalope_parallel::Parallel;
+use jackalope_parallel::convolution::conv_kernels;
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::{OwnRows, pinned};
+use jackalope_parallel::linear::{HasBias, Linear};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 

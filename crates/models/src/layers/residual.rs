@@ -20,11 +20,11 @@ use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, T
 use jackalope_mlx::{Array, ArrayType, Dtype, Pinned, dim};
 
 use super::frame::BlockFrame;
-use super::kernel::{Outputs, elements, primitive, primitives, zeros_after};
-use super::norm::{Norm, NormKernel};
-use super::output::{Bias, BlockOutput};
 use super::stream_mix::{StreamMix, StreamMixKernel, beside};
-use crate::parallel::{Compute, Parallel};
+use jackalope_parallel::kernel::{Outputs, elements, primitive, primitives, zeros_after};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::output::{Bias, BlockOutput};
+use jackalope_parallel::{Compute, Parallel};
 
 /// The residual stream between two blocks, `[tokens, hidden]`.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use jackalope_kernels::{self as kernels, Elements, ElementsMut, ExpertRows, Rout
 use jackalope_kernels::{ExpertGroups, Floats, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, dim};
 
-use super::activation::stock_capped;
-use super::kernel::{Matrix, MatrixCut, pinned};
-use super::norm::{Norm, NormKernel};
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
+use jackalope_parallel::activation::stock_capped;
+use jackalope_parallel::kernel::{MatrixCut, WeightMatrix, pinned};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -50,7 +50,7 @@ pub(crate) struct RouterVectors<'a> {
 #[derive(Debug)]
 pub(crate) struct Router {
     settings: RouterSettings,
-    gate: Matrix, // [experts, hidden]
+    gate: WeightMatrix, // [experts, hidden]
     /// The gate for the kernels, f32 `[experts, hidden]`: in this form, all CPUs compute the same
     /// bits. `None` if MLX computes.
     plain_gate: Option<Pinned>,
@@ -100,7 +100,7 @@ impl Router {
     ) -> Result<Router, LoadError> {
         let num_experts = settings.num_scores();
         let rows = Cut::of_all_ranks(num_experts);
-        let matrix = Matrix::load(gate, MatrixCut::Output { output: &rows, input: hidden })?;
+        let matrix = WeightMatrix::load(gate, MatrixCut::Output { output: &rows, input: hidden })?;
         let logit_bias = settings
             .has_bias
             .then(|| gate.floats_as(Dtype::F32, "bias", &[num_experts], Part::Whole));

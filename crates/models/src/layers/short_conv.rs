@@ -10,16 +10,16 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_recurrence::{StateArrays, convolution, taps};
 use jackalope_spec::ShortConvSpec;
 
-use super::convolution::conv_kernels;
 use super::frame::BlockFrame;
-use super::heads::Heads;
-use super::kernel::{DivisibleKernel, pinned};
-use super::linear::{HasBias, Linear, LinearKernel};
 use super::recurrent::{RecurrentParts, StepStates, StockRows, stock_sequences};
 use super::residual::Residual;
-use crate::parallel::{Compute, Parallel};
 use crate::step::Step;
 use jackalope_cache::{LayerCacheShape, float};
+use jackalope_parallel::convolution::conv_kernels;
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::{DivisibleKernel, pinned};
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel};
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 use jackalope_weights::Part;
 

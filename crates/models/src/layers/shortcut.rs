@@ -17,10 +17,10 @@ use jackalope_mlx::Array;
 use super::experts::SparseMlp;
 use super::frame::BlockFrame;
 use super::mlp::Mlp;
-use super::output::{BlockOutput, stock_sum_products, sum_products};
 use super::residual::Residual;
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
+use jackalope_parallel::output::{BlockOutput, stock_sum_products, sum_products};
+use jackalope_parallel::{Compute, Parallel};
 
 /// Two dense blocks, and experts that read what the first one reads.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use jackalope_mlx::{Array, Dtype, dim};
 use super::per_layer::LayerInput;
 use super::residual::Residual;
 use super::stream_mix::apart;
-use crate::parallel::Parallel;
+use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
 
 /// Consecutive layers. In a pipeline the stream is received from the rank with the layers before

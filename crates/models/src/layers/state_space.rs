@@ -20,20 +20,20 @@ use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 use jackalope_spec::{HeadRows, StateSpaceSizes, StateSpaceSpec};
 
 use super::frame::BlockFrame;
-use super::group_norm::{GroupNorm, GroupNormKernel};
-use super::heads::Heads;
-use super::kernel::DivisibleKernel;
-use super::linear::{HasBias, Linear, LinearKernel};
-use super::output::BlockOutput;
 use super::recurrent::{
     RecurrenceKernel, RecurrentParts, RecurrentTensors, SmallWeights, StockRows, empty_state,
     stock_sequences,
 };
 use super::residual::{Middle, Residual, TwoParts};
-use crate::parallel::{Compute, Parallel};
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_cache::{LayerCacheShape, float};
+use jackalope_parallel::group_norm::{GroupNorm, GroupNormKernel};
+use jackalope_parallel::heads::Heads;
+use jackalope_parallel::kernel::DivisibleKernel;
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel};
+use jackalope_parallel::output::BlockOutput;
+use jackalope_parallel::{Compute, Parallel};
 use jackalope_weights::LoadError;
 
 /// A state space, or this rank's heads of it.

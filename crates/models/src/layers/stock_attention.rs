@@ -6,10 +6,10 @@ use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim, fast, gpu_kind};
 
 use super::indexer::{StockChooser, StockIndex};
-use super::norm::Norm;
-use super::rope::Rope;
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
 use jackalope_cache::{KvArrays, SequenceCache, SlotPool};
+use jackalope_parallel::norm::Norm;
+use jackalope_parallel::rope::Rope;
 
 /// Maximum size of the scores that are in memory at once where no fused operation computes them piece by
 /// piece, in bytes.

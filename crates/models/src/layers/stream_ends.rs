@@ -6,7 +6,7 @@ use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
 use super::altup::AltUpEnds;
-use crate::parallel::Parallel;
+use jackalope_parallel::Parallel;
 
 /// Makes several streams from the embedding, and one from the streams.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_spec::StreamReader;
 use jackalope_weights::{LoadError, Part, Weights};
 
-use super::kernel::{elements, pinned};
+use jackalope_parallel::kernel::{elements, pinned};
 
 /// Weighs the streams at the ends of earlier blocks of layers, and the current one.
 #[derive(Clone, Debug)]

@@ -11,11 +11,11 @@ use jackalope_spec::{RopeScaling, RopeSpec};
 /// The rotations of a model. Layers with the same description share one, whose table a step computes
 /// once.
 #[derive(Debug, Default)]
-pub(crate) struct Ropes(RefCell<Vec<(RopeSpec, Rc<Rope>)>>);
+pub struct Ropes(RefCell<Vec<(RopeSpec, Rc<Rope>)>>);
 
 impl Ropes {
     /// Returns the rotations of a description.
-    pub(crate) fn of(&self, spec: &RopeSpec) -> Rc<Rope> {
+    pub fn of(&self, spec: &RopeSpec) -> Rc<Rope> {
         let mut known = self.0.borrow_mut();
         if let Some((_, rope)) = known.iter().find(|(known, _)| known == spec) {
             return Rc::clone(rope);
@@ -28,7 +28,7 @@ impl Ropes {
 
 /// Rotates heads by their position.
 #[derive(Debug)]
-pub(crate) struct Rope {
+pub struct Rope {
     /// Number of elements of a head that are rotated, the first ones.
     dims: usize,
     is_traditional: bool,
@@ -54,7 +54,7 @@ impl Rope {
     }
 
     /// Computes cosines and sines for the rows of a step at `positions`.
-    pub(crate) fn table(&self, positions: impl Iterator<Item = usize>) -> RotationTable {
+    pub fn table(&self, positions: impl Iterator<Item = usize>) -> RotationTable {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in positions {
             for radians in &self.radians {
@@ -69,12 +69,12 @@ impl Rope {
 
     /// Rotates the first elements of each head with MLX: `x` and the result are
     /// `[sequences, heads, seq, …]`, with the first row of each sequence at its `offset`.
-    pub(crate) fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
+    pub fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
         if self.dims == 0 {
             return x.clone();
         }
         let scaled = if self.magnitude == 1.0 { x.clone() } else { x.mul(&self.factors(x)) };
-        let rope = fast::Rope {
+        let rope = fast::RopeParameters {
             dims: dim(self.dims),
             traditional: self.is_traditional,
             base: None,
@@ -97,7 +97,7 @@ impl Rope {
 
 /// The cosines and sines of a step's rows.
 #[derive(Debug)]
-pub(crate) struct RotationTable {
+pub struct RotationTable {
     /// Number of pairs of elements that are rotated.
     pairs: usize,
     is_traditional: bool,
@@ -107,7 +107,7 @@ pub(crate) struct RotationTable {
 
 impl RotationTable {
     /// Returns the table in the form that the kernels take, for heads of `head_dim` elements.
-    pub(crate) fn rotation(&self, head_dim: usize) -> Rotation<'_> {
+    pub fn rotation(&self, head_dim: usize) -> Rotation<'_> {
         let RotationTable { pairs, is_traditional, .. } = *self;
         Rotation { cos: &self.cos, sin: &self.sin, head_dim, pairs, is_traditional }
     }

@@ -8,30 +8,32 @@ use jackalope_spec::NormKind;
 
 use super::kernel::{elements, pinned, primitive};
 use crate::parallel::{Compute, Parallel};
-use crate::split::Cut;
+use jackalope_protocol::split::Cut;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
 /// How a norm normalises.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NormSettings {
-    pub(crate) kind: NormKind,
+pub struct NormSettings {
+    /// What it subtracts and adds.
+    pub kind: NormKind,
     /// Epsilon added to the mean of the squares.
-    pub(crate) eps: f32,
+    pub eps: f32,
 }
 
 /// The weights of a norm that are a vector times a factor.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct VectorNorm {
+pub struct VectorNorm {
     /// Number of elements.
-    pub(crate) width: usize,
-    pub(crate) factor: f32,
+    pub width: usize,
+    /// Factor of all elements.
+    pub factor: f32,
 }
 
 /// Computes `x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension, of `x` or of its
 /// difference from its mean. Every rank holds the whole weight.
 #[derive(Debug)]
-pub(crate) struct Norm {
+pub struct Norm {
     weight: Array,       // [width], or [heads, width]
     bias: Option<Array>, // [width]
     kernel: OnceCell<NormKernel>,
@@ -42,7 +44,7 @@ pub(crate) struct Norm {
 
 impl Norm {
     /// Loads a norm of vectors of `width` elements.
-    pub(crate) fn load(
+    pub fn load(
         w: &Weights<'_>,
         width: usize,
         settings: NormSettings,
@@ -57,7 +59,7 @@ impl Norm {
 
     /// Loads a norm of heads of `width` elements, each with weights of its own, of which `heads` are
     /// on this rank.
-    pub(crate) fn load_heads(
+    pub fn load_heads(
         w: &Weights<'_>,
         width: usize,
         heads: &Cut,
@@ -91,7 +93,7 @@ impl Norm {
     }
 
     /// Creates a norm whose weights are one.
-    pub(crate) fn unweighted(width: usize, eps: f32, dtype: Dtype, parallel: &Parallel) -> Norm {
+    pub fn unweighted(width: usize, eps: f32, dtype: Dtype, parallel: &Parallel) -> Norm {
         let ones = Array::full(&[dim(width)], 1.0, dtype);
         ones.eval().expect("a constant needs no input");
         let compute = parallel.compute().clone();
@@ -100,7 +102,7 @@ impl Norm {
     }
 
     /// Loads a norm whose weights are the vector at `w`, times a factor.
-    pub(crate) fn of_vector(
+    pub fn of_vector(
         w: &Weights<'_>,
         VectorNorm { width, factor }: VectorNorm,
         settings: NormSettings,
@@ -117,7 +119,7 @@ impl Norm {
     }
 
     /// Normalises `x`; `x` and the result are `[tokens, width]`.
-    pub(crate) fn forward(&self, x: &Array) -> Array {
+    pub fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };
         let (kernel, out) = (self.kernel(), x.array_type());
         primitive("norm", &[x], out, threads, move |inputs, out, threads| {
@@ -126,7 +128,7 @@ impl Norm {
     }
 
     /// Normalises `x` with MLX; `x` and the result are `[…, width]`.
-    pub(super) fn stock(&self, x: &Array) -> Array {
+    pub fn stock(&self, x: &Array) -> Array {
         let norm = |weight: Option<&Array>, bias: Option<&Array>| {
             if self.is_centred {
                 fast::layer_norm(x, weight, bias, self.eps)
@@ -142,7 +144,7 @@ impl Norm {
     }
 
     /// Returns the norm for use inside a primitive.
-    pub(super) fn kernel(&self) -> NormKernel {
+    pub fn kernel(&self) -> NormKernel {
         let kernel = || NormKernel {
             weight: pinned(&self.weight),
             bias: self.bias.as_ref().map(pinned),
@@ -155,7 +157,7 @@ impl Norm {
 
 /// A norm for the kernels.
 #[derive(Clone, Debug)]
-pub(super) struct NormKernel {
+pub struct NormKernel {
     weight: Pinned,
     bias: Option<Pinned>,
     is_centred: bool,
@@ -164,18 +166,18 @@ pub(super) struct NormKernel {
 
 impl NormKernel {
     /// Computes `out = norm(x)` for rows of the weight's width.
-    pub(super) fn norm(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
+    pub fn norm(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
         kernels::normalize(x, self.view(), elements(&self.weight).len(), out, threads);
     }
 
     /// Returns the number of elements of a row.
-    pub(super) fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         elements(&self.weight).len()
     }
 
     /// Returns the norm in the form that the kernels take.
-    pub(super) fn view(&self) -> kernels::Norm<'_> {
-        kernels::Norm {
+    pub fn view(&self) -> kernels::NormParameters<'_> {
+        kernels::NormParameters {
             is_centred: self.is_centred,
             weight: Some(elements(&self.weight)),
             bias: self.bias.as_ref().map(elements),

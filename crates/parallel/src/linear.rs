@@ -1,4 +1,4 @@
-//! Matrix products that are divided among the ranks.
+//! WeightMatrix products that are divided among the ranks.
 
 use std::sync::Arc;
 
@@ -6,38 +6,42 @@ use jackalope_kernels::{self as kernels, Elements, ElementsMut, Product, TermCol
 use jackalope_mlx::{Array, Dtype, Pinned};
 
 use super::kernel::{
-    DivisibleKernel, Matrix, MatrixCut, MatrixKernel, OwnRows, elements, zeros_after,
+    DivisibleKernel, MatrixCut, MatrixKernel, OwnRows, WeightMatrix, elements, zeros_after,
 };
 use super::output::{Bias, BlockOutput};
-use crate::split::Cut;
+use jackalope_protocol::split::Cut;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
 /// Whether a layer adds a vector after its product.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum HasBias {
+pub enum HasBias {
+    /// It adds none.
     No,
+    /// It adds one.
     Yes,
 }
 
 impl HasBias {
     /// Converts the flag of `config.json`.
-    pub(crate) fn when(is_present: bool) -> HasBias {
+    pub fn when(is_present: bool) -> HasBias {
         if is_present { HasBias::Yes } else { HasBias::No }
     }
 }
 
 /// The input of a row-parallel layer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RowInput<'a> {
-    pub(crate) cut: &'a Cut,
-    pub(crate) terms: TermColumns,
+pub struct RowInput<'a> {
+    /// Columns of this rank.
+    pub cut: &'a Cut,
+    /// Terms of the sum over the ranks.
+    pub terms: TermColumns,
 }
 
 /// A layer `x · weightᵀ + bias`, plain or quantised.
 #[derive(Debug)]
-pub(crate) struct Linear {
-    matrix: Matrix,
+pub struct Linear {
+    matrix: WeightMatrix,
     bias: Option<Bias>,
     dtype: Dtype,
     /// Terms of the sums over the ranks; `None` if the products are not summed.
@@ -46,13 +50,13 @@ pub(crate) struct Linear {
 
 impl Linear {
     /// Loads a layer of which each rank computes a part of the output.
-    pub(crate) fn column(
+    pub fn column(
         w: &Weights<'_>,
         input: usize,
         output: &Cut,
         bias: HasBias,
     ) -> Result<Linear, LoadError> {
-        let matrix = Matrix::load(w, MatrixCut::Output { output, input })?;
+        let matrix = WeightMatrix::load(w, MatrixCut::Output { output, input })?;
         let bias = match bias {
             HasBias::Yes => Some(w.floats("bias", &[output.full], Part::rows(output))?),
             HasBias::No => None,
@@ -61,13 +65,13 @@ impl Linear {
     }
 
     /// Loads a layer whose output are some rows of the matrix at `w`.
-    pub(crate) fn of_rows(
+    pub fn of_rows(
         w: &Weights<'_>,
         input: usize,
         rows: &OwnRows,
         bias: HasBias,
     ) -> Result<Linear, LoadError> {
-        let matrix = Matrix::load(w, MatrixCut::Rows { rows, input })?;
+        let matrix = WeightMatrix::load(w, MatrixCut::Rows { rows, input })?;
         let bias = match bias {
             HasBias::Yes => Some(w.floats("bias", &[rows.full], rows.part())?),
             HasBias::No => None,
@@ -77,13 +81,13 @@ impl Linear {
 
     /// Loads a layer of which each rank has a part of the input; the products are summed over the
     /// ranks.
-    pub(crate) fn row(
+    pub fn row(
         w: &Weights<'_>,
         input: RowInput<'_>,
         output: usize,
         bias: HasBias,
     ) -> Result<Linear, LoadError> {
-        let matrix = Matrix::load(w, MatrixCut::Input { output, input: input.cut })?;
+        let matrix = WeightMatrix::load(w, MatrixCut::Input { output, input: input.cut })?;
         let bias = match bias {
             HasBias::Yes => Some(w.floats("bias", &[output], Part::Whole)?),
             HasBias::No => None,
@@ -94,7 +98,7 @@ impl Linear {
 
     /// Computes `[tokens, output]` for `x` `[tokens, input]` with MLX. If the products are summed
     /// over the ranks, computes this rank's part of the sum, without the bias.
-    pub(super) fn stock(&self, x: &Array) -> Array {
+    pub fn stock(&self, x: &Array) -> Array {
         let out = if self.matrix.is_empty() {
             zeros_after(x, self.matrix.output(), self.dtype)
         } else {
@@ -107,12 +111,12 @@ impl Linear {
     }
 
     /// Returns the number of elements of this rank's part of the output.
-    pub(super) fn output(&self) -> usize {
+    pub fn output(&self) -> usize {
         self.matrix.output()
     }
 
     /// Returns what a block that ends with this layer adds to the stream.
-    pub(super) fn block_output(&self) -> BlockOutput<'_> {
+    pub fn block_output(&self) -> BlockOutput<'_> {
         BlockOutput {
             hidden: self.matrix.output(),
             halves: None,
@@ -127,7 +131,7 @@ impl Linear {
     ///
     /// # Panics
     /// Panics if the products are not summed over the ranks.
-    pub(super) fn divisible_kernel(&self) -> DivisibleKernel {
+    pub fn divisible_kernel(&self) -> DivisibleKernel {
         let terms = self.terms.expect("only row-parallel layers are summed");
         DivisibleKernel { matrix: self.matrix.kernel(), terms }
     }
@@ -136,7 +140,7 @@ impl Linear {
     ///
     /// # Panics
     /// Panics if the products are summed over the ranks, because the bias must be added to the sum.
-    pub(super) fn kernel(&self) -> LinearKernel {
+    pub fn kernel(&self) -> LinearKernel {
         assert!(self.terms.is_none(), "the bias belongs to the whole sum");
         LinearKernel { matrix: self.matrix.kernel(), bias: self.bias.as_ref().map(Bias::pinned) }
     }
@@ -144,14 +148,14 @@ impl Linear {
 
 /// A linear layer for the kernels.
 #[derive(Debug)]
-pub(super) struct LinearKernel {
+pub struct LinearKernel {
     matrix: Arc<MatrixKernel>,
     bias: Option<Pinned>,
 }
 
 impl LinearKernel {
     /// Computes `x · weightᵀ + bias` of each layer in f32, `[tokens, output]`.
-    pub(super) fn products<const N: usize>(
+    pub fn products<const N: usize>(
         linears: &[LinearKernel; N],
         x: Elements<'_>,
         threads: &Threads,
@@ -161,7 +165,7 @@ impl LinearKernel {
     }
 
     /// As [`LinearKernel::products`], for any number of layers.
-    pub(super) fn products_of(
+    pub fn products_of(
         linears: &[LinearKernel],
         x: Elements<'_>,
         threads: &Threads,

@@ -10,23 +10,23 @@ use crate::parallel::Parallel;
 
 /// A cutoff of rows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cutoff {
+pub struct Cutoff {
     /// Number of standard deviations above the mean.
-    pub(super) deviations: f32,
+    pub deviations: f32,
     /// Number of elements of a whole row.
-    pub(super) width: usize,
+    pub width: usize,
 }
 
 impl Cutoff {
     /// Number of sums over the ranks of each row: of the elements, and of their squares.
-    pub(super) const SUMS: usize = 1 + SQUARE_SUMS;
+    pub const SUMS: usize = 1 + SQUARE_SUMS;
 
     /// The same for MLX.
-    pub(super) const STOCK_SUMS: usize = 2;
+    pub const STOCK_SUMS: usize = 2;
 
     /// Returns the sums of rows of `width` elements, `[rows, SUMS]`. Elements are rounded to a grid, so
     /// that the sums have the same bits for every division of a row.
-    pub(super) fn sums(x: &[f32], width: usize, threads: &Threads) -> Vec<f64> {
+    pub fn sums(x: &[f32], width: usize, threads: &Threads) -> Vec<f64> {
         let squares = kernels::square_sums(x, width, threads);
         let rows = x.chunks_exact(width).zip(squares);
         let sums = rows.flat_map(|(row, squares)| {
@@ -38,7 +38,7 @@ impl Cutoff {
 
     /// Replaces each element by what it exceeds the cutoff of its row by, or zero. `sums` are those of
     /// whole rows.
-    pub(super) fn apply(self, x: &mut [f32], sums: &[f64]) {
+    pub fn apply(self, x: &mut [f32], sums: &[f64]) {
         let rows = sums.as_chunks::<{ Cutoff::SUMS }>().0;
         if x.is_empty() {
             return;
@@ -54,7 +54,7 @@ impl Cutoff {
     }
 
     /// As [`Cutoff::apply`], with MLX.
-    pub(super) fn stock(self, x: &Array, parallel: &Parallel) -> Array {
+    pub fn stock(self, x: &Array, parallel: &Parallel) -> Array {
         let wide = x.astype(Dtype::F32);
         let sums = Array::concatenate(&[&wide.sum(-1, true), &wide.square().sum(-1, true)], 1);
         let means = &parallel.all_sum(&sums) * (1.0 / self.width as f32);

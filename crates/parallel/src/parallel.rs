@@ -11,7 +11,7 @@ use jackalope_mlx as mlx;
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::{ModelLayout, RankShard};
 
-use crate::split::{Shares, Split, stages};
+use jackalope_protocol::split::{Shares, Split, stages};
 use jackalope_weights::LoadError;
 
 /// The group of the current epoch. All layers share this cell, so that a new group replaces the old
@@ -93,7 +93,7 @@ impl Compute {
 
 impl Compute {
     /// Returns what `arrange` makes of weights for our kernels; `None` if MLX computes.
-    pub(crate) fn arranged<W>(&self, arrange: impl FnOnce() -> W) -> Option<Arc<W>> {
+    pub fn arranged<W>(&self, arrange: impl FnOnce() -> W) -> Option<Arc<W>> {
         matches!(self, Compute::Kernels(_)).then(|| Arc::new(arrange()))
     }
 }
@@ -195,22 +195,22 @@ impl Parallel {
     }
 
     /// Returns this rank's index among those that hold parts of the same layers.
-    pub(crate) fn rank(&self) -> usize {
+    pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// Returns the number of ranks that hold parts of the same layers.
-    pub(crate) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.shares.num_ranks()
     }
 
     /// Returns the share of each of these ranks.
-    pub(crate) fn shares(&self) -> &Shares {
+    pub fn shares(&self) -> &Shares {
         &self.shares
     }
 
     /// Returns the terms of sums over products whose columns are divided in units of `unit`.
-    pub(crate) fn terms(&self, unit: usize) -> TermColumns {
+    pub fn terms(&self, unit: usize) -> TermColumns {
         match self.sums {
             Sums::Exact => TermColumns::Divided(unit),
             Sums::Rounded => TermColumns::Whole,
@@ -218,12 +218,12 @@ impl Parallel {
     }
 
     /// Returns the sum of `x` over all ranks that hold parts of the same layers.
-    pub(crate) fn all_sum(&self, x: &mlx::Array) -> mlx::Array {
+    pub fn all_sum(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_sum(x) }
     }
 
     /// Returns the arrays of these ranks, concatenated along the first dimension.
-    pub(crate) fn all_gather(&self, x: &mlx::Array) -> mlx::Array {
+    pub fn all_gather(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_gather(x) }
     }
 
@@ -231,7 +231,7 @@ impl Parallel {
     ///
     /// # Errors
     /// Fails if the pipeline is for another number of layers.
-    pub(crate) fn layers(&self, num_layers: usize) -> Result<Range<usize>, LoadError> {
+    pub fn layers(&self, num_layers: usize) -> Result<Range<usize>, LoadError> {
         let Some(Stage { rank, layers }) = &self.stage else { return Ok(0..num_layers) };
         match stages(layers, num_layers) {
             Some(stages) => Ok(stages[*rank].clone()),
@@ -244,7 +244,7 @@ impl Parallel {
     /// # Errors
     /// Fails if the pipeline is for another number of layers, or separates a layer from the one whose
     /// cache it reads.
-    pub(crate) fn shard(&self, layout: &ModelLayout) -> Result<RankShard, LoadError> {
+    pub fn shard(&self, layout: &ModelLayout) -> Result<RankShard, LoadError> {
         if let Some(Stage { layers, .. }) = &self.stage {
             let own = self.layers(layout.layers.len())?;
             let mut reads = layout.layers.iter().enumerate();
@@ -263,12 +263,12 @@ impl Parallel {
     }
 
     /// Whether this rank has the first layer, where tokens are embedded.
-    pub(crate) fn has_first_layer(&self) -> bool {
+    pub fn has_first_layer(&self) -> bool {
         self.stage.as_ref().is_none_or(|stage| stage.rank + 1 == stage.layers.len())
     }
 
     /// Whether this rank has the last layer, which is followed by the head.
-    pub(crate) fn has_last_layer(&self) -> bool {
+    pub fn has_last_layer(&self) -> bool {
         self.stage.as_ref().is_none_or(|stage| stage.rank == 0)
     }
 
@@ -276,7 +276,7 @@ impl Parallel {
     ///
     /// # Panics
     /// Panics if there is no such rank.
-    pub(crate) fn receive(&self, shape: &[i32], dtype: mlx::Dtype) -> mlx::Array {
+    pub fn receive(&self, shape: &[i32], dtype: mlx::Dtype) -> mlx::Array {
         let stage = self.stage.as_ref().expect("only stages receive");
         self.group.current().recv(shape, dtype, stage.rank + 1)
     }
@@ -285,7 +285,7 @@ impl Parallel {
     ///
     /// # Panics
     /// Panics if there is no such rank.
-    pub(crate) fn send(&self, x: &mlx::Array) -> mlx::Array {
+    pub fn send(&self, x: &mlx::Array) -> mlx::Array {
         let stage = self.stage.as_ref().expect("only stages send");
         self.group.current().send(x, stage.rank - 1)
     }

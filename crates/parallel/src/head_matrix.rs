@@ -6,17 +6,17 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, HeadMatrices, HeadResults, Threads};
 use jackalope_mlx::Array;
 
-use super::kernel::{HeadPart, Matrix, MatrixCut, MatrixKernel};
+use super::kernel::{HeadPart, MatrixCut, MatrixKernel, WeightMatrix};
 use crate::parallel::{Compute, Parallel};
-use crate::split::Cut;
+use jackalope_protocol::split::Cut;
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
 /// A matrix for each of this rank's heads.
 #[derive(Debug)]
-pub(crate) struct HeadMatrix {
+pub struct HeadMatrix {
     /// The rows of the first head, then those of the second, and so on.
-    matrix: Rc<Matrix>,
+    matrix: Rc<WeightMatrix>,
     part: HeadPart,
     /// Whether it multiplies as its transpose, as all other matrices do.
     is_transposed: bool,
@@ -24,19 +24,19 @@ pub(crate) struct HeadMatrix {
 
 impl HeadMatrix {
     /// Loads a tensor `[heads, rows, columns]`; it multiplies as its transpose.
-    pub(crate) fn load(
+    pub fn load(
         w: &Weights<'_>,
         heads: &Cut,
         [rows, columns]: [usize; 2],
     ) -> Result<HeadMatrix, LoadError> {
         let cut = MatrixCut::Stack { count: heads, output: rows, input: columns };
         let part = HeadPart { num_heads: heads.len(), stored_rows: rows, first: 0, rows };
-        Ok(HeadMatrix { matrix: Rc::new(Matrix::load(w, cut)?), part, is_transposed: true })
+        Ok(HeadMatrix { matrix: Rc::new(WeightMatrix::load(w, cut)?), part, is_transposed: true })
     }
 
     /// Loads the tensor `[heads * (keys + values), rank]` that holds the matrices of keys and of
     /// values. Those of keys multiply as they are, those of values as their transpose.
-    pub(crate) fn load_joint(
+    pub fn load_joint(
         w: &Weights<'_>,
         heads: &Cut,
         [keys, values]: [usize; 2],
@@ -45,7 +45,7 @@ impl HeadMatrix {
     ) -> Result<[HeadMatrix; 2], LoadError> {
         let stored_rows = keys + values;
         let cut = MatrixCut::Output { output: &heads.scaled(stored_rows), input: rank };
-        let matrix = Rc::new(Matrix::load(w, cut)?);
+        let matrix = Rc::new(WeightMatrix::load(w, cut)?);
         let num_heads = heads.len();
         let parts = [
             (HeadPart { num_heads, stored_rows, first: 0, rows: keys }, false),
@@ -66,12 +66,12 @@ impl HeadMatrix {
     }
 
     /// Computes the product of each head with MLX: `x` is `[heads, tokens, …]`, and so is the result.
-    pub(super) fn stock(&self, x: &Array) -> Array {
+    pub fn stock(&self, x: &Array) -> Array {
         self.matrix.stock_heads_product(x, self.part, self.is_transposed)
     }
 
     /// Returns the matrices for use inside a primitive.
-    pub(super) fn kernel(&self) -> HeadMatrixKernel {
+    pub fn kernel(&self) -> HeadMatrixKernel {
         let HeadMatrix { part, is_transposed, .. } = *self;
         HeadMatrixKernel { matrix: self.matrix.kernel(), part, is_transposed }
     }
@@ -79,7 +79,7 @@ impl HeadMatrix {
 
 /// A matrix for each head, for the kernels.
 #[derive(Debug)]
-pub(super) struct HeadMatrixKernel {
+pub struct HeadMatrixKernel {
     matrix: Arc<MatrixKernel>,
     part: HeadPart,
     is_transposed: bool,
@@ -87,7 +87,7 @@ pub(super) struct HeadMatrixKernel {
 
 impl HeadMatrixKernel {
     /// Computes the product of each head; `x` is `[heads, tokens, …]`.
-    pub(super) fn multiply(&self, x: Elements<'_>, out: HeadResults<'_>, threads: &Threads) {
+    pub fn multiply(&self, x: Elements<'_>, out: HeadResults<'_>, threads: &Threads) {
         let HeadPart { num_heads, first, rows: num_rows, .. } = self.part;
         let matrices = HeadMatrices { matrix: self.matrix.view(), num_heads, first, num_rows };
         if self.is_transposed {

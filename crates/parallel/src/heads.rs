@@ -4,20 +4,21 @@ use jackalope_kernels::TermColumns;
 
 use super::linear::{HasBias, Linear, RowInput};
 use crate::parallel::Parallel;
-use crate::split::{Cut, HeadCounts, HeadCut, cut_heads};
+use jackalope_protocol::split::{Cut, HeadCounts, HeadCut, cut_heads};
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
 /// The attention heads of a model and this rank's part of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Heads {
+pub struct Heads {
     /// Width of a query and of a key.
-    pub(crate) head_dim: usize,
+    pub head_dim: usize,
     /// Width of a value, and of a head's result.
-    pub(crate) value_dim: usize,
-    pub(crate) cut: HeadCut,
+    pub value_dim: usize,
+    /// Heads of the model and of this rank.
+    pub cut: HeadCut,
     /// Whether no earlier rank holds this rank's key and value heads.
-    pub(super) counts_keys: bool,
+    pub counts_keys: bool,
     /// Terms of the sums over the ranks of products with the heads' results.
     terms: TermColumns,
     /// Number of query heads in an indivisible unit.
@@ -26,7 +27,7 @@ pub(crate) struct Heads {
 
 impl Heads {
     /// Divides heads of `head_dim` elements among the ranks.
-    pub(crate) fn new(counts: HeadCounts, head_dim: usize, parallel: &Parallel) -> Heads {
+    pub fn new(counts: HeadCounts, head_dim: usize, parallel: &Parallel) -> Heads {
         let mut cuts = cut_heads(counts, parallel.shares());
         let cut = cuts.swap_remove(parallel.rank());
         cuts.truncate(parallel.rank());
@@ -37,12 +38,12 @@ impl Heads {
     }
 
     /// Returns the same heads with values of another width.
-    pub(crate) fn with_values(self, value_dim: usize, parallel: &Parallel) -> Heads {
+    pub fn with_values(self, value_dim: usize, parallel: &Parallel) -> Heads {
         Heads { value_dim, terms: parallel.terms(self.unit * value_dim), ..self }
     }
 
     /// Creates the heads of a model without any.
-    pub(crate) fn none(parallel: &Parallel) -> Heads {
+    pub fn none(parallel: &Parallel) -> Heads {
         let none = Cut::new(0, 0..0);
         let cut = HeadCut { heads: none.clone(), kv_heads: none };
         let terms = parallel.terms(1);
@@ -50,7 +51,7 @@ impl Heads {
     }
 
     /// Loads `o_proj`, whose input is the heads' results.
-    pub(crate) fn o_proj(
+    pub fn o_proj(
         &self,
         w: &Weights<'_>,
         hidden: usize,
@@ -62,17 +63,17 @@ impl Heads {
     }
 
     /// Returns the division of `q_proj`'s output.
-    pub(crate) fn queries(&self) -> Cut {
+    pub fn queries(&self) -> Cut {
         self.cut.heads.scaled(self.head_dim)
     }
 
     /// Returns the division of `k_proj`'s output.
-    pub(crate) fn keys(&self) -> Cut {
+    pub fn keys(&self) -> Cut {
         self.cut.kv_heads.scaled(self.head_dim)
     }
 
     /// Returns the division of `v_proj`'s output.
-    pub(crate) fn values(&self) -> Cut {
+    pub fn values(&self) -> Cut {
         self.cut.kv_heads.scaled(self.value_dim)
     }
 }

@@ -4,7 +4,7 @@ use jackalope_mlx::{Array, Dtype};
 use jackalope_spec::HeadRows;
 
 use super::kernel::OwnRows;
-use crate::split::Cut;
+use jackalope_protocol::split::Cut;
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
@@ -12,7 +12,7 @@ use jackalope_weights::Weights;
 ///
 /// # Errors
 /// Fails if the tensor cannot be read.
-pub(super) fn conv_kernels(
+pub fn conv_kernels(
     root: &Weights<'_>,
     rows: &HeadRows,
     width: usize,

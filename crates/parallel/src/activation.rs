@@ -5,51 +5,51 @@ use jackalope_mlx::{Array, Dtype};
 
 /// How a gate and what it is multiplied by are combined, or what becomes of a projection without a gate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Activation {
+pub enum BlockActivation {
+    /// A function of the gate alone, times what it is multiplied by.
     Function(ActivationFunction),
     /// See [`jackalope_spec::Activation::ClampedSilu`].
     ClampedSilu {
+        /// Factor inside the sigmoid.
         alpha: f32,
+        /// Bound of the gate and of what it is multiplied by.
         limit: f32,
     },
 }
 
-impl Activation {
+impl BlockActivation {
     /// Computes the activation of `gate`, multiplied by `up`, with MLX, in the type of `gate`.
-    pub(super) fn stock_gated(self, gate: &Array, up: &Array) -> Array {
+    pub fn stock_gated(self, gate: &Array, up: &Array) -> Array {
         let number = |value: f32| Array::scalar_of(value, gate.dtype());
         let within = |limit: f32| up.minimum(&number(limit)).maximum(&number(-limit));
         match self {
-            Activation::ClampedSilu { alpha, limit } => {
+            BlockActivation::ClampedSilu { alpha, limit } => {
                 let gate = gate.minimum(&number(limit));
                 let sigmoid = gate.mul(&number(alpha)).sigmoid();
                 gate.mul(&sigmoid).mul(&within(limit).add(&number(1.0)))
             }
-            Activation::Function(function @ ActivationFunction::BoundedSilu { limit, .. }) => {
+            BlockActivation::Function(function @ ActivationFunction::BoundedSilu { limit, .. }) => {
                 stock(function, gate).mul(&within(limit))
             }
-            Activation::Function(function @ ActivationFunction::Situ { cap: Some(cap), .. }) => {
+            BlockActivation::Function(
+                function @ ActivationFunction::Situ { cap: Some(cap), .. },
+            ) => {
                 let up = stock_capped(&up.astype(Dtype::F32), cap);
                 stock(function, &gate.astype(Dtype::F32)).mul(&up).astype(gate.dtype())
             }
-            Activation::Function(function) => stock(function, gate).mul(up),
+            BlockActivation::Function(function) => stock(function, gate).mul(up),
         }
     }
 
     /// Bounds gates and what they are multiplied by, if there are bounds. Returns what is left to
     /// compute of the gates.
-    pub(super) fn bound(
-        self,
-        gate: &mut [f32],
-        up: &mut [f32],
-        threads: &Threads,
-    ) -> ActivationFunction {
+    pub fn bound(self, gate: &mut [f32], up: &mut [f32], threads: &Threads) -> ActivationFunction {
         let function = match self {
-            Activation::ClampedSilu { alpha, limit } => {
+            BlockActivation::ClampedSilu { alpha, limit } => {
                 kernels::clamp_gates(gate, up, alpha, limit);
                 ActivationFunction::Silu
             }
-            Activation::Function(function) => function,
+            BlockActivation::Function(function) => function,
         };
         match function {
             ActivationFunction::BoundedSilu { limit, .. } => kernels::clamp(up, limit),
@@ -63,16 +63,16 @@ impl Activation {
     ///
     /// # Panics
     /// Panics if there are bounds.
-    pub(super) fn function(self) -> ActivationFunction {
+    pub fn function(self) -> ActivationFunction {
         match self {
-            Activation::Function(function) => function,
-            Activation::ClampedSilu { .. } => panic!("only gates are clamped"),
+            BlockActivation::Function(function) => function,
+            BlockActivation::ClampedSilu { .. } => panic!("only gates are clamped"),
         }
     }
 }
 
 /// Computes the activation with MLX, in the type of `x`.
-pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
+pub fn stock(activation: ActivationFunction, x: &Array) -> Array {
     let number = |value: f32| Array::scalar_of(value, x.dtype());
     let half = |factor: Array| x.mul(&factor.add(&number(1.0))).mul(&number(0.5));
     match activation {
@@ -100,7 +100,7 @@ pub(super) fn stock(activation: ActivationFunction, x: &Array) -> Array {
 }
 
 /// Returns `cap * tanh(x / cap)`, with MLX.
-pub(super) fn stock_capped(x: &Array, cap: f32) -> Array {
+pub fn stock_capped(x: &Array, cap: f32) -> Array {
     let cap = Array::scalar_of(cap, x.dtype());
     x.div(&cap).tanh().mul(&cap)
 }

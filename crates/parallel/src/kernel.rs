@@ -16,13 +16,13 @@ use jackalope_mlx::{
 use jackalope_protocol::KernelTimings;
 use jackalope_spec::HeadRows;
 
-use crate::split::Cut;
+use jackalope_protocol::split::Cut;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
 /// A weight matrix `[output, input]`, or this rank's part of it.
 #[derive(Debug)]
-pub(super) struct Matrix {
+pub struct WeightMatrix {
     stored: Stored,
     format: Option<QuantFormat>,
     output: usize,
@@ -39,52 +39,64 @@ enum Stored {
 
 /// The dimension in which a matrix is divided.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum MatrixCut<'a> {
+pub enum MatrixCut<'a> {
+    /// A range of rows.
     Output {
+        /// Rows.
         output: &'a Cut,
+        /// Number of columns.
         input: usize,
     },
+    /// A range of columns.
     Input {
+        /// Number of rows.
         output: usize,
+        /// Columns.
         input: &'a Cut,
     },
     /// Some of the rows.
     Rows {
+        /// Rows.
         rows: &'a OwnRows,
+        /// Number of columns.
         input: usize,
     },
     /// Some of several matrices `[output, input]`, the first of three dimensions.
     Stack {
+        /// Matrices.
         count: &'a Cut,
+        /// Number of rows of each.
         output: usize,
+        /// Number of columns of each.
         input: usize,
     },
 }
 
 /// The rows of a stored matrix that a rank has of one projection.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnRows {
+pub struct OwnRows {
     /// Number of rows of the stored matrix.
-    pub(crate) full: usize,
-    pub(crate) ranges: Vec<Range<usize>>,
+    pub full: usize,
+    /// Rows of the stored matrix that this rank has.
+    pub ranges: Vec<Range<usize>>,
     /// Whether another rank has the same rows.
-    pub(crate) is_shared: bool,
+    pub is_shared: bool,
 }
 
 impl OwnRows {
     /// Returns the rows of the heads of a cut.
-    pub(crate) fn new(rows: &HeadRows, heads: &Cut) -> OwnRows {
+    pub fn new(rows: &HeadRows, heads: &Cut) -> OwnRows {
         let ranges = rows.of_heads(heads.own.clone());
         OwnRows { full: rows.num_rows, ranges, is_shared: heads.is_shared }
     }
 
     /// Returns the number of rows of this rank.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
 
     /// Returns these rows of a tensor with as many.
-    pub(crate) fn part(&self) -> Part<'_> {
+    pub fn part(&self) -> Part<'_> {
         self.part_of_axis(0)
     }
 
@@ -137,14 +149,15 @@ impl MatrixCut<'_> {
 /// A part of each head's rows of a matrix, which has the rows of the first head, then those of the
 /// second, and so on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeadPart {
-    pub(super) num_heads: usize,
+pub struct HeadPart {
+    /// Number of heads.
+    pub num_heads: usize,
     /// Number of rows of a head.
-    pub(super) stored_rows: usize,
+    pub stored_rows: usize,
     /// First row of the part in a head's rows.
-    pub(super) first: usize,
+    pub first: usize,
     /// Number of rows of the part.
-    pub(super) rows: usize,
+    pub rows: usize,
 }
 
 impl HeadPart {
@@ -158,32 +171,32 @@ impl HeadPart {
     }
 }
 
-impl Matrix {
+impl WeightMatrix {
     /// Reads `weight`, and `scales` and `biases` if there are any. Several matrices become one, with
     /// the rows of the first, then those of the second, and so on.
-    pub(super) fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<Matrix, LoadError> {
+    pub fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<WeightMatrix, LoadError> {
         let count = match cut {
             MatrixCut::Stack { count, .. } => Some(count.full),
             _ => None,
         };
-        Matrix::load_stack(w, count, cut)
+        WeightMatrix::load_stack(w, count, cut)
     }
 
     /// Reads the matrices of `num_experts` experts, which are divided in the same way. They become
     /// one matrix, with the rows of the first expert, then those of the second, and so on.
-    pub(super) fn load_experts(
+    pub fn load_experts(
         w: &Weights<'_>,
         num_experts: usize,
         cut: MatrixCut<'_>,
-    ) -> Result<Matrix, LoadError> {
-        Matrix::load_stack(w, Some(num_experts), cut)
+    ) -> Result<WeightMatrix, LoadError> {
+        WeightMatrix::load_stack(w, Some(num_experts), cut)
     }
 
     fn load_stack(
         w: &Weights<'_>,
         num_experts: Option<usize>,
         cut: MatrixCut<'_>,
-    ) -> Result<Matrix, LoadError> {
+    ) -> Result<WeightMatrix, LoadError> {
         let (output, input) = cut.full();
         let format = w.format();
         let shape = |width: usize| Vec::from_iter(num_experts.into_iter().chain([output, width]));
@@ -199,23 +212,23 @@ impl Matrix {
             MatrixCut::Stack { .. } => output,
             _ => num_experts.unwrap_or(1) * output,
         };
-        Ok(Matrix { stored, format, output, input, kernel: OnceCell::new() })
+        Ok(WeightMatrix { stored, format, output, input, kernel: OnceCell::new() })
     }
 
     /// Returns the number of rows of this rank's part.
-    pub(super) fn output(&self) -> usize {
+    pub fn output(&self) -> usize {
         self.output
     }
 
     /// Whether this rank holds nothing of the matrix.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.output == 0 || self.input == 0
     }
 
     /// Returns the matrix for use inside a primitive.
-    pub(super) fn kernel(&self) -> Arc<MatrixKernel> {
+    pub fn kernel(&self) -> Arc<MatrixKernel> {
         let kernel = || {
-            let Matrix { format, output, input, .. } = *self;
+            let WeightMatrix { format, output, input, .. } = *self;
             let values = match &self.stored {
                 Stored::Plain(weight) => Values::Plain(pinned(weight)),
                 Stored::Quantized(weight) => Values::Quantized {
@@ -230,7 +243,7 @@ impl Matrix {
     }
 
     /// Computes `x · selfᵀ` with MLX, for `x` `[tokens, input]`.
-    pub(super) fn stock_product(&self, x: &Array) -> Array {
+    pub fn stock_product(&self, x: &Array) -> Array {
         match &self.stored {
             Stored::Plain(weight) => x.matmul(&weight.transpose(&[1, 0])),
             Stored::Quantized(weight) => quant::quantized_matmul(x, weight, true),
@@ -239,7 +252,7 @@ impl Matrix {
 
     /// Computes the product of each row of `x` `[rows, 1, input]` with the matrix of its expert, with
     /// MLX. The result is `[rows, 1, output]`.
-    pub(super) fn stock_gathered(&self, x: &Array, gather: quant::Gather<'_>) -> Array {
+    pub fn stock_gathered(&self, x: &Array, gather: quant::Gather<'_>) -> Array {
         match &self.stored {
             Stored::Plain(weight) if mlx::device() == mlx::Device::Cpu => {
                 // On the CPU, MLX has this operation for f32 only.
@@ -252,7 +265,7 @@ impl Matrix {
     }
 
     /// Returns a part of each head's rows as a matrix of its own.
-    pub(super) fn part_of_heads(&self, part: HeadPart) -> Result<Matrix, jackalope_mlx::Error> {
+    pub fn part_of_heads(&self, part: HeadPart) -> Result<WeightMatrix, jackalope_mlx::Error> {
         let rows_of = |tensor: &Array| {
             let heads = part.of(tensor);
             let width = heads.dim(2);
@@ -270,17 +283,12 @@ impl Matrix {
             }),
         };
         let (output, kernel) = (part.num_heads * part.rows, OnceCell::new());
-        Ok(Matrix { stored, format: self.format, output, input: self.input, kernel })
+        Ok(WeightMatrix { stored, format: self.format, output, input: self.input, kernel })
     }
 
     /// Computes the product of each head's rows of `x` `[heads, tokens, …]` with its part, or with the
     /// transpose of that, with MLX.
-    pub(super) fn stock_heads_product(
-        &self,
-        x: &Array,
-        part: HeadPart,
-        is_transposed: bool,
-    ) -> Array {
+    pub fn stock_heads_product(&self, x: &Array, part: HeadPart, is_transposed: bool) -> Array {
         match &self.stored {
             Stored::Plain(weight) if is_transposed => {
                 x.matmul(&part.of(weight).transpose(&[0, 2, 1]))
@@ -299,7 +307,7 @@ impl Matrix {
     }
 
     /// Returns the elements in `dtype`, computed.
-    pub(super) fn plain(&self, dtype: Dtype) -> Result<Array, jackalope_mlx::Error> {
+    pub fn plain(&self, dtype: Dtype) -> Result<Array, jackalope_mlx::Error> {
         let plain = match &self.stored {
             Stored::Plain(weight) if weight.dtype() == dtype => weight.clone(),
             Stored::Plain(weight) => weight.astype(dtype),
@@ -310,7 +318,7 @@ impl Matrix {
     }
 
     /// Returns the rows of `ids`, all of which must be on this rank, in `dtype`, with MLX.
-    pub(super) fn stock_rows(&self, ids: &Array, dtype: Dtype) -> Array {
+    pub fn stock_rows(&self, ids: &Array, dtype: Dtype) -> Array {
         match &self.stored {
             Stored::Plain(weight) => weight.take(ids, 0),
             Stored::Quantized(weight) => {
@@ -362,7 +370,7 @@ fn stock_format(format: QuantFormat) -> quant::Format {
 }
 
 /// Returns the memory of a weight.
-pub(super) fn pinned(weight: &Array) -> Pinned {
+pub fn pinned(weight: &Array) -> Pinned {
     weight.pin().expect("a loaded weight needs no computing")
 }
 
@@ -371,7 +379,7 @@ pub(super) fn pinned(weight: &Array) -> Pinned {
 /// # Panics
 /// Panics if the weight is not of a float type.
 #[track_caller]
-pub(super) fn elements(weight: &Pinned) -> Elements<'_> {
+pub fn elements(weight: &Pinned) -> Elements<'_> {
     match weight.dtype() {
         Dtype::F32 => Elements::F32(weight.values::<f32>()),
         Dtype::F16 => Elements::F16(weight.values::<f16>()),
@@ -382,11 +390,13 @@ pub(super) fn elements(weight: &Pinned) -> Elements<'_> {
 
 /// A weight matrix for the kernels.
 #[derive(Debug)]
-pub(super) struct MatrixKernel {
+pub struct MatrixKernel {
     values: Values,
     format: Option<QuantFormat>,
-    pub(super) output: usize,
-    pub(super) input: usize,
+    /// Number of rows.
+    pub output: usize,
+    /// Number of columns.
+    pub input: usize,
 }
 
 #[derive(Debug)]
@@ -397,19 +407,13 @@ enum Values {
 
 impl MatrixKernel {
     /// Computes `out = x · selfᵀ`.
-    pub(super) fn multiply(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
+    pub fn multiply(&self, x: Elements<'_>, out: ElementsMut<'_>, threads: &Threads) {
         kernels::matmul_each(x, vec![Product { matrix: self.view(), out }], threads);
     }
 
     /// Copies the rows of `ids` to `out`. Row 0 of the matrix belongs to `first_id`; rows held by
     /// other ranks become zeros.
-    pub(super) fn gather(
-        &self,
-        ids: &[u32],
-        first_id: u32,
-        out: ElementsMut<'_>,
-        threads: &Threads,
-    ) {
+    pub fn gather(&self, ids: &[u32], first_id: u32, out: ElementsMut<'_>, threads: &Threads) {
         match self.view() {
             kernels::Matrix::Dense(table) => {
                 kernels::embedding(ids, &table, first_id, out, threads);
@@ -421,7 +425,7 @@ impl MatrixKernel {
     }
 
     /// Returns the matrix in the form that the kernels take.
-    pub(super) fn view(&self) -> kernels::Matrix<'_> {
+    pub fn view(&self) -> kernels::Matrix<'_> {
         let MatrixKernel { output: out, input, .. } = *self;
         match (&self.values, self.format) {
             (Values::Quantized { words, scales, biases }, Some(format)) => {
@@ -444,15 +448,17 @@ impl MatrixKernel {
 
 /// A rank's part of a product that is summed over the ranks.
 #[derive(Debug)]
-pub(super) struct DivisibleKernel {
-    pub(super) matrix: Arc<MatrixKernel>,
-    pub(super) terms: TermColumns,
+pub struct DivisibleKernel {
+    /// This rank's columns.
+    pub matrix: Arc<MatrixKernel>,
+    /// Terms of the sum over the ranks.
+    pub terms: TermColumns,
 }
 
 impl DivisibleKernel {
     /// Computes `x · matrixᵀ`. With exact sums, the sum over the ranks has the same bits as the result
     /// of a single rank.
-    pub(super) fn multiply(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
+    pub fn multiply(&self, x: Elements<'_>, threads: &Threads) -> Vec<f64> {
         let MatrixKernel { input, output, .. } = *self.matrix;
         let mut sums = vec![0.0; x.len() / input * output];
         kernels::divisible_matmul(x, &self.matrix.view(), self.terms, &mut sums, threads);
@@ -461,7 +467,8 @@ impl DivisibleKernel {
 }
 
 /// The inputs of a primitive, consumed one after the other.
-pub(super) struct Inputs<'a> {
+#[derive(Debug)]
+pub struct Inputs<'a> {
     buffers: &'a [Buffer<'a>],
     taken: Cell<usize>,
 }
@@ -469,14 +476,14 @@ pub(super) struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     /// Returns the next input.
     #[track_caller]
-    pub(super) fn next(&self) -> &'a Buffer<'a> {
+    pub fn next(&self) -> &'a Buffer<'a> {
         let idx = self.taken.replace(self.taken.get() + 1);
         &self.buffers[idx]
     }
 
     /// Returns the next input as floats.
     #[track_caller]
-    pub(super) fn elements(&self) -> Elements<'a> {
+    pub fn elements(&self) -> Elements<'a> {
         let buffer = self.next();
         match buffer.dtype() {
             Dtype::F32 => Elements::F32(buffer.values::<f32>()),
@@ -488,26 +495,27 @@ impl<'a> Inputs<'a> {
 }
 
 /// The outputs of a primitive, consumed one after the other.
-pub(super) struct Outputs<'a, 'b> {
+#[derive(Debug)]
+pub struct Outputs<'a, 'b> {
     buffers: std::slice::IterMut<'a, BufferMut<'b>>,
 }
 
 impl<'a, 'b> Outputs<'a, 'b> {
     /// Returns the next output.
     #[track_caller]
-    pub(super) fn next(&mut self) -> ElementsMut<'a> {
+    pub fn next(&mut self) -> ElementsMut<'a> {
         elements_mut(self.next_buffer())
     }
 
     /// Returns the next output as f64.
     #[track_caller]
-    pub(super) fn next_sums(&mut self) -> &'a mut [f64] {
+    pub fn next_sums(&mut self) -> &'a mut [f64] {
         self.next_buffer().values_mut::<f64>()
     }
 
     /// Returns the next output as f32.
     #[track_caller]
-    pub(super) fn next_values(&mut self) -> &'a mut [f32] {
+    pub fn next_values(&mut self) -> &'a mut [f32] {
         self.next_buffer().values_mut::<f32>()
     }
 
@@ -519,7 +527,7 @@ impl<'a, 'b> Outputs<'a, 'b> {
 
 /// Creates a graph node that runs `work` on its inputs and its outputs of floats.
 #[track_caller]
-pub(super) fn primitives(
+pub fn primitives(
     name: &'static str,
     inputs: &[&Array],
     outputs: &[ArrayType],
@@ -536,7 +544,7 @@ pub(super) fn primitives(
 
 /// Like [`primitives`], with one output.
 #[track_caller]
-pub(super) fn primitive(
+pub fn primitive(
     name: &'static str,
     inputs: &[&Array],
     out: ArrayType,
@@ -564,7 +572,7 @@ fn elements_mut<'a>(buffer: &'a mut BufferMut<'_>) -> ElementsMut<'a> {
 /// MLX orders a graph by its dependencies alone. So the input of a collective must depend on the
 /// previous collective even on a rank that has no part of a layer; otherwise the two could be
 /// swapped.
-pub(super) fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
+pub fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
     let column = x.slice_axis(1, 0, 1);
     column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
 }

@@ -10,13 +10,13 @@ use jackalope_spec::GroupNormSpec;
 use super::heads::Heads;
 use super::kernel::{elements, pinned};
 use crate::parallel::Parallel;
-use crate::split::{Cut, HeadCounts, cut_heads};
+use jackalope_protocol::split::{Cut, HeadCounts, cut_heads};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
 /// A norm of groups of elements.
 #[derive(Debug)]
-pub(crate) struct GroupNorm {
+pub struct GroupNorm {
     /// Weights of this rank's elements.
     weight: Array,
     groups: Groups,
@@ -75,7 +75,7 @@ impl GroupNorm {
     ///
     /// # Errors
     /// Fails if the weight cannot be read.
-    pub(crate) fn load(
+    pub fn load(
         spec: &GroupNormSpec,
         heads: &Heads,
         counts: HeadCounts,
@@ -97,7 +97,7 @@ impl GroupNorm {
     }
 
     /// Returns the number of sums over the ranks that MLX needs of each row, or the kernels.
-    pub(super) fn num_sums(&self, is_stock: bool) -> usize {
+    pub fn num_sums(&self, is_stock: bool) -> usize {
         match (self.is_divided, is_stock) {
             (false, _) => 0,
             (true, true) => self.groups.count,
@@ -106,7 +106,7 @@ impl GroupNorm {
     }
 
     /// Normalises `x` `[tokens, width]` in single precision, with MLX.
-    pub(super) fn stock(&self, x: &Array) -> Array {
+    pub fn stock(&self, x: &Array) -> Array {
         let Groups { count, width, own, block, blocks } = &self.groups;
         let in_blocks = x.reshape(&[x.dim(0), -1, dim(*block)]);
         let squares = in_blocks.square().sum(2, false); // [tokens, own blocks]
@@ -137,7 +137,7 @@ impl GroupNorm {
     }
 
     /// Returns the norm for use inside a primitive.
-    pub(super) fn kernel(&self) -> GroupNormKernel {
+    pub fn kernel(&self) -> GroupNormKernel {
         let (weight, groups) = (pinned(&self.weight), self.groups.clone());
         GroupNormKernel { weight, groups, eps: self.eps }
     }
@@ -145,7 +145,7 @@ impl GroupNorm {
 
 /// A norm of groups of elements for the kernels.
 #[derive(Clone, Debug)]
-pub(super) struct GroupNormKernel {
+pub struct GroupNormKernel {
     weight: Pinned,
     groups: Groups,
     eps: f32,
@@ -154,7 +154,7 @@ pub(super) struct GroupNormKernel {
 impl GroupNormKernel {
     /// Returns the sums that are added over the ranks, `[tokens, num_sums]`: those of this rank's
     /// elements.
-    pub(super) fn sums(&self, x: &[f32], threads: &Threads) -> Vec<f64> {
+    pub fn sums(&self, x: &[f32], threads: &Threads) -> Vec<f64> {
         let Groups { count, own, block, blocks, .. } = &self.groups;
         let squares = kernels::square_sums(x, *block, threads);
         let rows = squares.chunks_exact(blocks.last().map_or(1, |last| last.end));
@@ -170,7 +170,7 @@ impl GroupNormKernel {
     }
 
     /// Normalises `x` `[tokens, width]` in place.
-    pub(super) fn apply(&self, x: &mut [f32], sums: &[f64], threads: &Threads) {
+    pub fn apply(&self, x: &mut [f32], sums: &[f64], threads: &Threads) {
         let Groups { count, width, own, .. } = &self.groups;
         let rows = sums.as_chunks::<SQUARE_SUMS>().0.chunks_exact(*count);
         let sums: Vec<[f64; SQUARE_SUMS]> =

@@ -9,28 +9,24 @@ use super::kernel::{elements, pinned};
 
 /// A matrix f32 `[output, input]` that every rank holds.
 #[derive(Debug)]
-pub(crate) struct WideMatrix(Array);
+pub struct WideMatrix(Array);
 
 impl WideMatrix {
     /// Loads the tensor `name` at `w`, `[output, input]`.
     ///
     /// # Errors
     /// Fails if the tensor cannot be read.
-    pub(crate) fn load(
-        w: &Weights<'_>,
-        name: &str,
-        shape: [usize; 2],
-    ) -> Result<WideMatrix, LoadError> {
+    pub fn load(w: &Weights<'_>, name: &str, shape: [usize; 2]) -> Result<WideMatrix, LoadError> {
         Ok(WideMatrix(w.floats_as(Dtype::F32, name, &shape, Part::Whole)?))
     }
 
     /// Computes `[tokens, output]` for f32 `x` `[tokens, input]` with MLX.
-    pub(super) fn stock(&self, x: &Array) -> Array {
+    pub fn stock(&self, x: &Array) -> Array {
         x.matmul(&self.0.transpose(&[1, 0]))
     }
 
     /// Returns the matrix for use inside a primitive.
-    pub(super) fn kernel(&self) -> WideMatrixKernel {
+    pub fn kernel(&self) -> WideMatrixKernel {
         let [output, input] = [0, 1].map(|axis| self.0.dim(axis) as usize);
         WideMatrixKernel { values: pinned(&self.0), output, input }
     }
@@ -38,15 +34,17 @@ impl WideMatrix {
 
 /// A matrix in single precision for the kernels.
 #[derive(Debug)]
-pub(super) struct WideMatrixKernel {
+pub struct WideMatrixKernel {
     values: Pinned,
-    pub(super) output: usize,
-    pub(super) input: usize,
+    /// Number of rows.
+    pub output: usize,
+    /// Number of columns.
+    pub input: usize,
 }
 
 impl WideMatrixKernel {
     /// Computes `[tokens, output]` for `x` `[tokens, input]`.
-    pub(super) fn product(&self, x: &[f32], threads: &Threads) -> Vec<f32> {
+    pub fn product(&self, x: &[f32], threads: &Threads) -> Vec<f32> {
         let &WideMatrixKernel { ref values, output: out, input } = self;
         let matrix = DenseMatrix { out, input, values: elements(values) };
         let mut products = vec![0.0; x.len() / input * out];

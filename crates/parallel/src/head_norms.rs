@@ -11,7 +11,7 @@ use super::heads::Heads;
 use super::kernel::{elements, pinned, zeros_after};
 use super::norm::{Norm, NormKernel};
 use crate::parallel::Parallel;
-use crate::split::Cut;
+use jackalope_protocol::split::Cut;
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -20,7 +20,7 @@ const ALL_HEADS_SUMS: usize = 2 * SQUARE_SUMS;
 
 /// Norms of queries and keys.
 #[derive(Debug)]
-pub(crate) enum HeadNorms {
+pub enum HeadNorms {
     /// Each head is normalised separately: norms of queries and keys.
     PerHead([Norm; 2]),
     /// As `PerHead`, after the rotation.
@@ -31,7 +31,7 @@ pub(crate) enum HeadNorms {
 
 /// Norms of all query heads and of all key heads together, of which each rank holds some.
 #[derive(Debug)]
-pub(crate) struct AllHeadsNorm {
+pub struct AllHeadsNorm {
     /// Weights of this rank's heads, of queries and of keys.
     weights: [Array; 2],
     /// Number of elements of all heads, of queries and of keys.
@@ -47,7 +47,7 @@ impl AllHeadsNorm {
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
-    pub(crate) fn load(
+    pub fn load(
         w: &Weights<'_>,
         heads: &Heads,
         eps: f32,
@@ -92,7 +92,7 @@ impl AllHeadsNorm {
 
 impl HeadNorms {
     /// Returns the number of sums over the ranks that MLX needs of each row, or the kernels.
-    pub(super) fn num_sums(&self, is_stock: bool) -> usize {
+    pub fn num_sums(&self, is_stock: bool) -> usize {
         match self {
             HeadNorms::PerHead(_) | HeadNorms::Rotated(_) => 0,
             HeadNorms::AllHeads(_) if is_stock => 2,
@@ -101,7 +101,7 @@ impl HeadNorms {
     }
 
     /// Normalises queries and keys `[tokens, heads, head_dim]` with MLX.
-    pub(super) fn stock(&self, x: [Array; 2]) -> [Array; 2] {
+    pub fn stock(&self, x: [Array; 2]) -> [Array; 2] {
         match self {
             HeadNorms::Rotated(_) => x,
             HeadNorms::PerHead(norms) => array::from_fn(|idx| norms[idx].stock(&x[idx])),
@@ -113,7 +113,7 @@ impl HeadNorms {
     ///
     /// # Panics
     /// Panics if they are normalised together.
-    pub(super) fn stock_queries(&self, q: &Array) -> Array {
+    pub fn stock_queries(&self, q: &Array) -> Array {
         match self {
             HeadNorms::Rotated(_) => q.clone(),
             HeadNorms::PerHead([norm, _]) => norm.stock(q),
@@ -122,7 +122,7 @@ impl HeadNorms {
     }
 
     /// Returns the norms that are applied after the rotation.
-    pub(super) fn rotated(&self) -> Option<&[Norm; 2]> {
+    pub fn rotated(&self) -> Option<&[Norm; 2]> {
         match self {
             HeadNorms::Rotated(norms) => Some(norms),
             HeadNorms::PerHead(_) | HeadNorms::AllHeads(_) => None,
@@ -130,7 +130,7 @@ impl HeadNorms {
     }
 
     /// Returns the norms for use inside a primitive.
-    pub(super) fn kernel(&self) -> HeadNormsKernel {
+    pub fn kernel(&self) -> HeadNormsKernel {
         match self {
             HeadNorms::PerHead(norms) => {
                 HeadNormsKernel::PerHead(norms.each_ref().map(Norm::kernel))
@@ -150,16 +150,28 @@ impl HeadNorms {
 
 /// Norms of queries and keys for the kernels.
 #[derive(Clone, Debug)]
-pub(super) enum HeadNormsKernel {
+pub enum HeadNormsKernel {
+    /// Of each head, before the rotation: of queries, of keys.
     PerHead([NormKernel; 2]),
+    /// Of each head, after the rotation.
     Rotated([NormKernel; 2]),
-    AllHeads { weights: [Pinned; 2], widths: [usize; 2], eps: f32, counts_keys: bool },
+    /// Over the heads of all ranks.
+    AllHeads {
+        /// Weights of this rank's heads.
+        weights: [Pinned; 2],
+        /// Width of all heads of all ranks.
+        widths: [usize; 2],
+        /// Epsilon added to the mean of the squares.
+        eps: f32,
+        /// Whether this rank's keys count in the sum over the ranks.
+        counts_keys: bool,
+    },
 }
 
 impl HeadNormsKernel {
     /// Returns the sums that are added over the ranks, `[tokens, num_sums]`. Queries and keys are
     /// those of this rank's heads.
-    pub(super) fn sums(&self, [q, k]: [&[f32]; 2], threads: &Threads) -> Vec<f64> {
+    pub fn sums(&self, [q, k]: [&[f32]; 2], threads: &Threads) -> Vec<f64> {
         let HeadNormsKernel::AllHeads { weights: [q_weight, k_weight], counts_keys, .. } = self
         else {
             return Vec::new();
@@ -173,7 +185,7 @@ impl HeadNormsKernel {
     }
 
     /// Applies the norms that follow the rotation.
-    pub(super) fn apply_rotated(&self, x: [&mut Vec<f32>; 2], threads: &Threads) {
+    pub fn apply_rotated(&self, x: [&mut Vec<f32>; 2], threads: &Threads) {
         let HeadNormsKernel::Rotated(norms) = self else { return };
         for (norm, x) in norms.iter().zip(x) {
             let mut normed = vec![0.0; x.len()];
@@ -184,7 +196,7 @@ impl HeadNormsKernel {
 
     /// Returns the norms that are applied to each head, of queries and of keys; `None` if `x` was
     /// normalised here.
-    pub(super) fn apply(
+    pub fn apply(
         &self,
         x: [&mut [f32]; 2],
         sums: &[f64],
