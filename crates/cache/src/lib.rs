@@ -8,6 +8,7 @@
 //! in the order in which they were built.
 
 mod arrays;
+mod blocks;
 mod pages;
 mod slots;
 mod windows;
@@ -25,7 +26,8 @@ use self::slots::Place;
 use self::windows::WindowBlocks;
 
 pub use self::arrays::KvArrays;
-pub use self::pages::{LayerPages, Page, float};
+pub use self::blocks::BlockQueries;
+pub use self::pages::{LayerPages, Page, PoolPages, float};
 pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool};
 
 /// Number of tokens by which a cache grows.
@@ -40,13 +42,14 @@ pub struct KvShape {
     pub key_dim: usize,
     /// Width of a value; 0 if values are parts of keys.
     pub value_dim: usize,
-    /// Number of elements that an indexer keeps, for all heads; with pools, until no pool needs them.
+    /// Number of elements that an indexer keeps, for all heads; with pools, what these are computed from,
+    /// until no pool needs them.
     pub index_dim: usize,
-    /// Set if an indexer chooses pools of positions.
+    /// Set if pools of positions are kept.
     pub pools: Option<PoolShape>,
 }
 
-/// What an indexer keeps of pools of positions.
+/// What is kept of pools of positions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PoolShape {
     /// Number of positions of a pool.
@@ -71,11 +74,11 @@ impl KvShape {
 pub enum LayerCacheShape {
     /// Keys and values of every position.
     Positions(KvShape),
-    /// Keys and values of the last positions, which are all that a query sees.
+    /// Keys and values of the last positions, which are all that a query sees beside pools.
     Window {
         /// Keys and values of a position.
         positions: KvShape,
-        /// Number of positions that a query sees, its own included.
+        /// Number of positions that a query sees, its own included, or that a pool is computed from.
         window: usize,
     },
     /// A state in single precision.
@@ -127,8 +130,17 @@ impl LayerCacheShape {
 
     /// Returns the number of elements for one position: of all positions, and of the last ones.
     fn elements(&self) -> [usize; 2] {
-        let [all, last] = self.positions().map_or([0; 2], KvShape::elements);
-        if matches!(self, LayerCacheShape::Window { .. }) { [0, all + last] } else { [all, last] }
+        let Some(positions) = self.positions() else { return [0; 2] };
+        let [all, last] = positions.elements();
+        let LayerCacheShape::Window { .. } = self else { return [all, last] };
+        let pools = positions.pools.map_or(0, |pools| pools.dim.div_ceil(pools.len));
+        [pools, all + last - pools]
+    }
+
+    /// Whether pages are freed, instead of those that have only what pools are computed from. In layers with
+    /// a window and pools, pages have the pools.
+    fn frees_pages(&self) -> bool {
+        matches!(self, LayerCacheShape::Window { positions, .. } if positions.pools.is_none())
     }
 
     /// Returns the size of the state in bytes.
@@ -292,8 +304,7 @@ impl SequenceCache {
         }
         let blocks = blocks.start..blocks.end.min(self.capacity / BLOCK_TOKENS);
         for (layer, shape) in self.layers.iter().zip(&*self.shape.layers) {
-            let has_window = matches!(shape, LayerCacheShape::Window { .. });
-            let pages = if has_window { layer.pages.as_ref() } else { Some(&layer.raw) };
+            let pages = if shape.frees_pages() { layer.pages.as_ref() } else { Some(&layer.raw) };
             pages.into_iter().for_each(|pages| pages.free(blocks.clone()));
         }
         self.windows.free(blocks);
@@ -345,8 +356,7 @@ impl SequenceCache {
         let window_start = window_start.min(capacity / BLOCK_TOKENS);
         let windows = self.windows.fork(window_start);
         let layers = self.layers.iter().zip(&*self.shape.layers).map(|(layer, shape)| {
-            let has_window = matches!(shape, LayerCacheShape::Window { .. });
-            let first = if has_window { window_start } else { 0 };
+            let first = if shape.frees_pages() { window_start } else { 0 };
             layer.fork([first, window_start], capacity / BLOCK_TOKENS, at)
         });
         let layers = layers.collect();
@@ -556,7 +566,7 @@ impl SequenceCache {
 struct LayerCache {
     /// Keys and values for our kernels. For MLX's operations they are at the sequence's [`Place`].
     pages: Option<PageList>,
-    /// What an indexer keeps of positions until their pool is whole, for our kernels.
+    /// What is kept of positions until no pool and no window needs them, for our kernels.
     raw: PageList,
     /// State, for our kernels or for MLX's operations.
     states: Option<LayerStates>,

@@ -75,13 +75,53 @@ impl LayerPages {
         for (idx, position) in positions.enumerate() {
             // A page that is shared with a fork is copied before the first write.
             let page = pages[position / BLOCK_TOKENS]
-                .get_or_insert_with(|| Arc::new(Page::new(self.dtype, self.shape)));
+                .get_or_insert_with(|| Arc::new(Page::new(self.dtype, self.shape, BLOCK_TOKENS)));
             let page = Arc::make_mut(page);
             let (at, [key, value]) = (position % BLOCK_TOKENS, widths);
             page.write(at, &keys[idx * key..][..key], &values[idx * value..][..value]);
             page.index.store(at * index_dim, &index[idx * index_dim..][..index_dim]);
         }
         readable(&pages)
+    }
+
+    /// Rounds keys `[tokens, kv_heads, key_dim]` and what pools are computed from, `[tokens, index_dim]`, into
+    /// `positions` of a layer with a window, and into each pool that ends there what `work` computes from the
+    /// pages of these and its last position: a key, and what an indexer keeps.
+    ///
+    /// # Panics
+    /// Panics if the layer has no pools.
+    pub fn write_pooled(
+        &self,
+        positions: Range<usize>,
+        keys: &[f32],
+        index: &[f32],
+        work: impl Fn(&[Arc<Page>], usize) -> [Vec<f32>; 2],
+    ) -> PoolPages {
+        let PoolShape { len, dim } = self.shape.pools.expect("the layer has pools");
+        let KvShape { key_dim, .. } = self.shape;
+        let window = self.raw(self.shape.kv_heads).write(positions.clone(), keys, &[], index);
+        let index_dim = dim - key_dim;
+        let shape = KvShape { index_dim, pools: None, ..self.shape };
+        let per_page = BLOCK_TOKENS / len;
+        let mut pages = self.pages.locked();
+        if pages.len() < self.num_pages {
+            pages.resize(self.num_pages, None);
+        }
+        for pool in positions.start / len..positions.end / len {
+            let [key, index] = work(&window, (pool + 1) * len - 1);
+            let page = pages[pool / per_page]
+                .get_or_insert_with(|| Arc::new(Page::new(self.dtype, shape, per_page)));
+            let page = Arc::make_mut(page);
+            page.write(pool % per_page, &key, &[]);
+            page.index.store(pool % per_page * index_dim, &index);
+        }
+        PoolPages { window, pools: readable(&pages) }
+    }
+
+    /// Returns the pages of what pools are computed from, with the keys of so many heads.
+    fn raw(&self, kv_heads: usize) -> LayerPages {
+        let shape = KvShape { kv_heads, pools: None, ..self.shape };
+        LayerPages { pages: self.raw.clone(), raw: PageList::default(), shape, ..*self }
     }
 
     /// Rounds what pools are computed from, `[tokens, index_dim]`, into `positions`, whose keys the step has
@@ -97,10 +137,7 @@ impl LayerPages {
         work: impl Fn(&[Arc<Page>], usize) -> Vec<f32>,
     ) -> Vec<Arc<Page>> {
         let PoolShape { len, dim } = self.shape.pools.expect("the layer has pools");
-        let shape = KvShape { kv_heads: 0, pools: None, ..self.shape };
-        let raw = PageList::default();
-        let raw = LayerPages { pages: self.raw.clone(), raw, shape, ..*self };
-        let raw = raw.write(positions.clone(), &[], &[], index);
+        let raw = self.raw(0).write(positions.clone(), &[], &[], index);
         let mut pages = self.pages.locked();
         for pool in positions.start / len..positions.end / len {
             let last = (pool + 1) * len - 1;
@@ -109,6 +146,15 @@ impl LayerPages {
         }
         readable(&pages)
     }
+}
+
+/// Pages of a layer with a window and pools.
+#[derive(Debug)]
+pub struct PoolPages {
+    /// Keys, and what pools are computed from.
+    pub window: Vec<Arc<Page>>,
+    /// Keys of pools, and what an indexer keeps of them.
+    pub pools: Vec<Arc<Page>>,
 }
 
 /// Returns the row of a pool of `len` positions in the page that holds its last position.
@@ -124,25 +170,27 @@ fn readable(pages: &[Option<Arc<Page>>]) -> Vec<Arc<Page>> {
     pages.iter().map(|page| Arc::clone(page.as_ref().unwrap_or(other))).collect()
 }
 
-/// The keys and values of [`BLOCK_TOKENS`] positions, in the layout of [`KvPage`].
+/// The keys and values of some positions, or pools, in the layout of [`KvPage`].
 #[derive(Clone, Debug)]
 pub struct Page {
     keys: Floats,
     values: Floats,
     index: Floats,
     shape: KvShape,
+    num_positions: usize,
 }
 
 impl Page {
-    fn new(dtype: Dtype, shape: KvShape) -> Page {
-        let zeros = |dim: usize| Floats::zeros(float(dtype), BLOCK_TOKENS * dim);
-        let of_pools = |pools: PoolShape| BLOCK_TOKENS.div_ceil(pools.len) * pools.dim;
-        let index_len = shape.pools.map_or(BLOCK_TOKENS * shape.index_dim, of_pools);
+    fn new(dtype: Dtype, shape: KvShape, num_positions: usize) -> Page {
+        let zeros = |dim: usize| Floats::zeros(float(dtype), num_positions * dim);
+        let of_pools = |pools: PoolShape| num_positions.div_ceil(pools.len) * pools.dim;
+        let index_len = shape.pools.map_or(num_positions * shape.index_dim, of_pools);
         Page {
             keys: zeros(shape.kv_heads * shape.key_dim),
             values: zeros(shape.kv_heads * shape.value_dim),
             index: Floats::zeros(float(dtype), index_len),
             shape,
+            num_positions,
         }
     }
 
@@ -151,10 +199,10 @@ impl Page {
     fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         let KvShape { key_dim, value_dim, .. } = self.shape;
         for (head, keys) in keys.chunks_exact(key_dim).enumerate() {
-            let place = key_place(BLOCK_TOKENS, key_dim, head, position);
+            let place = key_place(self.num_positions, key_dim, head, position);
             self.keys.store_strided(place.start, place.step, keys);
             let values = &values[head * value_dim..(head + 1) * value_dim];
-            self.values.store((head * BLOCK_TOKENS + position) * value_dim, values);
+            self.values.store((head * self.num_positions + position) * value_dim, values);
         }
     }
 
@@ -277,6 +325,49 @@ mod tests {
         assert_eq!(Page::pool_of(&forked, 87), [261.0 + 262.0 + 263.0 + 1.5, 263.0]);
         assert_eq!(Page::pool_of(&forked, 84), [759.0, 254.0]);
         assert_eq!(Page::pool_of(&held, 86), [777.0, 260.0]);
+    }
+
+    #[test]
+    fn pools_stay_when_the_window_before_them_is_freed() {
+        // Pools of 64 that are computed from two of them; keys of one head, and one element of an indexer.
+        let pools = Some(PoolShape { len: 64, dim: 4 });
+        let shape = KvShape { kv_heads: 1, value_dim: 0, index_dim: 1, pools, ..pages().shape };
+        let layer = LayerPages { num_pages: 3, shape, ..pages() };
+        let first_of = |raw: &[Arc<Page>], last: usize| {
+            let mut row = [0.0];
+            let first = (last + 1).saturating_sub(128);
+            let page = &raw[first / BLOCK_TOKENS].index;
+            page.elements().load(first % BLOCK_TOKENS, &mut row);
+            [vec![row[0], last as f32, 0.5], vec![-row[0]]]
+        };
+        let write = |layer: &LayerPages, positions: Range<usize>| {
+            let keys = vec![1.0; positions.len() * 3];
+            let rows: Vec<f32> = positions.clone().map(|it| it as f32).collect();
+            layer.write_pooled(positions, &keys, &rows, first_of)
+        };
+        write(&layer, 0..100);
+        write(&layer, 100..500);
+        layer.raw.free(0..1);
+        let fork = LayerPages {
+            pages: layer.pages.fork(0..2),
+            raw: layer.raw.fork(1..2),
+            num_pages: 3,
+            shape,
+            ..pages()
+        };
+        let held = write(&fork, 500..700);
+        assert_eq!(held.window.len(), 3);
+        for pool in 0..10 {
+            let first = (pool * 64_usize).saturating_sub(64) as f32;
+            let (page, at) = (&held.pools[pool / 4], pool % 4);
+            let Floats::F32(keys) = &page.keys else { panic!("the pages are f32") };
+            let place = key_place(4, 3, 0, at);
+            let key = [0, 1, 2].map(|idx| keys[place.start + idx * place.step]);
+            assert_eq!(key, [first, (pool * 64 + 63) as f32, 0.5], "pool {pool}");
+            let mut index = [0.0];
+            page.index().load(at, &mut index);
+            assert_eq!(index, [-first], "pool {pool}");
+        }
     }
 
     #[test]

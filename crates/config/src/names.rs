@@ -145,6 +145,29 @@ impl TensorNames {
         ..TensorNames::WRAPPED
     };
 
+    /// Names of DeepSeek V4, whose conversions name what is outside of the layers, the connections of streams
+    /// and the projections of experts as other families do.
+    pub const DEEPSEEK_V4: TensorNames = TensorNames {
+        replaced: &[
+            ("language_model.", ""),
+            ("model.language_model.", "model."),
+            ("layers.", "model.layers."),
+            ("embed.", "model.embed_tokens."),
+            ("norm.", "model.norm."),
+            ("head.", "lm_head."),
+            ("hc_head_", "model.hc_head."),
+        ],
+        renamed: &[
+            (".hc_attn_", ".attn_hc."),
+            (".hc_ffn_", ".ffn_hc."),
+            (".gate.bias", ".gate.e_score_correction_bias"),
+            (".shared_experts.w1.", ".shared_experts.gate_proj."),
+            (".shared_experts.w2.", ".shared_experts.down_proj."),
+            (".shared_experts.w3.", ".shared_experts.up_proj."),
+        ],
+        ..TensorNames::WRAPPED
+    };
+
     /// Names of Laguna, whose conversions move the router into a module of its own.
     pub const LAGUNA: TensorNames = TensorNames {
         renamed: &[

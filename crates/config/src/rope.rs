@@ -1,5 +1,7 @@
 //! Rotary position embedding as `config.json` describes it.
 
+use std::f64::consts::PI;
+
 use jackalope_protocol::counted;
 use serde::Deserialize;
 
@@ -41,6 +43,32 @@ impl RopeSpec {
     /// No rotation at all.
     pub const NONE: RopeSpec =
         RopeSpec { dims: 0, theta: 1.0, is_traditional: false, scaling: RopeScaling::None };
+
+    /// Returns positions per radian of each pair, and the factor of the rotated elements, as mlx-lm
+    /// computes them.
+    pub fn periods(&self) -> (Vec<f64>, f64) {
+        let plain = plain_periods(self);
+        match &self.scaling {
+            RopeScaling::None => (plain, 1.0),
+            RopeScaling::Linear { factor } => {
+                (plain.into_iter().map(|period| period * factor).collect(), 1.0)
+            }
+            RopeScaling::Proportional { rotated_dims, factor } => {
+                // Pairs with an infinite period are not rotated.
+                let stretched = plain.into_iter().enumerate().map(|(pair, period)| {
+                    if 2 * pair < *rotated_dims { period * factor } else { f64::INFINITY }
+                });
+                (stretched.collect(), 1.0)
+            }
+            RopeScaling::Llama3 { .. } => (llama3(plain, &self.scaling), 1.0),
+            RopeScaling::Yarn { .. } => yarn(plain, self),
+            RopeScaling::LongRope { factors, magnitude } => {
+                let periods =
+                    plain.into_iter().zip(factors).map(|(period, factor)| period * factor);
+                (periods.collect(), *magnitude)
+            }
+        }
+    }
 }
 
 /// How a checkpoint extends the context that its rotations were made for.
@@ -371,4 +399,61 @@ impl RopeConfig {
         };
         Ok(RopeSpec { scaling: RopeScaling::LongRope { factors, magnitude }, ..plain })
     }
+}
+
+fn plain_periods(spec: &RopeSpec) -> Vec<f64> {
+    let dims = spec.dims as f64;
+    let exponents = (0..spec.dims).step_by(2).map(|idx| idx as f64 / dims);
+    exponents.map(|exponent| spec.theta.powf(exponent)).collect()
+}
+
+/// Stretches long waves, keeps short ones, and blends those in between.
+fn llama3(plain: Vec<f64>, scaling: &RopeScaling) -> Vec<f64> {
+    let &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } =
+        scaling
+    else {
+        return plain;
+    };
+    let (low, high, original) = (low_freq_factor, high_freq_factor, original_context);
+    let stretched = plain.into_iter().map(|period| {
+        let wave = 2.0 * PI * period;
+        if original / low < wave {
+            return period * factor;
+        }
+        if wave <= original / high {
+            return period;
+        }
+        let smooth = (original / wave - low) / (high - low);
+        period / ((1.0 - smooth) / factor + smooth)
+    });
+    stretched.collect()
+}
+
+/// Computes YaRN (Peng et al. 2023), with mlx-lm's rounding of the borders.
+fn yarn(plain: Vec<f64>, spec: &RopeSpec) -> (Vec<f64>, f64) {
+    let &RopeScaling::Yarn {
+        factor,
+        original_context: original,
+        beta_fast,
+        beta_slow,
+        mscale,
+        mscale_all_dim,
+    } = &spec.scaling
+    else {
+        return (plain, 1.0);
+    };
+    let dims = spec.dims as f64;
+    let border =
+        |rotations: f64| dims * (original / (rotations * 2.0 * PI)).ln() / (2.0 * spec.theta.ln());
+    let low = border(beta_fast).floor().max(0.0);
+    let high = border(beta_slow).ceil().min(dims - 1.0);
+    let high = if low == high { high + 0.001 } else { high };
+    let periods = plain.into_iter().enumerate().map(|(idx, period)| {
+        let ramp = ((idx as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        let (inner, keep) = (factor * period, 1.0 - ramp);
+        inner * period / (inner * keep + period * (1.0 - keep))
+    });
+    let magnitude =
+        |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+    (periods.collect(), magnitude(mscale) / magnitude(mscale_all_dim))
 }

@@ -555,6 +555,7 @@ fn expert_modules(module: &str, names: &ExpertNames, inner: usize) -> ExpertModu
         selection_bias: names.score_bias.map(at),
         router_norm: None,
         expert_scales: None,
+        token_experts: None,
         experts: [0, 1, 2].map(|idx| StackedModule {
             stacked: at(&format!("{}.{}", names.stacked, names.stacked_projections[idx])),
             each: [at(&format!("{}.", names.each)), format!(".{}", names.projections[idx])],

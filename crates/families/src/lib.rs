@@ -17,6 +17,7 @@ mod cohere;
 mod cohere2;
 mod decoder;
 mod deepseek;
+mod deepseek_v4;
 mod dense;
 mod ernie4_5_moe;
 mod exaone;
@@ -64,6 +65,7 @@ mod olmoe;
 mod per_layer;
 mod phi3;
 mod phimoe;
+mod pooled;
 mod qwen;
 mod qwen2;
 mod qwen2_moe;
@@ -149,6 +151,7 @@ const FAMILIES: &[Family] = &[
     family("deepseek_v32", deepseek::read_v32),
     family("glm_moe_dsa", deepseek::read_glm_dsa),
     family("glm5_next", deepseek::read_glm_next),
+    family("deepseek_v4", deepseek_v4::read),
     family("kimi_k2", deepseek::read_v3),
     family("longcat_flash", deepseek::read_longcat),
     family("kimi_linear", kimi::read),

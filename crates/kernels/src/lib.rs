@@ -29,12 +29,14 @@ mod machine;
 mod matmul;
 mod norm;
 mod panel;
+mod pools;
 mod recurrence;
 mod rotation;
 mod router;
 mod rowwise;
 mod selection;
 mod squares;
+mod streams;
 mod terms;
 
 pub use jackalope_simd::{
@@ -57,14 +59,16 @@ pub use heads::{HeadMatrices, HeadResults, head_matmul, head_matmul_untransposed
 pub use machine::{Limits, limits};
 pub use matmul::{Product, TermColumns, matmul, matmul_each, quantized_matmul};
 pub use norm::{NormParameters, normalize, rms_norm};
+pub use pools::PoolRule;
 pub use recurrence::{
     ConvBiases, ConvKernels, DecayWeights, OutputGates, RecurrenceInputs, RecurrenceRule,
     RecurrenceSizes, RecurrenceWeights, SequenceState, ShortConvInputs, ShortConvWeights,
     gated_norm, recurrence, short_convolution, sigmoid_gate, silu_gate,
 };
-pub use rotation::{Rotation, place_heads};
+pub use rotation::{Angles, Rotation, RotationTable, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid, softplus};
 pub use rowwise::{Terms, add_bias, add_terms};
-pub use selection::{ChosenPositions, IndexQueries, choose_positions, gather_keys};
+pub use selection::{ChosenPositions, IndexQueries, choose_positions, gather_joined, gather_keys};
 pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums, square_total};
+pub use streams::{StreamWeights, WeightRule};
 pub use terms::GRID;

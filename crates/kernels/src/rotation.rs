@@ -1,5 +1,7 @@
 //! Norms and rotations of queries and keys: computed in f32.
 
+use std::sync::Arc;
+
 use jackalope_simd::{Simd, Threads, dispatched, piece_rows};
 
 use crate::norm::{NormParameters, WideNorm};
@@ -108,5 +110,62 @@ fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
+/// Rotates single heads, whose neighbours are pairs.
+#[derive(Clone, Debug)]
+pub struct Angles(Arc<[f64]>);
+
+impl Angles {
+    /// Creates the rotation by these angles per position, one for each pair.
+    pub fn new(radians: &[f64]) -> Angles {
+        Angles(radians.into())
+    }
+
+    /// Rotates the first elements of a head as at `position`.
+    pub fn rotate(&self, head: &mut [f32], position: usize) {
+        for (pair, radians) in head.as_chunks_mut::<2>().0.iter_mut().zip(&*self.0) {
+            let (sin, cos) = (position as f64 * radians).sin_cos();
+            let ([a, b], sin, cos) = (*pair, sin as f32, cos as f32);
+            *pair = [a * cos - b * sin, a * sin + b * cos];
+        }
+    }
+}
+
+/// The cosines and sines of a step's rows.
+#[derive(Debug)]
+pub struct RotationTable {
+    /// Number of pairs of elements that are rotated.
+    pairs: usize,
+    is_traditional: bool,
+    cos: Vec<f32>, // [tokens, pairs]
+    sin: Vec<f32>,
+}
+
+impl RotationTable {
+    /// Computes the table for rows at `positions`, from the angles per position of each pair and a factor of
+    /// rotated elements.
+    pub fn new(
+        radians: &[f64],
+        magnitude: f64,
+        is_traditional: bool,
+        positions: impl Iterator<Item = usize>,
+    ) -> RotationTable {
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for position in positions {
+            for radians in radians {
+                let (s, c) = (position as f64 * radians).sin_cos();
+                cos.push((c * magnitude) as f32);
+                sin.push((s * magnitude) as f32);
+            }
+        }
+        RotationTable { pairs: radians.len(), is_traditional, cos, sin }
+    }
+
+    /// Returns the table in the form that the kernels take, for heads of `head_dim` elements.
+    pub fn rotation(&self, head_dim: usize) -> Rotation<'_> {
+        let RotationTable { pairs, is_traditional, .. } = *self;
+        Rotation { cos: &self.cos, sin: &self.sin, head_dim, pairs, is_traditional }
     }
 }

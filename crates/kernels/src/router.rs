@@ -57,6 +57,8 @@ pub struct RouterConfig<'a> {
     pub groups: Option<ExpertGroups>,
     /// Number of experts that each row chooses.
     pub num_chosen: usize,
+    /// The experts of each row, `[tokens, num_chosen]`, if they are not chosen by their scores.
+    pub given: Option<&'a [u32]>,
     /// With `Some(eps)`, the weights of a row are divided by `eps` plus their sum.
     pub normalization_eps: Option<f32>,
     /// Factor of the weights.
@@ -76,16 +78,20 @@ pub fn route(logits: &[f32], num_experts: usize, config: &RouterConfig<'_>) -> E
     assert!(config.num_chosen <= num_experts, "{num_experts} experts");
     let fits = |it: Option<&[f32]>| it.is_none_or(|it| it.len() == num_experts);
     assert!(fits(config.selection_bias) && fits(config.expert_scales), "a number per expert");
+    let RouterConfig { num_chosen, given, .. } = *config;
+    let num_given = logits.len() / num_experts * num_chosen;
+    assert!(given.is_none_or(|it| it.len() == num_given), "experts of each row");
     let rows = logits.chunks_exact(num_experts).enumerate();
     let choices = rows.flat_map(|(token, logits)| {
-        let chosen = choose(logits, config).into_iter();
+        let given = given.map(|given| &given[token * num_chosen..(token + 1) * num_chosen]);
+        let chosen = choose(logits, given, config).into_iter();
         chosen.map(move |(expert, weight)| Choice { token, expert, weight })
     });
     ExpertRows::new(logits.len() / num_experts, num_experts, choices)
 }
 
 /// Returns the experts of a row, in ascending order, with their weights.
-fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
+fn choose(logits: &[f32], given: Option<&[u32]>, config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
     let scores = match config.scores {
         Scores::Softmax => softmax(logits),
         Scores::SoftmaxOfChosen | Scores::SigmoidOfChosen | Scores::SparseMixer { .. } => {
@@ -108,7 +114,8 @@ fn choose(logits: &[f32], config: &RouterConfig<'_>) -> Vec<(usize, f32)> {
             }
         }
     }
-    let mut experts = largest(&ranked, config.num_chosen);
+    let given = given.map(|given| given.iter().map(|expert| *expert as usize).collect());
+    let mut experts = given.unwrap_or_else(|| largest(&ranked, config.num_chosen));
     experts.sort_unstable();
     let chosen: Vec<f32> = experts.iter().map(|expert| scores[*expert]).collect();
     let mut weights = match config.scores {
@@ -198,13 +205,14 @@ mod tests {
         selection_bias: None,
         groups: None,
         num_chosen: 2,
+        given: None,
         normalization_eps: None,
         scale: 1.0,
         expert_scales: None,
     };
 
     fn chosen(logits: &[f32], config: RouterConfig<'_>) -> Vec<(usize, f32)> {
-        choose(logits, &config)
+        choose(logits, config.given, &config)
     }
 
     fn assert_close(found: &[(usize, f32)], expected: &[(usize, f32)]) {
@@ -300,6 +308,20 @@ mod tests {
             &chosen(&[2.0, -1.0, 30.0, -40.0], config),
             &[(0, root(2.0)), (2, root(30.0))],
         );
+    }
+
+    #[test]
+    fn given_experts_have_the_weights_of_their_scores() {
+        let config = RouterConfig {
+            scores: Scores::Sigmoid,
+            normalization_eps: Some(0.0),
+            given: Some(&[3, 1, 0, 2]),
+            ..PLAIN
+        };
+        let rows = route(&[2.0, 0.0, 3.0, 0.0, 0.0, 9.0, 0.0, 8.0], 4, &config);
+        assert_eq!(rows.weights(), [0.5; 4]);
+        let one = RouterConfig { given: Some(&[3, 0]), ..config };
+        assert_close(&chosen(&[0.0, 9.0, 9.0, 0.0], one), &[(0, 0.5), (3, 0.5)]);
     }
 
     #[test]

@@ -93,56 +93,68 @@ pub fn gather_keys(
     head_dim: usize,
     threads: &Threads,
 ) -> Vec<Floats> {
+    gather_joined(chosen.iter().map(std::slice::from_ref).collect(), head_dim, threads)
+}
+
+/// Returns, for each item, the keys at the chosen positions of its parts, one part after the other, as the
+/// keys of a page with these only. The pages of a part have one length, those of several parts perhaps not.
+///
+/// # Panics
+/// Panics if a position is not in its pages.
+#[track_caller]
+pub fn gather_joined(
+    chosen: Vec<&[ChosenPositions<'_>]>,
+    head_dim: usize,
+    threads: &Threads,
+) -> Vec<Floats> {
     let _span = threads.span("kv_cache", 0);
     let mut copies = vec![Floats::F32(Vec::new()); chosen.len()];
-    let jobs: Vec<_> = chosen.iter().zip(&mut copies).collect();
-    threads.for_each(jobs, |(chosen, copy): (&ChosenPositions<'_>, &mut Floats)| {
-        *copy = gathered(&chosen.pages, head_dim, &chosen.positions);
+    let jobs: Vec<_> = chosen.into_iter().zip(&mut copies).collect();
+    threads.for_each(jobs, |(parts, copy): (&[ChosenPositions<'_>], &mut Floats)| {
+        *copy = gathered(parts, head_dim);
     });
     copies
 }
 
-fn gathered(pages: &[KvPage<'_>], head_dim: usize, positions: &[usize]) -> Floats {
+fn gathered(parts: &[ChosenPositions<'_>], head_dim: usize) -> Floats {
     fn copy<'a, E: Copy + 'a>(
-        pages: impl Fn(usize) -> &'a [E],
+        elements: impl Fn(Elements<'a>) -> Option<&'a [E]>,
         out: &mut [E],
         head_dim: usize,
-        page_tokens: usize,
-        positions: &[usize],
+        parts: &[ChosenPositions<'a>],
     ) {
-        for (idx, position) in positions.iter().enumerate() {
-            let from = pages(position / page_tokens);
-            let place = key_place(page_tokens, head_dim, 0, position % page_tokens);
-            let own = key_place(positions.len(), head_dim, 0, idx);
-            for element in 0..head_dim {
-                out[own.start + element * own.step] = from[place.start + element * place.step];
+        let num_positions = out.len() / head_dim;
+        let mut idx = 0;
+        for ChosenPositions { pages, positions } in parts {
+            for position in positions {
+                let page_tokens = pages[0].keys.len() / head_dim;
+                let from = elements(pages[position / page_tokens].keys);
+                let from = from.expect("all pages have one type");
+                let place = key_place(page_tokens, head_dim, 0, position % page_tokens);
+                let own = key_place(num_positions, head_dim, 0, idx);
+                for element in 0..head_dim {
+                    out[own.start + element * own.step] = from[place.start + element * place.step];
+                }
+                idx += 1;
             }
         }
     }
-    let first = pages.first().expect("chosen positions are kept").keys;
-    let page_tokens = first.len() / head_dim;
-    let mut keys = Floats::zeros(first.float(), positions.len() * head_dim);
+    let num_positions: usize = parts.iter().map(|part| part.positions.len()).sum();
+    let first = parts.iter().find_map(|part| part.pages.first());
+    let first = first.expect("chosen positions are kept").keys;
+    let mut keys = Floats::zeros(first.float(), num_positions * head_dim);
     match &mut keys {
         Floats::F32(out) => {
-            let page = |idx: usize| match pages[idx].keys {
-                Elements::F32(values) => values,
-                _ => panic!("all pages have one type"),
-            };
-            copy(page, out, head_dim, page_tokens, positions);
+            let elements = |it| if let Elements::F32(values) = it { Some(values) } else { None };
+            copy(elements, out, head_dim, parts);
         }
         Floats::F16(out) => {
-            let page = |idx: usize| match pages[idx].keys {
-                Elements::F16(values) => values,
-                _ => panic!("all pages have one type"),
-            };
-            copy(page, out, head_dim, page_tokens, positions);
+            let elements = |it| if let Elements::F16(values) = it { Some(values) } else { None };
+            copy(elements, out, head_dim, parts);
         }
         Floats::Bf16(out) => {
-            let page = |idx: usize| match pages[idx].keys {
-                Elements::Bf16(values) => values,
-                _ => panic!("all pages have one type"),
-            };
-            copy(page, out, head_dim, page_tokens, positions);
+            let elements = |it| if let Elements::Bf16(values) = it { Some(values) } else { None };
+            copy(elements, out, head_dim, parts);
         }
     }
     keys
@@ -192,9 +204,13 @@ mod tests {
         let views: Vec<KvPage<'_>> =
             pages.iter().map(|keys| KvPage { keys: Elements::F32(keys), values: None }).collect();
         let positions: Vec<usize> = (0..80).step_by(2).collect();
-        let Floats::F32(keys) = gathered(&views, head_dim, &positions) else {
-            panic!("the pages are f32")
+        // The first positions of these pages, then others.
+        let part = |positions: &[usize]| ChosenPositions {
+            pages: views.clone(),
+            positions: positions.to_vec(),
         };
+        let parts = [part(&positions[..7]), part(&positions[7..])];
+        let Floats::F32(keys) = gathered(&parts, head_dim) else { panic!("the pages are f32") };
         for (idx, position) in positions.iter().enumerate() {
             let place = key_place(positions.len(), head_dim, 0, idx);
             let found = [0, 1, 2].map(|element| keys[place.start + element * place.step]);

@@ -5,6 +5,7 @@ mod feed_forward;
 mod layer;
 mod mixer;
 mod parts;
+mod pooled;
 mod second;
 mod streams;
 

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use jackalope_mlx::Array;
 use jackalope_protocol::TokenId;
 
-use crate::layers::{Rope, RotationTable};
+use crate::layers::Rope;
 use jackalope_cache::SequenceCache;
+use jackalope_kernels::RotationTable;
 
 pub(crate) use self::choice::Choice;
 pub(crate) use self::reach::Reach;

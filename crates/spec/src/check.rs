@@ -7,7 +7,10 @@ use crate::model::{HeadTable, ModelSpec};
 use crate::names::UnusedPart;
 use crate::quantization;
 use crate::report::{CheckReport, TensorProblem, UnusedTensors};
-use crate::tensor::{ElementType, FusedForm, FusedSource, TensorHeader, TensorHeaders, TensorSpec};
+use crate::tensor::{
+    ElementType, FusedForm, FusedSource, TensorCut, TensorHeader, TensorHeaders, TensorRole,
+    TensorSpec,
+};
 use jackalope_config::quantization::{QuantizationFormat, QuantizationMode};
 
 impl ModelSpec {
@@ -239,15 +242,26 @@ impl<'a> Check<'a> {
         name: &str,
         shape: &[usize],
     ) {
+        let shape = &self.stored_shape(stored.spec, name, shape);
         match self.format(model, stored.spec, name, shape) {
             Ok(format) => {
                 stored.format = format;
-                stored.num_bytes += self.stored_bytes(name, shape, format);
+                stored.num_bytes += self.stored_bytes(name, shape, format, stored.spec.role);
             }
             Err(problem) => {
                 self.claim(name);
                 self.problems.push(problem);
             }
+        }
+    }
+
+    /// Returns the shape that a tensor of this name is expected to have: matrices of which each rank has some
+    /// may also follow one another as the rows of one.
+    fn stored_shape(&self, spec: &TensorSpec, name: &str, shape: &[usize]) -> Vec<usize> {
+        let is_one = self.headers.get(name).is_some_and(|header| header.shape.len() == 2);
+        match (&spec.cut, shape) {
+            (TensorCut::Stack(_), &[count, rows, columns]) if is_one => vec![count * rows, columns],
+            _ => shape.to_vec(),
         }
     }
 
@@ -277,6 +291,7 @@ impl<'a> Check<'a> {
         name: &str,
         shape: &[usize],
         format: Option<QuantizationFormat>,
+        role: TensorRole,
     ) -> u64 {
         let named = |name: String, shape: Vec<usize>, is_type, types| Expected {
             name,
@@ -286,7 +301,11 @@ impl<'a> Check<'a> {
         };
         let is_float: fn(&ElementType) -> bool = ElementType::is_float;
         let Some(format) = format else {
-            return self.expect(named(name.to_owned(), shape.to_vec(), is_float, FLOATS));
+            let (is_type, types): (fn(&ElementType) -> bool, _) = match role {
+                TensorRole::RouterTable => (|it| *it == ElementType::I32, "I32"),
+                _ => (is_float, FLOATS),
+            };
+            return self.expect(named(name.to_owned(), shape.to_vec(), is_type, types));
         };
         let (module, input) = (module_of(name), shape[shape.len() - 1]);
         let with_last = |last: usize| {

@@ -19,6 +19,7 @@ mod model;
 mod modules;
 mod originals;
 mod per_layer;
+mod pooled;
 mod quantization;
 mod recurrent;
 mod report;
@@ -49,6 +50,7 @@ pub use modules::{
 pub use names::{TensorNames, UnusedPart};
 pub use originals::{NumberEdit, OriginalNumbers, OriginalSign, RowFactors};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
+pub use pooled::{PoolIndexerSpec, PoolSpec, PooledSpec};
 pub use recurrent::{
     GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, KimiDelta, LightningSpec,
     ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
@@ -57,7 +59,7 @@ pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use residuals::{BlockResiduals, LayerResiduals, StreamReader};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
-pub use streams::{HyperConnectionSpec, LayerStreams, StreamsSpec};
+pub use streams::{HyperConnectionSpec, LayerStreams, StreamEndSpec, StreamsSpec};
 pub use tensor::{
     CutSegment, Dimension, ElementType, FusedForm, FusedSource, Presence, TensorCut, TensorHeader,
     TensorHeaders, TensorRole, TensorSpec,

@@ -5,6 +5,7 @@ use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::originals::OriginalNumbers;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
+use crate::pooled::PooledSpec;
 use crate::recurrent::{
     GatedDeltaSpec, LightningSpec, ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
 };
@@ -192,6 +193,8 @@ pub enum Mixer {
     ShortConv(Box<ShortConvSpec>),
     /// Multi-head latent attention.
     Latent(Box<LatentSpec>),
+    /// Attention to a window and to pools of positions.
+    Pooled(Box<PooledSpec>),
     /// The state space of Mamba-2.
     StateSpace(Box<StateSpaceSpec>),
     /// Lightning attention.
@@ -217,6 +220,7 @@ impl Mixer {
                 HeadShape { heads: conv.units, kv_heads: conv.units, head_dim: conv.unit_channels }
             }
             Mixer::Latent(latent) => latent.shape(),
+            Mixer::Pooled(pooled) => pooled.shape(),
             Mixer::StateSpace(space) => HeadShape::of_space(space),
             Mixer::Lightning(spec) => {
                 HeadShape { heads: spec.heads, kv_heads: spec.heads, head_dim: spec.head_dim }
@@ -445,6 +449,13 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// Returns `silu(min(x, limit))`; what it is multiplied by is within the limit on both sides.
+    pub fn limited_silu(limit: f32) -> Activation {
+        // It grows above zero.
+        let bound = (f64::from(limit) / (1.0 + (-f64::from(limit)).exp())) as f32;
+        Activation::BoundedSilu { bound, limit }
+    }
+
     /// Whether experts with this activation have gates.
     pub fn has_gate(self) -> bool {
         self != Activation::ReluSquared
@@ -581,6 +592,9 @@ pub struct ExpertModules {
     pub router: String,
     /// Vector that is added to the scores for the choice only, `[experts]`.
     pub selection_bias: Option<String>,
+    /// Table of the experts of each token, `[vocab, experts per token]`, which takes the place of a choice by
+    /// scores.
+    pub token_experts: Option<String>,
     /// Weights of a norm of what the router reads, `[hidden]`, which are divided by the square root of
     /// their number.
     pub router_norm: Option<String>,
@@ -678,6 +692,23 @@ impl LatentSpec {
             return CacheKind::Window { elements_per_kv_head: index_dim, kept_elements, window };
         }
         CacheKind::Positions { elements_per_kv_head: latent + index_dim, shared_elements: 0 }
+    }
+}
+
+impl PooledSpec {
+    /// Returns the heads by which ranks divide it: groups, all of which share one vector.
+    pub fn shape(&self) -> HeadShape {
+        HeadShape { heads: self.groups, kv_heads: 1, head_dim: self.group_dim }
+    }
+
+    /// Returns what a layer with this attention keeps.
+    pub fn cache(&self) -> CacheKind {
+        let len = self.pools.as_ref().map_or(1, |pools| pools.len);
+        CacheKind::Window {
+            elements_per_kv_head: self.head_dim + self.raw_dim(),
+            kept_elements: self.pool_dim().div_ceil(len),
+            window: self.kept_positions(),
+        }
     }
 }
 

@@ -141,7 +141,7 @@ impl ModelLayout {
             }
             shard.active_bytes += match part.role {
                 TensorRole::Embedding if !self.is_tied => 0,
-                TensorRole::PerLayerTable => 0,
+                TensorRole::PerLayerTable | TensorRole::RouterTable => 0,
                 TensorRole::Experts => {
                     let active = (bytes as f64 * active_experts) as u64;
                     shard.expert_bytes += bytes;

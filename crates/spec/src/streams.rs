@@ -8,11 +8,13 @@ use crate::tensor::TensorSpec;
 pub enum StreamsSpec {
     /// Alternating updates.
     AltUp(AltUpSpec),
-    /// Hyper-connections: each of the streams begins as the embedding, and their mean follows the last
+    /// Hyper-connections: each of the streams begins as the embedding, and a sum of them follows the last
     /// layer.
     HyperConnections {
         /// Number of streams.
         num_streams: usize,
+        /// Weights of this sum; `None` if it is the mean.
+        end: Option<Box<StreamEndSpec>>,
     },
 }
 
@@ -21,15 +23,31 @@ impl StreamsSpec {
     pub fn num_streams(&self) -> usize {
         match self {
             StreamsSpec::AltUp(altup) => altup.num_streams,
-            StreamsSpec::HyperConnections { num_streams } => *num_streams,
+            StreamsSpec::HyperConnections { num_streams, .. } => *num_streams,
         }
     }
 
     /// Returns the tensors that are no layer's.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorSpec> {
-        let altup = if let StreamsSpec::AltUp(altup) = self { Some(altup) } else { None };
-        altup.into_iter().flat_map(AltUpSpec::tensors)
+        let (altup, end) = match self {
+            StreamsSpec::AltUp(altup) => (Some(altup), None),
+            StreamsSpec::HyperConnections { end, .. } => (None, end.as_ref()),
+        };
+        let of_end = end.into_iter().flat_map(|end| &end.tensors);
+        altup.into_iter().flat_map(AltUpSpec::tensors).chain(of_end)
     }
+}
+
+/// The weights of the streams in the sum that follows the last layer, which depend on the token: the logistic
+/// function of a projection of the normalised streams.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamEndSpec {
+    /// Prefix of the names of its tensors.
+    pub module: String,
+    /// In single precision: `fn` `[streams, streams * hidden]`, `base` `[streams]` and `scale` `[1]`.
+    pub tensors: [TensorSpec; 3],
+    /// What is added to weights.
+    pub eps: f32,
 }
 
 /// What a layer does with the streams.

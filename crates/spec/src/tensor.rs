@@ -122,6 +122,8 @@ pub enum TensorRole {
     Experts,
     /// Chooses the experts of a token.
     Router,
+    /// Table of the experts of each token: integers.
+    RouterTable,
     /// Norm.
     Norm,
 }
@@ -183,6 +185,8 @@ pub enum ElementType {
     Bf16,
     /// Packed codes.
     U32,
+    /// Indices.
+    I32,
     /// Scales of the floating-point quantisations.
     U8,
     /// A type that no supported architecture uses, by its name.
@@ -197,6 +201,7 @@ impl ElementType {
             "F16" => ElementType::F16,
             "BF16" => ElementType::Bf16,
             "U32" => ElementType::U32,
+            "I32" => ElementType::I32,
             "U8" => ElementType::U8,
             other => ElementType::Other(other.to_owned()),
         }
@@ -209,6 +214,7 @@ impl ElementType {
             ElementType::F16 => "F16",
             ElementType::Bf16 => "BF16",
             ElementType::U32 => "U32",
+            ElementType::I32 => "I32",
             ElementType::U8 => "U8",
             ElementType::Other(name) => name,
         }
@@ -222,7 +228,7 @@ impl ElementType {
     /// Returns the size of an element in bytes; 0 for types that no supported architecture uses.
     pub fn size_bytes(&self) -> u64 {
         match self {
-            ElementType::F32 | ElementType::U32 => 4,
+            ElementType::F32 | ElementType::U32 | ElementType::I32 => 4,
             ElementType::F16 | ElementType::Bf16 => 2,
             ElementType::U8 => 1,
             ElementType::Other(_) => 0,

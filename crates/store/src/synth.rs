@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use jackalope_families::model_spec;
-use jackalope_spec::{HeadTable, SpecError, TensorRole, parse_config};
+use jackalope_spec::{HeadTable, LayerSpec, SpecError, TensorRole, parse_config};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -142,12 +142,17 @@ impl SyntheticModel {
         }
         let spec = model_spec(&config)?;
         let is_tied = spec.head_table == HeadTable::Tied;
+        let experts = spec.layers.iter().find_map(LayerSpec::experts);
+        let num_experts = experts.map_or(0, |experts| experts.num_experts as u32);
         let (mut tensors, mut quantization) = (Vec::new(), Map::new());
         for tensor in spec.tensors(is_tied).filter(|tensor| tensor.is_in(|_| false)) {
             let width = tensor.shape.last().copied().unwrap_or(0);
             if !tensor.is_quantizable {
-                let kind =
-                    if tensor.role == TensorRole::Norm { Kind::Ones } else { Kind::Near(0.0) };
+                let kind = match tensor.role {
+                    TensorRole::Norm => Kind::Ones,
+                    TensorRole::RouterTable => Kind::Indices(num_experts),
+                    _ => Kind::Near(0.0),
+                };
                 let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
                 tensors.push(Tensor { name, shape, kind });
                 continue;

@@ -373,6 +373,28 @@ impl<'a> Weights<'a> {
         self.read(&self.entries(name, shape), shape, dtype, part)
     }
 
+    /// Loads the tensor of indices at this very path, i32, all of which are less than `bound`.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or its content differs from what is expected, memory runs out, or an
+    /// index is out of bounds.
+    ///
+    /// # Panics
+    /// Panics if the description has no such tensor, or another shape or type of it.
+    pub fn indices(&self, shape: &[usize], bound: usize) -> Result<Array, LoadError> {
+        let (path, name) = self.path.rsplit_once('.').unwrap_or(("", &self.path));
+        let (stacked, fused, view) = (None, None, None);
+        let parent = Weights { loader: self.loader, path: path.to_owned(), stacked, fused, view };
+        let array = parent.integers(name, shape, Part::Whole, Dtype::I32)?;
+        let is_valid = |index: &i32| usize::try_from(*index).is_ok_and(|index| index < bound);
+        if let Some(found) = array.to_vec::<i32>()?.iter().find(|index| !is_valid(index)) {
+            let path = parent.entries(name, shape)[0].path().to_owned();
+            let reason = format!("{} has the index {found}, not one below {bound}", self.path);
+            return Err(LoadError::Content { path, reason });
+        }
+        Ok(array)
+    }
+
     /// Returns a tensor, or the parts of one that is stacked. Opening the checkpoint has found them
     /// to be of this shape.
     ///

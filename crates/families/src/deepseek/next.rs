@@ -13,7 +13,7 @@ use super::variants::{V3, Variant};
 use crate::blocks::{ExpertNames, ExpertSizes, SharedProjections, dense, experts};
 use crate::decoder::{Description, mixed_layer};
 use crate::gated_delta::kimi_either;
-use crate::hyper::with_hyper_connections;
+use crate::hyper::{connections, with_hyper_connections};
 use crate::latent::{ExpansionForm, latent_attention};
 use crate::text_part::text_config;
 use jackalope_config::error::SpecError;
@@ -52,9 +52,7 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
     let attend = own.attend(sizes.num_layers)?;
     let choices = sparse::choices(text, &latent, &attend, false)?;
     let limit = factor("swiglu_limit", own.swiglu_limit)?;
-    // `silu(min(x, limit))`, because `silu` grows above zero.
-    let bound = (f64::from(limit) / (1.0 + (-f64::from(limit)).exp())) as f32;
-    let activation = Activation::BoundedSilu { bound, limit };
+    let activation = Activation::limited_silu(limit);
     let sparse = config.experts(&VARIANT)?.map(|sizes| ExpertSizes {
         activation,
         shared_activation: Some(activation),
@@ -81,7 +79,7 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
                 dense(sizes.hidden, MlpSpec { activation, modules, ..MlpSpec::plain(inner) })
             }
         };
-        let connections = own.connections(&prefix)?;
+        let connections = connections(&prefix, own.hc_sinkhorn_iters, own.hc_eps)?;
         let layer = mixed_layer(prefix, sizes.hidden, mixer, block);
         Ok(with_hyper_connections(layer, connections, num_streams, sizes.hidden))
     });
@@ -89,6 +87,6 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
     let extra = config.num_nextn_predict_layers.unwrap_or(1).clamp(1, 16);
     let extra = (0..extra).map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
     let description = config.decoder.with_layers(sizes, layers).without(extra);
-    let streams = Some(StreamsSpec::HyperConnections { num_streams });
+    let streams = Some(StreamsSpec::HyperConnections { num_streams, end: None });
     Ok(Description { streams, ..description.with_names(TensorNames::GLM_NEXT) })
 }

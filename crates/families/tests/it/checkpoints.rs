@@ -145,6 +145,25 @@ fn what_an_indexer_and_a_second_mixer_keep_is_counted() {
 }
 
 #[test]
+fn what_a_window_beside_pools_keeps_is_counted() {
+    // A layer without pools, two with overlapping pools of 4 and an indexer, and two with pools of 8.
+    let layout = sample("deepseek_v4-f32").layout();
+    let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
+    let kept = 2 * (40 + 20) / 4 + 2 * 40 / 8;
+    let passing = 5 * 40 + 2 * 2 * 2 * (40 + 20) + 2 * 2 * 40;
+    assert_eq!(alone.cache.bytes_per_token, kept * 4);
+    assert_eq!(alone.cache.window_bytes_per_token, passing * 4);
+    assert_eq!(alone.cache.window_tokens, 9);
+    // Five groups on two ranks, and on six: each rank with one keeps all of it.
+    for (shares, num_holders) in [(vec![1, 1], 2), (vec![1; 6], 5), (vec![90, 1], 1)] {
+        let shards = layout.shards(&Split::Tensor(shares)).unwrap();
+        let holders = shards.iter().filter(|it| it.cache.bytes_per_token != 0);
+        assert!(holders.clone().all(|it| it.cache == alone.cache));
+        assert_eq!(holders.count(), num_holders);
+    }
+}
+
+#[test]
 fn layers_that_predict_several_tokens_and_parts_for_images_are_not_needed() {
     let mut sample = sample("kimi_k25-q4-f32");
     let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![4] };

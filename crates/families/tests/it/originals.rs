@@ -57,6 +57,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("deepseek_v32", EACH),
     ("glm_moe_dsa", EACH),
     ("glm5_next", EACH),
+    ("deepseek_v4", NUMBERED),
     ("longcat_flash", EACH),
     // Its blocks of experts have another name; see the test of names.
     ("kimi_linear", NUMBERED),

@@ -73,6 +73,10 @@ fn layers(cases: &[Case]) -> String {
                     "latent attention to chosen positions"
                 }
                 Mixer::Latent(_) => "latent attention",
+                Mixer::Pooled(pooled) if pooled.pools.is_some() => {
+                    "attention to a window and pools"
+                }
+                Mixer::Pooled(_) => "",
                 Mixer::StateSpace(_) => "Mamba-2",
                 Mixer::Lightning(_) => "lightning attention",
                 Mixer::Parallel(_) => "attention beside Mamba-2",
@@ -149,8 +153,11 @@ impl KnownModel {
         for tensor in spec.tensors(is_tied).filter(|tensor| tensor.is_in(|_| false)) {
             let fits = tensor.shape.last().is_some_and(|width| width.is_multiple_of(GROUP_SIZE));
             if !tensor.is_quantizable || !fits {
-                let header =
-                    TensorHeader { element_type: ElementType::Bf16, shape: tensor.shape.clone() };
+                let element_type = match tensor.role {
+                    TensorRole::RouterTable => ElementType::I32,
+                    _ => ElementType::Bf16,
+                };
+                let header = TensorHeader { element_type, shape: tensor.shape.clone() };
                 headers.insert(tensor.name.clone(), header);
                 continue;
             }

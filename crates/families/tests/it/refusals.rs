@@ -268,6 +268,29 @@ fn what_layers_with_heads_of_their_own_do_not_compute_is_refused_by_its_field() 
 }
 
 #[test]
+fn what_deepseek_v4_does_not_compute_is_refused_by_its_field() {
+    let refused = |field: &str, value: Value, expected: &str| {
+        check_sample("deepseek_v4-f32", &json!({ field: value }), expected);
+    };
+    refused("compress_ratios", json!([0, 4]), "`compress_ratios` is 2, expected 5 entries");
+    refused(
+        "compress_ratios",
+        json!([0, 4, 3, 4, 0]),
+        "`compress_ratios` is 3, expected 0, or div",
+    );
+    refused("o_groups", json!(4), "`o_groups` is 4, expected a divisor of num_attention_heads, 10");
+    refused("attention_bias", json!(true), "`attention_bias` is true, expected false");
+    refused("head_dim", json!(10), "`head_dim` is 10, expected qk_rope_head_dim, 12, and an even");
+    refused("index_head_dim", json!(21), "`index_head_dim` is 21, expected qk_rope_head_dim");
+    refused("scoring_func", json!("softmax"), "unsupported scores of experts: `softmax`");
+    refused("topk_method", json!("greedy"), "unsupported expert choice: `greedy`");
+    refused("sliding_window", json!(0), "`sliding_window` is 0");
+    refused("hc_mult", json!(0), "`hc_mult` is 0");
+    refused("hc_eps", json!(-1.0), "`hc_eps` is -1");
+    refused("rope_scaling", json!({"type": "llama3"}), "unsupported rope type: `llama3`");
+}
+
+#[test]
 fn what_glm_next_does_not_compute_is_refused_by_its_field() {
     let refused = |field: &str, value: Value, expected: &str| {
         let mut text = crate::checkpoints::sample("glm5_next-f32").config["text_config"].clone();

@@ -1,14 +1,15 @@
 //! The decoder that all architectures share: embedding, layers, final norm, head.
 
 use jackalope_mlx::Array;
-use jackalope_spec::StreamsSpec;
+use jackalope_spec::{LayerSpec, StreamsSpec};
 
 use super::layer::DecoderLayer;
 use super::parts::LayerParts;
 use super::{Dimensions, Network};
 use crate::layers::{
-    Embedding, HasBias, Head, Heads, LayerInput, Norm, NormSettings, PerLayerInputs, Residual,
-    Ropes, Stack, StackSizes, Stream, StreamEnds, StreamMix, TableSize, vocabulary,
+    Beside, Embedding, HasBias, Head, Heads, Norm, NormSettings, PerLayerInputs, Residual, Ropes,
+    Stack, StackSizes, Stream, StreamEnds, StreamMix, StreamWidth, TableSize, TokenRows,
+    vocabulary,
 };
 use crate::split::Cut;
 use crate::step::{Step, StepTokens};
@@ -31,6 +32,9 @@ pub(super) struct Decoder {
     layers: Stack<DecoderLayer>,
     norm: Norm,
     lm_head: Head,
+    /// Whether there are layers that read the tokens of a step.
+    reads_tokens: bool,
+    parallel: Parallel,
     hidden_size: usize,
     context_tokens: u32,
     heads: Heads,
@@ -73,11 +77,22 @@ impl Decoder {
         let num_streams = spec.streams.as_ref().map_or(1, StreamsSpec::num_streams);
         let block_layers = spec.residuals.as_ref().map(|it| it.block_layers);
         let hidden_of_all = num_streams * hidden;
-        let sizes = StackSizes { num_layers, hidden: hidden_of_all, input_width, block_layers };
+        let reads_tokens = |layer: &LayerSpec| {
+            layer.experts().is_some_and(|experts| experts.modules.token_experts.is_some())
+        };
+        let token_layers = spec.layers.iter().rposition(reads_tokens).map_or(0, |last| last + 1);
+        let sizes = StackSizes {
+            num_layers,
+            hidden: hidden_of_all,
+            input_width,
+            block_layers,
+            token_layers,
+        };
         let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
         let streams = spec.streams.as_ref();
-        let streams = streams.map(|streams| StreamEnds::load(w, streams, hidden, parallel));
+        let width = StreamWidth { hidden, norm_eps: spec.norm_eps };
+        let streams = streams.map(|streams| StreamEnds::load(w, streams, width, parallel));
         let inputs =
             inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
         let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;
@@ -91,6 +106,8 @@ impl Decoder {
             layers,
             norm,
             lm_head: lm_head.finishing(spec.logits),
+            reads_tokens: 0 < token_layers,
+            parallel: parallel.clone(),
             hidden_size: hidden,
             context_tokens: spec.context_tokens,
         })
@@ -110,19 +127,21 @@ impl Network for Decoder {
         let embed = || match &self.per_layer_inputs {
             Some(inputs) => {
                 let (residual, inputs) = inputs.forward(&self.embed_tokens, tokens);
-                Stream { residual, inputs: Some(inputs) }
+                Stream { residual, inputs: Some(inputs), tokens: None }
             }
-            None => Stream { residual: self.embed_tokens.forward(tokens), inputs: None },
+            None => {
+                Stream { residual: self.embed_tokens.forward(tokens), inputs: None, tokens: None }
+            }
         };
-        let add =
-            |h, layer: &DecoderLayer, input: Option<LayerInput<'_>>| layer.forward(h, input, step);
+        let add = |h, layer: &DecoderLayer, beside: Beside<'_>| layer.forward(h, beside, step);
         let embed = || {
-            let Stream { residual, inputs } = embed();
+            let Stream { residual, inputs, .. } = embed();
             let residual = match &self.streams {
                 Some(streams) => residual.replaced(|h| streams.begin(&h)),
                 None => residual,
             };
-            Stream { residual, inputs }
+            let tokens = self.reads_tokens.then(|| TokenRows::of_step(tokens, &self.parallel));
+            Stream { residual, inputs, tokens }
         };
         let finish = |end: Residual| match (&self.streams, &self.mix) {
             (Some(streams), _) => streams.end(&end.finish()),

@@ -10,7 +10,7 @@ use super::parts::{LayerParts, mlp_weights};
 use crate::layers::{
     BlockActivation, BlockFrame, DenseBeside, ExpertSizes, ExpertWeights, Experts, HasBias, Latent,
     Linear, Mlp, MlpBlock, Norm, Residual, Router, RouterSettings, RouterVectors, RowInput,
-    SharedExpert, SparseMlp, VectorNorm,
+    SharedExpert, SparseMlp, TokenExperts, TokenRows, VectorNorm,
 };
 use crate::split::Cut;
 use jackalope_weights::LoadError;
@@ -39,10 +39,15 @@ impl FeedForwardBlock {
     }
 
     /// Adds the block to the stream.
-    pub(super) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
+    pub(super) fn add_to(
+        &self,
+        residual: Residual,
+        frame: &BlockFrame,
+        tokens: Option<&TokenRows>,
+    ) -> Residual {
         match self {
             FeedForwardBlock::Dense(mlp) => mlp.add_to(residual, frame),
-            FeedForwardBlock::Sparse(mixture) => mixture.add_to(residual, frame),
+            FeedForwardBlock::Sparse(mixture) => mixture.add_to(residual, frame, tokens),
         }
     }
 
@@ -109,6 +114,10 @@ pub(super) fn mixture(
     let vectors = RouterVectors {
         selection_bias: modules.selection_bias.as_ref().map(|name| root.at(name)),
         expert_scales: modules.expert_scales.as_ref().map(|name| root.at(name)),
+        token_experts: modules
+            .token_experts
+            .as_ref()
+            .map(|name| TokenExperts { w: root.at(name), vocab: parts.model.vocab_size }),
         norm: modules.router_norm.as_ref().map(|name| router_norm(name, parts)).transpose()?,
     };
     let gate = root.at(&modules.router);

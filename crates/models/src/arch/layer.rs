@@ -10,7 +10,7 @@ use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use super::second::SecondBlock;
 use super::streams::LayerStreams;
-use crate::layers::{AltUp, BlockFrame, Heads, LayerInput, Residual};
+use crate::layers::{AltUp, Beside, BlockFrame, Heads, LayerInput, Residual, TokenRows};
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_cache::LayerCacheShape;
@@ -70,18 +70,18 @@ impl DecoderLayer {
         })
     }
 
-    /// Adds the layer's output to the residual stream; `input` is what it reads beside it.
+    /// Adds the layer's output to the residual stream.
     pub(super) fn forward(
         &self,
         x: Residual,
-        input: Option<LayerInput<'_>>,
+        Beside { input, tokens }: Beside<'_>,
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let x = if self.starts_block { x.begin_block() } else { x };
         match (&self.streams, input) {
-            (LayerStreams::One(None), _) => self.blocks(x, step),
+            (LayerStreams::One(None), _) => self.blocks(x, tokens, step),
             (LayerStreams::One(Some(reader)), Some(input)) => {
-                reader.add_to(self.blocks(x, step), input)
+                reader.add_to(self.blocks(x, tokens, step), input)
             }
             (LayerStreams::AltUp(altup), Some(input)) => {
                 x.replaced(|streams| self.update(altup, &streams, input, step))
@@ -89,7 +89,7 @@ impl DecoderLayer {
             (LayerStreams::HyperConnections(connections), _) => x.replaced(|streams| {
                 let [of_mixer, of_rest] = &**connections;
                 let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));
-                of_rest.around(&streams, |h| self.add_rest(h, step))
+                of_rest.around(&streams, |h| self.add_rest(h, tokens, step))
             }),
             (LayerStreams::One(Some(_)) | LayerStreams::AltUp(_), None) => {
                 panic!("a layer that reads inputs gets them")
@@ -111,7 +111,7 @@ impl DecoderLayer {
         let h = self.add_mixer(h, step);
         // Both residuals have the same weight.
         let h = h.replaced(|h| &h.add(&predicted.laurel) * FRAC_1_SQRT_2);
-        let h = self.add_rest(h, step).finish();
+        let h = self.add_rest(h, None, step).finish();
         altup.correct(&predicted.streams, &h, input)
     }
 
@@ -123,18 +123,23 @@ impl DecoderLayer {
     }
 
     /// Adds what follows the mixer to the stream.
-    fn add_rest(&self, h: Residual, step: &mut Step<'_, '_>) -> Residual {
+    fn add_rest(
+        &self,
+        h: Residual,
+        tokens: Option<&TokenRows>,
+        step: &mut Step<'_, '_>,
+    ) -> Residual {
         match &self.rest {
-            Rest::FeedForward(Some(block)) => block.add_to(h, &self.feed_forward_frame),
+            Rest::FeedForward(Some(block)) => block.add_to(h, &self.feed_forward_frame, tokens),
             Rest::FeedForward(None) => h,
             Rest::Second(second) => second.add_to(h, &self.feed_forward_frame, step),
         }
     }
 
-    fn blocks(&self, x: Residual, step: &mut Step<'_, '_>) -> Residual {
+    fn blocks(&self, x: Residual, tokens: Option<&TokenRows>, step: &mut Step<'_, '_>) -> Residual {
         if !self.is_parallel {
             let h = self.add_mixer(x, step);
-            return self.add_rest(h, step);
+            return self.add_rest(h, tokens, step);
         }
         match (&self.mixer, &self.rest) {
             (

@@ -7,11 +7,13 @@ use jackalope_spec::{
 };
 
 use super::parts::LayerParts;
+use super::pooled::pooled;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GroupNorm, HasBias,
     HeadMatrix, HeadNorms, Heads, IndexPools, Indexer, IndexerSizes, KeyValues, LatentAttention,
     LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear, Norm, NormSettings,
-    OwnKeyValues, OwnRows, ParallelMixers, RecurrentParts, Residual, ShortConv, StateSpace,
+    OwnKeyValues, OwnRows, ParallelMixers, PooledAttention, RecurrentParts, Residual, ShortConv,
+    StateSpace,
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
@@ -26,6 +28,7 @@ pub(super) enum MixerBlock {
     GatedDelta(Box<GatedDelta>),
     ShortConv(Box<ShortConv>),
     Latent(Box<LatentAttention>),
+    Pooled(Box<PooledAttention>),
     StateSpace(Box<StateSpace>),
     Lightning(Box<Lightning>),
     Parallel(Box<ParallelMixers>),
@@ -48,6 +51,7 @@ impl MixerBlock {
             }
             Mixer::ShortConv(spec) => MixerBlock::ShortConv(Box::new(ShortConv::load(spec, &own)?)),
             Mixer::Latent(spec) => MixerBlock::Latent(Box::new(latent(spec, parts)?)),
+            Mixer::Pooled(spec) => MixerBlock::Pooled(Box::new(pooled(spec, parts)?)),
             Mixer::StateSpace(spec) => {
                 MixerBlock::StateSpace(Box::new(StateSpace::load(spec, &own)?))
             }
@@ -75,6 +79,7 @@ impl MixerBlock {
             MixerBlock::GatedDelta(delta) => delta.add_to(residual, frame, step),
             MixerBlock::ShortConv(conv) => conv.add_to(residual, frame, step),
             MixerBlock::Latent(latent) => latent.add_to(residual, frame, step),
+            MixerBlock::Pooled(pooled) => pooled.add_to(residual, frame, step),
             MixerBlock::StateSpace(space) => space.add_to(residual, frame, step),
             MixerBlock::Lightning(it) => it.add_to(residual, frame, step),
             MixerBlock::Parallel(mixers) => mixers.add_to(residual, frame, step),
@@ -88,6 +93,7 @@ impl MixerBlock {
             MixerBlock::GatedDelta(delta) => delta.cache_shape(),
             MixerBlock::ShortConv(conv) => conv.cache_shape(),
             MixerBlock::Latent(latent) => latent.cache_shape(),
+            MixerBlock::Pooled(pooled) => pooled.cache_shape(),
             MixerBlock::StateSpace(space) => space.cache_shape(),
             MixerBlock::Lightning(it) => it.cache_shape(),
             MixerBlock::Parallel(mixers) => mixers.cache_shape(),
@@ -101,6 +107,7 @@ impl MixerBlock {
             MixerBlock::GatedDelta(delta) => delta.heads(),
             MixerBlock::ShortConv(conv) => conv.heads(),
             MixerBlock::Latent(latent) => latent.heads(),
+            MixerBlock::Pooled(pooled) => pooled.heads(),
             MixerBlock::StateSpace(space) => space.heads(),
             MixerBlock::Lightning(it) => it.heads(),
             MixerBlock::Parallel(mixers) => mixers.heads(),
@@ -109,7 +116,13 @@ impl MixerBlock {
 
     /// Whether it is attention.
     pub(super) fn is_attention(&self) -> bool {
-        matches!(self, MixerBlock::Attention(_) | MixerBlock::Latent(_) | MixerBlock::Parallel(_))
+        matches!(
+            self,
+            MixerBlock::Attention(_)
+                | MixerBlock::Latent(_)
+                | MixerBlock::Pooled(_)
+                | MixerBlock::Parallel(_)
+        )
     }
 }
 

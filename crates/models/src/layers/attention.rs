@@ -17,13 +17,14 @@ use super::residual::{Middle, Residual, TwoParts};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::step::{Reach, Step, StepSpan};
 use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, float};
+use jackalope_kernels::RotationTable;
 use jackalope_parallel::head_norms::{HeadNorms, HeadNormsKernel};
 use jackalope_parallel::heads::Heads;
 use jackalope_parallel::kernel::{DivisibleKernel, elements, pinned};
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
 use jackalope_parallel::output::{BlockOutput, stock_sum_products, sum_products};
-use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::rope::Rope;
 use jackalope_parallel::{Compute, Parallel};
 
 /// The layers and settings of an attention block.

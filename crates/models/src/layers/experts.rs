@@ -14,6 +14,7 @@ use super::frame::BlockFrame;
 use super::mlp::{Mlp, MlpKernel};
 use super::residual::{Middle, Residual, TwoParts};
 use super::router::{Router, RouterKernel, Routes, StockRoutes};
+use super::token_rows::TokenRows;
 use crate::split::{Cut, cut_dimension};
 use jackalope_parallel::activation::{self, BlockActivation};
 use jackalope_parallel::kernel::{
@@ -348,16 +349,21 @@ impl SparseMlp {
     }
 
     /// Adds the mixture to the stream.
-    pub(crate) fn add_to(&self, residual: Residual, frame: &BlockFrame) -> Residual {
+    pub(crate) fn add_to(
+        &self,
+        residual: Residual,
+        frame: &BlockFrame,
+        tokens: Option<&TokenRows>,
+    ) -> Residual {
         if let Some(beside) = &self.beside {
             return self.add_halves(beside, residual, frame);
         }
         let output = self.block_output();
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            let work = |x: &Array| self.stock(x).expect("the block is not empty");
+            let work = |x: &Array| self.stock(x, tokens).expect("the block is not empty");
             return residual.stock_block(frame, output, work);
         };
-        let kernel = self.kernel();
+        let kernel = self.kernel(tokens);
         let Some(latent) = &self.latent else {
             return residual.kernel_block(frame, output, threads, move |x, threads| {
                 kernel.product(x, threads).expect("the block is not empty")
@@ -411,7 +417,7 @@ impl SparseMlp {
                 let zeros = || zeros_after(x, hidden, self.experts.dtype);
                 let dense = has_dense.then(|| mlp.stock(&inputs[0].stock(x)));
                 let routed = has_experts
-                    .then(|| self.experts.stock(&inputs[1].stock(x), &self.router.stock(x)));
+                    .then(|| self.experts.stock(&inputs[1].stock(x), &self.router.stock(x, None)));
                 let [dense, routed] = [dense, routed].map(|half| half.unwrap_or_else(zeros));
                 Array::concatenate(&[&dense, &routed], 1)
             });
@@ -419,7 +425,7 @@ impl SparseMlp {
         let kernel = HalvesKernel {
             dense: has_dense.then(|| (inputs[0].kernel(), mlp.kernel())),
             routed: has_experts
-                .then(|| (inputs[1].kernel(), self.router.kernel(), self.experts.kernel())),
+                .then(|| (inputs[1].kernel(), self.router.kernel(None), self.experts.kernel())),
             dtype: self.experts.dtype,
             hidden,
         };
@@ -438,27 +444,27 @@ impl SparseMlp {
     }
 
     /// Returns what this rank computes inside a primitive.
-    pub(super) fn kernel(&self) -> SparseKernel {
+    pub(super) fn kernel(&self, tokens: Option<&TokenRows>) -> SparseKernel {
         let has_experts = !self.experts.inner.is_empty();
         SparseKernel {
-            routed: has_experts.then(|| (self.router.kernel(), self.experts.kernel())),
+            routed: has_experts.then(|| (self.router.kernel(tokens), self.experts.kernel())),
             shared: self.own_shared().map(SharedExpert::kernel),
         }
     }
 
     /// Computes this rank's part of the product `[tokens, hidden]` with MLX; `None` if this rank has
     /// no part of the block.
-    pub(super) fn stock(&self, x: &Array) -> Option<Array> {
+    pub(super) fn stock(&self, x: &Array, tokens: Option<&TokenRows>) -> Option<Array> {
         let shared = self.own_shared().map(|shared| shared.stock(x));
         let Some(latent) = &self.latent else {
             let routed = (!self.experts.inner.is_empty())
-                .then(|| self.experts.stock(x, &self.router.stock(x)));
+                .then(|| self.experts.stock(x, &self.router.stock(x, tokens)));
             return stock_sum_products(routed, shared);
         };
         let sum = if self.experts.inner.is_empty() {
             zeros_after(x, latent.width, Dtype::F32)
         } else {
-            let routes = self.router.stock(x);
+            let routes = self.router.stock(x, tokens);
             self.experts.stock(&latent.down.stock(x), &routes).astype(Dtype::F32)
         };
         let sum = self.parallel.all_sum(&sum).astype(self.experts.dtype);

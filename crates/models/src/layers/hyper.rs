@@ -10,9 +10,11 @@
 //!            └────────────────────────────────────────┘
 //! ```
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, Threads};
+use jackalope_kernels::{
+    self as kernels, Elements, ElementsMut, StreamWeights, Threads, WeightRule,
+};
 use jackalope_mlx::{Array, ArrayType, Dtype, dim, fast};
-use jackalope_spec::HyperConnectionSpec;
+use jackalope_spec::{HyperConnectionSpec, StreamEndSpec};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -33,92 +35,26 @@ pub(crate) struct HyperConnection {
     parallel: Parallel,
 }
 
-/// How the weights of a token are computed from its product.
-#[derive(Clone, Debug)]
-struct WeightRule {
-    num_streams: usize,
-    iterations: usize,
-    eps: f64,
-    /// Factors of the elements for the sum, for the additions and for the matrix.
-    scales: [f32; 3],
-    /// What is added to each element.
-    base: Vec<f32>,
-}
-
-/// The weights of a token.
-#[derive(Debug)]
-struct TokenWeights {
-    /// Of the streams in the sum that the block reads.
-    read: Vec<f32>,
-    /// Of the block's result in each stream.
-    add: Vec<f32>,
-    /// Of the streams, row by row, in each stream, column by column.
-    mix: Vec<f32>,
-}
-
-impl WeightRule {
-    /// Returns the number of weights with which streams are expanded.
-    fn num_expanding(&self) -> usize {
-        (1 + self.num_streams) * self.num_streams
+/// As [`WeightRule::weights`], with MLX, for products `[tokens, elements]`: weights
+/// `[tokens, streams, 1]` for the sum and for the additions, and `[tokens, streams, streams]`.
+fn stock_weights(rule: &WeightRule, products: &Array) -> [Array; 3] {
+    let (n, tokens) = (dim(rule.num_streams), products.dim(0));
+    let part = |idx: i32, len: i32| {
+        let own = products.slice_axis(1, idx * n, idx * n + len);
+        let base = &rule.base[(idx * n) as usize..(idx * n + len) as usize];
+        (&own * rule.scales[idx as usize]).add(&Array::from_slice(base, &[len]))
+    };
+    let eps = Array::scalar(rule.eps as f32);
+    let read = part(0, n).sigmoid().add(&eps).expand_dims(2);
+    let add = (&part(1, n).sigmoid() * 2.0).expand_dims(2);
+    let mut mix = part(2, n * n).reshape(&[tokens, n, n]).softmax(-1).add(&eps);
+    for iteration in 0..rule.iterations {
+        if 0 < iteration {
+            mix = mix.div(&mix.sum(-1, true).add(&eps));
+        }
+        mix = mix.div(&mix.sum(-2, true).add(&eps));
     }
-
-    /// Returns the weights of a token. They are computed in f64, because libraries differ in the last
-    /// bits of these functions, and rounded once.
-    fn weights(&self, product: &[f32]) -> TokenWeights {
-        let n = self.num_streams;
-        let placed = product.iter().zip(&self.base).enumerate().map(|(idx, (value, base))| {
-            f64::from(*value) * f64::from(self.scales[(idx / n).min(2)]) + f64::from(*base)
-        });
-        let placed: Vec<f64> = placed.collect();
-        let logistic = |x: &f64| 1.0 / (1.0 + (-x).exp());
-        let mut mix = Vec::with_capacity(n * n);
-        for row in placed[2 * n..].chunks_exact(n) {
-            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let powers: Vec<f64> = row.iter().map(|value| (value - max).exp()).collect();
-            let sum: f64 = powers.iter().sum();
-            mix.extend(powers.iter().map(|power| power / sum + self.eps));
-        }
-        for iteration in 0..self.iterations {
-            if 0 < iteration {
-                for row in mix.chunks_exact_mut(n) {
-                    let sum = row.iter().sum::<f64>() + self.eps;
-                    row.iter_mut().for_each(|value| *value /= sum);
-                }
-            }
-            for column in 0..n {
-                let sum = mix[column..].iter().step_by(n).sum::<f64>() + self.eps;
-                mix[column..].iter_mut().step_by(n).for_each(|value| *value /= sum);
-            }
-        }
-        let rounded = |value: f64| value as f32;
-        TokenWeights {
-            read: placed[..n].iter().map(|it| rounded(logistic(it) + self.eps)).collect(),
-            add: placed[n..2 * n].iter().map(|it| rounded(2.0 * logistic(it))).collect(),
-            mix: mix.into_iter().map(rounded).collect(),
-        }
-    }
-
-    /// As [`WeightRule::weights`], with MLX, for products `[tokens, elements]`: weights
-    /// `[tokens, streams, 1]` for the sum and for the additions, and `[tokens, streams, streams]`.
-    fn stock(&self, products: &Array) -> [Array; 3] {
-        let (n, tokens) = (dim(self.num_streams), products.dim(0));
-        let part = |idx: i32, len: i32| {
-            let own = products.slice_axis(1, idx * n, idx * n + len);
-            let base = &self.base[(idx * n) as usize..(idx * n + len) as usize];
-            (&own * self.scales[idx as usize]).add(&Array::from_slice(base, &[len]))
-        };
-        let eps = Array::scalar(self.eps as f32);
-        let read = part(0, n).sigmoid().add(&eps).expand_dims(2);
-        let add = (&part(1, n).sigmoid() * 2.0).expand_dims(2);
-        let mut mix = part(2, n * n).reshape(&[tokens, n, n]).softmax(-1).add(&eps);
-        for iteration in 0..self.iterations {
-            if 0 < iteration {
-                mix = mix.div(&mix.sum(-1, true).add(&eps));
-            }
-            mix = mix.div(&mix.sum(-2, true).add(&eps));
-        }
-        [read, add, mix]
-    }
+    [read, add, mix]
 }
 
 impl HyperConnection {
@@ -181,7 +117,7 @@ impl HyperConnection {
                     .zip(x.chunks(hidden))
                     .zip(expanding.chunks_exact_mut(rule.num_expanding()));
                 threads.for_each(tokens.collect(), |(((streams, product), mut x), expanding)| {
-                    let TokenWeights { read, add, mix } = rule.weights(product);
+                    let StreamWeights { read, add, mix } = rule.weights(product);
                     let mut sum = vec![0.0; hidden];
                     for (weight, stream) in read.iter().zip(streams.chunks_exact(hidden)) {
                         sum.iter_mut().zip(stream).for_each(|(sum, value)| *sum += weight * value);
@@ -229,13 +165,85 @@ impl HyperConnection {
         let (n, tokens) = (dim(self.rule.num_streams), streams.dim(0));
         let wide = streams.astype(Dtype::F32);
         let products = fast::rms_norm(&wide, None, self.norm_eps);
-        let [read, add, mix] = self.rule.stock(&self.projection.stock(&products));
+        let [read, add, mix] = stock_weights(&self.rule, &self.projection.stock(&products));
         let wide = wide.reshape(&[tokens, n, dim(self.hidden)]);
         let x = wide.mul(&read).sum(1, false).astype(streams.dtype());
         let result = block(Residual::alone(x, &self.parallel)).finish();
         let added = add.mul(&result.astype(Dtype::F32).expand_dims(1));
         let mixed = mix.transpose(&[0, 2, 1]).matmul(&wide).add(&added);
         mixed.reshape(&streams.shape()).astype(streams.dtype())
+    }
+}
+
+/// A sum of the streams whose weights depend on the token; see [`jackalope_spec::StreamEndSpec`].
+#[derive(Debug)]
+pub(crate) struct StreamSum {
+    projection: WideMatrix, // f32 [streams, streams * hidden]
+    /// Factor of the products.
+    scale: f32,
+    base: Vec<f32>, // [streams]
+    eps: f32,
+    shape: StreamShape,
+    parallel: Parallel,
+}
+
+impl StreamSum {
+    /// Loads the weights of the sum.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub(super) fn load(
+        root: &Weights<'_>,
+        spec: &StreamEndSpec,
+        shape: StreamShape,
+        parallel: &Parallel,
+    ) -> Result<StreamSum, LoadError> {
+        let StreamShape { num_streams, hidden, .. } = shape;
+        let w = root.at(&spec.module);
+        let floats = |name, len: usize| w.floats_as(Dtype::F32, name, &[len], Part::Whole);
+        Ok(StreamSum {
+            projection: WideMatrix::load(&w, "fn", [num_streams, num_streams * hidden])?,
+            scale: floats("scale", 1)?.item::<f32>()?,
+            base: floats("base", num_streams)?.to_vec::<f32>()?,
+            eps: spec.eps,
+            shape,
+            parallel: parallel.clone(),
+        })
+    }
+
+    /// Returns the sum `[tokens, hidden]` of streams `[tokens, streams * hidden]`.
+    pub(super) fn of(&self, streams: &Array) -> Array {
+        let StreamShape { num_streams, hidden, norm_eps } = self.shape;
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            let wide = streams.astype(Dtype::F32);
+            let products = self.projection.stock(&fast::rms_norm(&wide, None, norm_eps));
+            let base = Array::from_slice(&self.base, &[dim(num_streams)]);
+            let weights = (&products * self.scale).add(&base).sigmoid();
+            let weights = weights.add(&Array::scalar(self.eps)).expand_dims(2);
+            let wide = wide.reshape(&[streams.dim(0), dim(num_streams), dim(hidden)]);
+            return wide.mul(&weights).sum(1, false).astype(streams.dtype());
+        };
+        let (projection, scale, eps) = (self.projection.kernel(), self.scale, self.eps);
+        let base = self.base.clone();
+        let out = ArrayType { shape: vec![streams.dim(0), dim(hidden)], dtype: streams.dtype() };
+        primitive("streams", &[streams], out, threads, move |inputs, out, threads| {
+            let streams = inputs.elements().to_f32();
+            let products = projected(&streams, &projection, norm_eps, threads);
+            let tokens = streams
+                .chunks_exact(projection.input)
+                .zip(products.chunks_exact(projection.output))
+                .zip(out.chunks(hidden));
+            threads.for_each(tokens.collect(), |((streams, product), mut out)| {
+                let mut sum = vec![0.0; hidden];
+                let parts = product.iter().zip(&base).zip(streams.chunks_exact(hidden));
+                for ((product, base), stream) in parts {
+                    let placed = f64::from(*product) * f64::from(scale) + f64::from(*base);
+                    let weight = (1.0 / (1.0 + (-placed).exp()) + f64::from(eps)) as f32;
+                    sum.iter_mut().zip(stream).for_each(|(sum, value)| *sum += weight * value);
+                }
+                out.store(0, &sum);
+            });
+        })
     }
 }
 
@@ -279,7 +287,7 @@ mod tests {
     fn a_mixing_matrix_is_nearly_doubly_stochastic() {
         for num_streams in [1, 2, 3, 4] {
             let rule = rule(num_streams, 20);
-            let TokenWeights { mix, add, read } = rule.weights(&product(&rule, num_streams));
+            let StreamWeights { mix, add, read } = rule.weights(&product(&rule, num_streams));
             assert!(add.iter().all(|it| (0.0..=2.0).contains(it)), "{add:?}");
             assert!(read.iter().all(|it| (0.0..=1.001).contains(it)), "{read:?}");
             for idx in 0..num_streams {
@@ -297,7 +305,7 @@ mod tests {
             let rule = rule(num_streams, iterations);
             let products = [0, 1].map(|seed| product(&rule, seed));
             let both = Array::from_slice(&products.concat(), &[2, dim(rule.base.len())]);
-            let found = rule.stock(&both).map(|it| it.to_vec::<f32>().unwrap());
+            let found = stock_weights(&rule, &both).map(|it| it.to_vec::<f32>().unwrap());
             let [first, second] = products.map(|product| rule.weights(&product));
             let expected = [
                 [first.read, second.read].concat(),

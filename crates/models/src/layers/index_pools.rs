@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use jackalope_kernels::{Float, Floats};
+use jackalope_kernels::{Float, Floats, PoolRule};
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
@@ -110,22 +110,13 @@ pub(super) struct PoolPlaces {
 }
 
 impl PoolPlaces {
-    /// Returns the key of the pool that ends at `last`, from the pages of its positions. Soft-max and mean
-    /// are computed in f64, because libraries differ in the last bits of exponentials, and rounded once.
+    /// Returns the key of the pool that ends at `last`, from the pages of its positions.
     pub(super) fn key(&self, pages: &[Arc<Page>], last: usize) -> Vec<f32> {
         let PoolShape { len, dim } = self.shape;
         let positions = last + 1 - len..=last;
         let rows: Vec<Vec<f32>> = positions.map(|it| kept_row(pages, it, 2 * dim)).collect();
-        let element = |idx: usize| {
-            let places = || rows.iter().zip(self.places.chunks_exact(dim));
-            let gates = || places().map(|(row, place)| f64::from(row[dim + idx] + place[idx]));
-            let max = gates().fold(f64::NEG_INFINITY, f64::max);
-            let powers: Vec<f64> = gates().map(|gate| (gate - max).exp()).collect();
-            let keys = rows.iter().map(|row| f64::from(row[idx]));
-            let sum: f64 = powers.iter().zip(keys).map(|(power, key)| power * key).sum();
-            (sum / powers.iter().sum::<f64>()) as f32
-        };
-        (0..dim).map(element).collect()
+        let rule = PoolRule { len, dim, lanes: 1, places: Arc::clone(&self.places) };
+        rule.mean(&rows, 0)
     }
 
     /// Returns the keys of the first pools of a sequence, `[pools, head_dim]`.

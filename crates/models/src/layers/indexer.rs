@@ -13,13 +13,13 @@ use jackalope_mlx::choice::{self, Blocks};
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, dim};
 
-use super::index_blocks::BlockQueries;
 use super::index_pools::{IndexPools, PoolPlaces};
 use crate::step::{Choice, Step, StepSpan};
-use jackalope_cache::{LayerPages, Page};
+use jackalope_cache::{BlockQueries, LayerPages, Page};
+use jackalope_kernels::RotationTable;
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
-use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::rope::Rope;
 use jackalope_parallel::wide_matrix::WideMatrixKernel;
 
 /// Heads of an indexer, and how many positions it chooses.

@@ -32,12 +32,13 @@ use super::residual::Residual;
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::step::{Reach, Step, StepSpan};
 use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape, float};
+use jackalope_kernels::RotationTable;
 use jackalope_parallel::head_matrix::{HeadMatrix, HeadMatrixKernel};
 use jackalope_parallel::heads::Heads;
 use jackalope_parallel::kernel::DivisibleKernel;
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
-use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::rope::Rope;
 use jackalope_parallel::{Compute, Parallel};
 
 /// Widths of a head and of a latent.

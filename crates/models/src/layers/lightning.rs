@@ -26,13 +26,14 @@ use super::recurrent::{RecurrenceKernel, StockRows, empty_state, stock_sequences
 use super::residual::{Middle, Residual, TwoParts};
 use crate::step::{Step, StepSpan};
 use jackalope_cache::{LayerCacheShape, float};
+use jackalope_kernels::RotationTable;
 use jackalope_parallel::group_norm::{GroupNorm, GroupNormKernel};
 use jackalope_parallel::heads::Heads;
 use jackalope_parallel::kernel::DivisibleKernel;
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
 use jackalope_parallel::output::BlockOutput;
-use jackalope_parallel::rope::{Rope, RotationTable};
+use jackalope_parallel::rope::Rope;
 use jackalope_parallel::{Compute, Parallel};
 
 /// What lightning attention is made of.

@@ -1,10 +1,14 @@
 //! The router of a mixture of experts.
 
 use jackalope_cache::float;
+use std::sync::{Arc, OnceLock};
+
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, ExpertRows, RouterConfig, Scores};
 use jackalope_kernels::{ExpertGroups, Floats, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, dim};
+use jackalope_protocol::TokenId;
 
+use super::token_rows::TokenRows;
 use crate::split::Cut;
 use jackalope_parallel::activation::stock_capped;
 use jackalope_parallel::kernel::{MatrixCut, WeightMatrix, pinned};
@@ -43,6 +47,15 @@ pub(crate) struct RouterVectors<'a> {
     pub(crate) expert_scales: Option<Weights<'a>>,
     /// Norm of what the router reads.
     pub(crate) norm: Option<Norm>,
+    /// The experts of each token, if they are not chosen by their scores.
+    pub(crate) token_experts: Option<TokenExperts<'a>>,
+}
+
+/// A table of the experts of each token, `[vocab, chosen]`.
+pub(crate) struct TokenExperts<'a> {
+    pub(crate) w: Weights<'a>,
+    /// Number of tokens.
+    pub(crate) vocab: usize,
 }
 
 /// Chooses the experts of each token. Every rank holds the whole router and must choose the same
@@ -57,6 +70,7 @@ pub(crate) struct Router {
     bias: Option<Array>,           // f32 [experts]
     selection_bias: Option<Array>, // f32 [experts]
     expert_scales: Option<Array>,  // f32 [experts]
+    token_experts: Option<Array>,  // i32 [vocab, chosen]
     norm: Option<Norm>,
     hidden: usize,
     dtype: Dtype,
@@ -105,7 +119,10 @@ impl Router {
             .has_bias
             .then(|| gate.floats_as(Dtype::F32, "bias", &[num_experts], Part::Whole));
         let load = |w: &Weights<'_>| w.vector_as(Dtype::F32, num_experts, Part::Whole);
-        let RouterVectors { selection_bias, expert_scales, norm } = vectors;
+        let RouterVectors { selection_bias, expert_scales, norm, token_experts } = vectors;
+        let table = |it: &TokenExperts<'_>| {
+            it.w.indices(&[it.vocab, settings.num_chosen], settings.num_scores())
+        };
         let plain_gate = match parallel.compute() {
             Compute::Kernels(_) => Some(pinned(&matrix.plain(Dtype::F32)?)),
             Compute::Stock => None,
@@ -117,6 +134,7 @@ impl Router {
             bias: logit_bias.transpose()?,
             selection_bias: selection_bias.as_ref().map(load).transpose()?,
             expert_scales: expert_scales.as_ref().map(load).transpose()?,
+            token_experts: token_experts.as_ref().map(table).transpose()?,
             norm,
             hidden,
             dtype: gate.dtype(),
@@ -124,7 +142,10 @@ impl Router {
     }
 
     /// Returns the router for use inside a primitive.
-    pub(super) fn kernel(&self) -> RouterKernel {
+    ///
+    /// # Panics
+    /// Panics if it reads tokens, and there are none.
+    pub(super) fn kernel(&self, tokens: Option<&TokenRows>) -> RouterKernel {
         let gate = self.plain_gate.clone().expect("the kernels' gate is there if they compute");
         let selection_bias = self.selection_bias.as_ref().map(pinned);
         let bias = self.bias.as_ref().map(pinned);
@@ -134,6 +155,10 @@ impl Router {
             bias,
             selection_bias,
             expert_scales: self.expert_scales.as_ref().map(pinned),
+            token_experts: self.token_experts.as_ref().map(|table| {
+                let tokens = tokens.expect("a router that reads tokens gets them");
+                (pinned(table), Arc::clone(&tokens.host))
+            }),
             norm: self.norm.as_ref().map(Norm::kernel),
             hidden: self.hidden,
             dtype: self.dtype,
@@ -141,7 +166,10 @@ impl Router {
     }
 
     /// Chooses experts for `x` `[tokens, hidden]` with MLX.
-    pub(super) fn stock(&self, x: &Array) -> StockRoutes {
+    ///
+    /// # Panics
+    /// Panics if it reads tokens, and there are none.
+    pub(super) fn stock(&self, x: &Array, tokens: Option<&TokenRows>) -> StockRoutes {
         let settings = &self.settings;
         let x = self.norm.as_ref().map_or(x.clone(), |norm| norm.stock(x));
         let logits = self.gate.stock_product(&x.astype(self.dtype)).astype(Dtype::F32);
@@ -155,15 +183,14 @@ impl Router {
             Scores::Sigmoid => logits.sigmoid(),
             Scores::SqrtSoftplus => logits.logaddexp(&Array::scalar(0.0)).sqrt(),
         };
-        let ranked = match &self.selection_bias {
-            Some(bias) => scores.add(bias),
-            None => scores.clone(),
+        let experts = match &self.token_experts {
+            Some(table) => {
+                let tokens = tokens.and_then(|tokens| tokens.device.as_ref());
+                let tokens = tokens.expect("a router that reads tokens gets them");
+                table.take(tokens, 0).astype(Dtype::U32)
+            }
+            None => self.stock_best(&scores),
         };
-        let ranked = match settings.groups {
-            Some(groups) => within_groups(&ranked, groups),
-            None => ranked,
-        };
-        let experts = ranked.neg().argsort(-1).slice_axis(1, 0, dim(settings.num_chosen));
         let mut weights = scores.take_along_axis(&experts, -1);
         weights = match settings.scores {
             Scores::SoftmaxOfChosen => weights.softmax(-1),
@@ -185,6 +212,19 @@ impl Router {
             0 => StockRoutes { experts, weights, identity: None },
             _ => without_identity(&experts, &weights, settings.num_experts),
         }
+    }
+}
+
+impl Router {
+    /// Returns the experts with the best scores `[tokens, experts]`.
+    fn stock_best(&self, scores: &Array) -> Array {
+        let biased = self.selection_bias.as_ref().map(|bias| scores.add(bias));
+        let ranked = biased.unwrap_or_else(|| scores.clone());
+        let ranked = match self.settings.groups {
+            Some(groups) => within_groups(&ranked, groups),
+            None => ranked,
+        };
+        ranked.neg().argsort(-1).slice_axis(1, 0, dim(self.settings.num_chosen))
     }
 }
 
@@ -245,6 +285,8 @@ pub(super) struct RouterKernel {
     bias: Option<Pinned>,
     selection_bias: Option<Pinned>,
     expert_scales: Option<Pinned>,
+    /// The experts of each token, and the tokens of the rows.
+    token_experts: Option<(Pinned, Arc<OnceLock<Vec<TokenId>>>)>,
     norm: Option<NormKernel>,
     hidden: usize,
     dtype: Dtype,
@@ -274,11 +316,18 @@ impl RouterKernel {
         if let Some(cap) = self.settings.logit_cap {
             kernels::scale_logits(&mut logits, 1.0, Some(cap), threads);
         }
+        let given = self.token_experts.as_ref().map(|(table, tokens)| {
+            let tokens = tokens.get().expect("the stream comes with its tokens").iter();
+            let rows = tokens.map(|token| *token as usize * num_chosen);
+            let experts = rows.flat_map(|row| &table.values::<i32>()[row..row + num_chosen]);
+            experts.map(|expert| *expert as u32).collect::<Vec<u32>>()
+        });
         let config = RouterConfig {
             scores: self.settings.scores,
             selection_bias: self.selection_bias.as_ref().map(|bias| bias.values::<f32>()),
             groups: self.settings.groups,
             num_chosen,
+            given: given.as_deref(),
             normalization_eps: self.settings.normalization_eps,
             scale: self.settings.scale,
             expert_scales: self.expert_scales.as_ref().map(|it| it.values::<f32>()),

@@ -52,13 +52,14 @@ impl Shortcut {
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let mut sum = None;
             let residual = residual.stock_block(frame, output, |x| {
-                sum = self.experts.stock(x);
+                sum = self.experts.stock(x, None);
                 dense.stock(x)
             });
             return (residual, ShortcutSum::Stock(sum));
         };
         let sum = Arc::<Mutex<Option<Vec<f64>>>>::default();
-        let (held, experts, work) = (Arc::clone(&sum), self.experts.kernel(), dense_work(dense));
+        let (held, experts, work) =
+            (Arc::clone(&sum), self.experts.kernel(None), dense_work(dense));
         let residual = residual.kernel_block(frame, output, threads, move |x, threads| {
             let product = experts.product(x, threads);
             // A poisoned lock means that a kernel panicked, and its step has failed.

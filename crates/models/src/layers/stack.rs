@@ -7,6 +7,7 @@ use jackalope_mlx::{Array, Dtype, dim};
 use super::per_layer::LayerInput;
 use super::residual::Residual;
 use super::stream_mix::apart;
+use super::token_rows::TokenRows;
 use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
 
@@ -33,6 +34,8 @@ pub(crate) struct StackSizes {
     /// Number of layers of a block at whose end the stream is kept for all later layers; `None` if
     /// they read only the current stream.
     pub(crate) block_layers: Option<usize>,
+    /// Number of the first layers of which some read the tokens of the step; 0 if none do.
+    pub(crate) token_layers: usize,
 }
 
 /// What passes from layer to layer.
@@ -41,6 +44,14 @@ pub(crate) struct Stream {
     pub(crate) residual: Residual,
     /// What the layers from here on read beside it, `[tokens, layers * width]`.
     pub(crate) inputs: Option<Array>,
+    /// The tokens of the step, if layers from here on read them.
+    pub(crate) tokens: Option<TokenRows>,
+}
+
+/// What a layer reads beside the stream.
+pub(crate) struct Beside<'a> {
+    pub(crate) input: Option<LayerInput<'a>>,
+    pub(crate) tokens: Option<&'a TokenRows>,
 }
 
 impl<L> Stack<L> {
@@ -63,22 +74,26 @@ impl<L> Stack<L> {
         &self,
         num_rows: usize,
         embed: impl FnOnce() -> Stream,
-        mut add: impl FnMut(Residual, &L, Option<LayerInput<'_>>) -> Residual,
+        mut add: impl FnMut(Residual, &L, Beside<'_>) -> Residual,
         finish: impl FnOnce(Residual) -> Array,
     ) -> Array {
         let parallel = &self.parallel;
-        let Stream { residual, inputs } =
+        let Stream { residual, inputs, tokens } =
             if parallel.has_first_layer() { embed() } else { self.receive(num_rows) };
         let width = self.sizes.input_width;
         let layers = self.layers.iter().enumerate();
         let end = layers.fold(residual, |residual, (idx, layer)| {
             let input = inputs.as_ref().map(|rows| LayerInput { rows, first: idx * width });
-            add(residual, layer, input)
+            add(residual, layer, Beside { input, tokens: tokens.as_ref() })
         });
         if parallel.has_last_layer() {
             return finish(end);
         }
         let end = end.finish_all();
+        if self.range.end < self.sizes.token_layers {
+            let columns = tokens.expect("later layers read them").columns(self.dtype);
+            return parallel.send(&Array::concatenate(&[&end, &columns], 1));
+        }
         match inputs {
             None => parallel.send(&end),
             Some(rows) => {
@@ -90,21 +105,32 @@ impl<L> Stack<L> {
 
     /// Receives the stream, and beside it what this rank's layers and those after them read.
     fn receive(&self, num_rows: usize) -> Stream {
-        let StackSizes { num_layers, hidden: own, input_width, block_layers } = self.sizes;
+        let StackSizes { num_layers, hidden: own, input_width, block_layers, token_layers } =
+            self.sizes;
         let parallel = &self.parallel;
+        if self.range.start < token_layers {
+            assert!(input_width == 0 && block_layers.is_none(), "no family has these and tokens");
+            let shape = [dim(num_rows), dim(own + TokenRows::COLUMNS)];
+            let received = parallel.receive(&shape, self.dtype);
+            let (stream, tokens) = TokenRows::take_from(&received, own, parallel);
+            let residual = Residual::new(stream, parallel);
+            return Stream { residual, inputs: None, tokens: Some(tokens) };
+        }
         let num_earlier = block_layers.map_or(0, |len| self.range.start.div_ceil(len));
         let hidden = (num_earlier + 1) * own;
         let inputs_width = (num_layers - self.range.start) * input_width;
         let received = parallel.receive(&[dim(num_rows), dim(hidden + inputs_width)], self.dtype);
         if inputs_width == 0 {
             let (earlier, h) = apart(&received, own);
-            return Stream { residual: Residual::new(h, parallel).after(earlier), inputs: None };
+            let residual = Residual::new(h, parallel).after(earlier);
+            return Stream { residual, inputs: None, tokens: None };
         }
         let residual = received.slice_axis(1, 0, dim(hidden));
         let inputs = received.slice_axis(1, dim(hidden), dim(hidden + inputs_width));
         Stream {
             residual: Residual::new(residual.contiguous(), parallel),
             inputs: Some(inputs.contiguous()),
+            tokens: None,
         }
     }
 

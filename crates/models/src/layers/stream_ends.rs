@@ -6,14 +6,22 @@ use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
 use super::altup::AltUpEnds;
+use super::hyper::{StreamShape, StreamSum};
 use jackalope_parallel::Parallel;
+
+/// Width of a stream, and the epsilon with which streams are normalised.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamWidth {
+    pub(crate) hidden: usize,
+    pub(crate) norm_eps: f32,
+}
 
 /// Makes several streams from the embedding, and one from the streams.
 #[derive(Debug)]
 pub(crate) enum StreamEnds {
     AltUp(AltUpEnds),
-    /// Streams that begin as copies and end as their mean.
-    Copies(usize),
+    /// Streams that begin as copies, and end as a sum or as their mean.
+    Copies(usize, Option<StreamSum>),
 }
 
 impl StreamEnds {
@@ -24,14 +32,19 @@ impl StreamEnds {
     pub(crate) fn load(
         root: &Weights<'_>,
         spec: &StreamsSpec,
-        hidden: usize,
+        StreamWidth { hidden, norm_eps }: StreamWidth,
         parallel: &Parallel,
     ) -> Result<StreamEnds, LoadError> {
         Ok(match spec {
             StreamsSpec::AltUp(spec) => {
                 StreamEnds::AltUp(AltUpEnds::load(root, spec, hidden, parallel)?)
             }
-            StreamsSpec::HyperConnections { num_streams } => StreamEnds::Copies(*num_streams),
+            StreamsSpec::HyperConnections { num_streams, end } => {
+                let shape = StreamShape { num_streams: *num_streams, hidden, norm_eps };
+                let end = end.as_ref().filter(|_| parallel.has_last_layer());
+                let sum = end.map(|end| StreamSum::load(root, end, shape, parallel));
+                StreamEnds::Copies(*num_streams, sum.transpose()?)
+            }
         })
     }
 
@@ -39,15 +52,16 @@ impl StreamEnds {
     pub(crate) fn begin(&self, h: &Array) -> Array {
         match self {
             StreamEnds::AltUp(ends) => ends.begin(h),
-            StreamEnds::Copies(number) => Array::concatenate(&vec![h; *number], 1),
+            StreamEnds::Copies(number, _) => Array::concatenate(&vec![h; *number], 1),
         }
     }
 
-    /// Returns the mean of the streams, `[tokens, hidden]`.
+    /// Returns the sum or the mean of the streams, `[tokens, hidden]`.
     pub(crate) fn end(&self, streams: &Array) -> Array {
         match self {
             StreamEnds::AltUp(ends) => ends.end(streams),
-            StreamEnds::Copies(number) => {
+            StreamEnds::Copies(_, Some(sum)) => sum.of(streams),
+            StreamEnds::Copies(number, None) => {
                 // Each of these operations rounds correctly, so no bit depends on the other tokens.
                 let (number, wide) = (dim(*number), streams.astype(Dtype::F32));
                 let hidden = streams.dim(1) / number;

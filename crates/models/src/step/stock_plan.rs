@@ -207,6 +207,19 @@ impl DecodeGroup {
         visible
     }
 
+    /// Returns the number of pools of `len` positions that a query sees whole at most, and which of them each
+    /// slot sees, boolean `[slots, 1, 1, pools]`; `None` if all.
+    pub(crate) fn whole_pools(&self, len: usize) -> (usize, Option<Array>) {
+        let counts: Vec<i32> = self.lens.iter().map(|own| dim(own / len)).collect();
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let is_all = counts.iter().all(|count| *count == most);
+        let mask = || {
+            let counts = Array::from_slice(&counts, &[dim(counts.len()), 1, 1, 1]);
+            Array::arange(most, Dtype::I32).less(&counts)
+        };
+        (most as usize, (!is_all).then(mask))
+    }
+
     fn see(&self, reach: Reach) -> VisibleKeys {
         let stop = self.lens.iter().copied().max().unwrap_or(0);
         let first = |len: usize| reach.first(len - 1);

@@ -62,7 +62,7 @@ TEXT_MODELS = dict(minimax_m3="minimax_m3_vl")
 # The shape of a tensor without dimensions.
 SCALAR = "scalar"
 # Tensors that are stored in single precision, whatever the type of a model: what `vlm.FAMILIES` have of them.
-SINGLE = ("fn", "base", "scale", "A_log", "dt_bias", "index_kpool_compress_ape", "index_kpool_compress_gate")
+SINGLE = ("fn", "base", "scale", "A_log", "dt_bias", "index_kpool_compress_ape", "index_kpool_compress_gate", "attn_sink")
 # Families whose norms multiply by one more than the weight.
 ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "minimax_m3_vl")
 
@@ -95,6 +95,8 @@ def tensor_bytes(case, name, recipe):
     bits = random_bits(f"{case}/{name}", count)
     if dtype == "U32":  # a mask and nothing
         return ((bits >> np.uint64(32)).astype(np.uint32) & np.uint32(int(first))).tobytes()
+    if dtype == "I32":  # how many values, and the step from one to the next, below which places in a row differ
+        return ((bits >> np.uint64(32)) % np.uint64(int(first)) * np.uint64(int(second)) + np.arange(count, dtype=np.uint64) % np.uint64(int(second))).astype(np.int32).tobytes()
     if dtype == "U8":  # the least value and how many
         return (int(first) + (bits >> np.uint64(32)) % np.uint64(int(second))).astype(np.uint8).tobytes()
     unit = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -184,7 +186,7 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, value.item(), 0.2 * abs(value.item()))
         elif kind == "bias" or name.endswith(("e_score_correction_bias", "expert_bias", "router_bias")):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
-        elif kind in ("sinks", "attention_sink_bias"):
+        elif kind in ("sinks", "attention_sink_bias", "attn_sink"):
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
         elif kind in ("layer_scalar", "per_expert_scale", "correct_output_scale") or name.endswith("router.scale"):
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
@@ -192,8 +194,11 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, 1.0, 1.0)
         elif kind in ("fn", "index_kpool_compress_gate"):
             tensors[name] = uniform(dtype, value.shape, 0.0, math.sqrt(12 / value.shape[-1]) * 1.6)
-        elif kind in ("base", "index_kpool_compress_ape"):
+        elif kind in ("base", "index_kpool_compress_ape", "ape"):
             tensors[name] = uniform(dtype, value.shape, 0.0, 2.5)
+        elif kind == "tid2eid":  # experts of a token, all different
+            _, chosen = value.shape
+            tensors[name] = f"I32 {VOCAB}x{chosen} {config['n_routed_experts'] // chosen} {chosen}"
         elif kind == "scale":
             tensors[name] = uniform(dtype, value.shape, 1.0, 0.6)
         elif kind == "A_log":

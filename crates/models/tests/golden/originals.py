@@ -25,6 +25,17 @@ RENAMED = dict(
     ],
     lfm2_moe=[("gate_proj.", "w1."), ("down_proj.", "w2."), ("up_proj.", "w3.")],
     granitemoehybrid=[(".mlp.down_proj.", ".shared_mlp.output_linear.")],
+    deepseek_v4=[
+        ("language_model.", ""),
+        ("model.embed_tokens.", "embed."),
+        ("lm_head.", "head."),
+        ("model.hc_head.", "hc_head_"),
+        ("model.", ""),
+        (".attn_hc.", ".hc_attn_"),
+        (".ffn_hc.", ".hc_ffn_"),
+        (".gate.e_score_correction_bias", ".gate.bias"),
+        *((f".{ours}_proj.", f".{theirs}.") for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))),
+    ],
     glm5_next=[
         (".attn_hc.", ".hc_attn_"),
         (".ffn_hc.", ".hc_ffn_"),
@@ -55,6 +66,7 @@ NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "glm5_next")
 
 # What mlx-lm does not use either.
 EXTRA = dict(
+    deepseek_v4=["mtp.0.norm.weight"],
     qwen3_next=["mtp.norm.weight"],
     glm5_next=["model.visual.merger.norm.weight", "model.language_model.layers.5.eh_proj.weight"],
     qwen3_5=["model.visual.merger.norm.weight", "mtp.norm.weight"],
@@ -134,6 +146,9 @@ def original(tensors, config):
         if stacked and family not in STACKED:
             stored.update(per_expert(name, recipe, stacked))
             continue
+        if name.endswith(".wo_a.weight"):
+            groups, rank, width = shape
+            recipe = recipe_of(dtype, [groups * rank, width], rest)
         if name.endswith(("conv1d.weight", ".conv.weight")):
             channels, width, _ = shape
             recipe = recipe_of(dtype, [channels, 1, width], rest)

@@ -2,12 +2,13 @@
 
 import importlib
 import json
-from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
 
-FAMILIES = ("glm5_next",)
+import deepseek_v4
+
+FAMILIES = ("glm5_next", "deepseek_v4")
 
 # What the names of a language model's tensors begin with.
 PREFIX = "language_model."
@@ -17,8 +18,11 @@ def model(config):
     """The language model of a configuration."""
     kind = config["model_type"]
     of_kind = lambda module: importlib.import_module(f"mlx_vlm.models.{kind}.{module}")
-    text = of_kind("config").TextConfig.from_dict(config["text_config"])
-    return of_kind("language").LanguageModel(text)
+    language = of_kind("language")
+    if kind == "deepseek_v4":
+        deepseek_v4.repair(language)
+        return language.LanguageModel(deepseek_v4.settings(of_kind("config"), config))
+    return language.LanguageModel(of_kind("config").TextConfig.from_dict(config["text_config"]))
 
 
 def matrices():
@@ -38,6 +42,10 @@ def load(path):
         of_path = lambda name, module: hasattr(module, "to_quantized") and formats.get(PREFIX + name, default)
         nn.quantize(loaded, **default, class_predicate=of_path)
     weights = mx.load(str(path / "model.safetensors"))
+    if config["model_type"] == "deepseek_v4":
+        weights = loaded.sanitize({name.removeprefix(PREFIX): value for name, value in weights.items()})
+        loaded.load_weights(list(weights.items()))
+        return loaded
     # What the wrapper of language model and vision tower does.
     nested = ("model.language_model.", f"{PREFIX}model."), ("lm_head.", f"{PREFIX}lm_head.")
     for theirs, ours in nested:
@@ -49,7 +57,12 @@ def load(path):
 
 def logits_and_states(loaded, prompt):
     """Logits of all positions, and the final hidden states."""
-    out = loaded(mx.array(prompt)[None], hidden_sink=(states := []))
+    is_pooled = loaded.model_type == "deepseek_v4"
+    # Without caches, queries would attend to pools that follow them.
+    cache = loaded.make_cache() if is_pooled else None
+    out = loaded(mx.array(prompt)[None], cache=cache, hidden_sink=(states := []))
+    if is_pooled:
+        states = [loaded.model.norm(loaded.model.hc_head(it)) for it in states]
     return out.logits[0], states[0][0]
 
 

@@ -9,7 +9,7 @@ use crate::ranks::{Way, load};
 use crate::recipe::{Case, Golden};
 use crate::run::{Logits, difference, extend, step};
 
-/// Cases with attention to all positions, windows, chunks, sinks, latents, states and pools.
+/// Cases with attention to all positions, windows, chunks, sinks, latents, states, pools, and tokens that name experts.
 const CASES: &[&str] = &[
     "qwen3-f32",
     "mistral-f32",
@@ -18,6 +18,7 @@ const CASES: &[&str] = &[
     "deepseek_v3-f32",
     "qwen3_next-f32",
     "glm5_next-f32",
+    "deepseek_v4-f32",
     "minimax_m3-f32",
 ];
 

@@ -127,6 +127,20 @@ fn a_tensor_of_another_shape_or_type_is_named_with_both() {
 }
 
 #[test]
+fn a_table_of_experts_that_do_not_exist_is_refused() {
+    let name = "language_model.model.layers.0.ffn.gate.tid2eid";
+    let edit = |case: &mut Case| {
+        case.tensors.insert(name.to_owned(), "I32 200x3 5 3".into());
+    };
+    let says = ["model.safetensors", "model.layers.0.ffn.gate.tid2eid", "not one below 12"];
+    check("deepseek_v4-f32", edit, &says);
+    let edit = |case: &mut Case| {
+        case.tensors.insert(name.to_owned(), "F32 200x3 0 1".into());
+    };
+    check("deepseek_v4-f32", edit, &["model.layers.0.ffn.gate.tid2eid", "F32", "I32"]);
+}
+
+#[test]
 fn a_truncated_or_overlong_file_is_told_by_its_sizes() {
     let cut = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 1000);
     check_file(cut, &["model.safetensors", "bytes", "header describes", "hint:"]);

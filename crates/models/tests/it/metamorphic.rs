@@ -73,6 +73,9 @@ const CASES: &[&str] = &[
     "glm_moe_dsa-shared-f32",
     "glm5_next-f32",
     "glm5_next-q4-bf16",
+    "deepseek_v4-f32",
+    "deepseek_v4-q4-f32",
+    "deepseek_v4-mixed-bf16",
     "cohere-norms-f32",
     "stablelm-parallel-f32",
     "gemma2-q8-f32",
@@ -623,11 +626,14 @@ fn stages_read_each_layer_once_and_cache_their_own() {
             [".norm_f.", "model.norm.", "model.final_layernorm.", "output_attn_res_"]
                 .iter()
                 .any(|it| name.contains(it))
+                || name.as_str() == "norm.weight"
         };
         let norm = case.tensors.keys().filter(is_norm).count() as u64 * vector;
         let read: u64 = stages.iter().map(|it| it.bytes_read).sum();
         let tables = read - alone.bytes_read - 2 * norm;
-        let is_head = |name: &String| name.ends_with("lm_head.weight") || name == "output.weight";
+        let is_head = |name: &String| {
+            name.ends_with("lm_head.weight") || ["output.weight", "head.weight"].contains(&&**name)
+        };
         let is_tied = !case.tensors.keys().any(is_head);
         assert_eq!(0 < tables, is_tied, "{}: {tables} bytes twice", case.name);
     }

@@ -242,6 +242,11 @@ fn append(data: &mut Vec<u8>, name: &str, recipe: &[&str]) {
             let mask = u32::try_from(integer(2)).unwrap();
             data.extend(bits.flat_map(|bits| (((bits >> 32) as u32) & mask).to_le_bytes()));
         }
+        "I32" => {
+            let (number, step) = (integer(2), integer(3));
+            let values = bits.zip(0..).map(|(bits, idx)| (bits >> 32) % number * step + idx % step);
+            data.extend(values.flat_map(|value| i32::try_from(value).unwrap().to_le_bytes()));
+        }
         "U8" => {
             let (least, number) = (integer(2), integer(3));
             data.extend(bits.map(|bits| (least + (bits >> 32) % number) as u8));

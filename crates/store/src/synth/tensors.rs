@@ -21,15 +21,21 @@ pub(super) enum Kind {
     Spread(f32),
     /// bfloat16 ones.
     Ones,
+    /// Rows of different indices below this number.
+    Indices(u32),
 }
 
 impl Kind {
     pub(super) fn dtype(self) -> &'static str {
-        if self == Kind::Packed { "U32" } else { "BF16" }
+        match self {
+            Kind::Packed => "U32",
+            Kind::Indices(_) => "I32",
+            _ => "BF16",
+        }
     }
 
     fn item_bytes(self) -> usize {
-        if self == Kind::Packed { 4 } else { 2 }
+        if matches!(self, Kind::Packed | Kind::Indices(_)) { 4 } else { 2 }
     }
 }
 
@@ -63,6 +69,16 @@ impl Tensor {
     /// Writes the tensor's content to `file`; the same `seed` gives the same content.
     pub(super) fn write(&self, seed: u64, file: &mut impl Write) -> io::Result<()> {
         let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        if let Kind::Indices(bound) = self.kind {
+            let [rows, width] = self.shape[..] else { panic!("a table has two dimensions") };
+            for _ in 0..rows {
+                let first = (random.next() % u64::from(bound)) as u32;
+                for idx in 0..width as u32 {
+                    file.write_all(&((first + idx) % bound).to_le_bytes())?;
+                }
+            }
+            return Ok(());
+        }
         let num_words = self.num_bytes().div_ceil(8);
         let mut left = self.num_bytes();
         for _ in 0..num_words {
@@ -94,7 +110,7 @@ impl Random {
         for (idx, half) in bytes.chunks_exact_mut(2).enumerate() {
             let random = (word >> (16 * idx)) as u16;
             let value = match kind {
-                Kind::Packed => unreachable!("packed weights are words"),
+                Kind::Packed | Kind::Indices(_) => unreachable!("these are words"),
                 Kind::Near(value) => bf16(value) ^ (random & 7),
                 Kind::Spread(limit) => bf16(limit * (f32::from(random) / 32768.0 - 1.0)),
                 Kind::Ones => bf16(1.0),
@@ -132,6 +148,13 @@ mod tests {
             .chunks_exact(2)
             .map(|half| f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16))
             .collect();
+        let table = Tensor { name: "x".to_owned(), shape: vec![50, 3], kind: Kind::Indices(7) };
+        assert_eq!(content(&table).len(), table.num_bytes());
+        for row in content(&table).chunks_exact(12) {
+            let row = row.as_chunks::<4>().0.iter().map(|it| u32::from_le_bytes(*it));
+            let row: std::collections::BTreeSet<u32> = row.collect();
+            assert!(row.len() == 3 && row.iter().all(|index| *index < 7), "{row:?}");
+        }
         let variance = values.iter().map(|value| value * value).sum::<f32>() / values.len() as f32;
         assert!((variance * 256.0 - 1.0).abs() < 0.05, "{variance}");
     }

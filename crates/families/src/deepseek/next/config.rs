@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, count, dimension, factor};
-use jackalope_spec::{GatedDeltaSizes, HyperConnectionSpec, LatentSpec};
+use jackalope_config::fields::{bad_value, dimension, factor};
+use jackalope_spec::{GatedDeltaSizes, LatentSpec};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Own {
@@ -26,8 +26,8 @@ pub(super) struct Own {
     linear_conv_kernel_dim: u32,
     linear_lower_bound: f32,
     pub(super) hc_mult: u32,
-    hc_eps: f32,
-    hc_sinkhorn_iters: u32,
+    pub(super) hc_eps: f32,
+    pub(super) hc_sinkhorn_iters: u32,
 }
 
 /// Fields that take the place of those that begin with `linear_`.
@@ -75,14 +75,6 @@ impl Own {
             module: String::new(),
             output: "o_proj".to_owned(),
         })
-    }
-
-    /// Returns how both blocks of a layer read several streams and add to them.
-    pub(super) fn connections(&self, prefix: &str) -> Result<[HyperConnectionSpec; 2], SpecError> {
-        let iterations = count("hc_sinkhorn_iters", self.hc_sinkhorn_iters)?;
-        let eps = factor("hc_eps", self.hc_eps)?;
-        let of = |name| HyperConnectionSpec { module: format!("{prefix}.{name}"), iterations, eps };
-        Ok(["attn_hc", "ffn_hc"].map(of))
     }
 
     /// Returns the sizes of the delta attention, and the minimum of the logarithms of its decays.

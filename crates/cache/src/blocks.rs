@@ -1,4 +1,4 @@
-//! Blocks of positions that the heads of an indexer choose; see [`jackalope_spec::BlockChoice`].
+//! Blocks of positions that the heads of an indexer choose by the keys in its pages (MiniMax 2026, "MiniMax-M3").
 //!
 //! The score of a block is the largest product of a query and the keys that it sees, which does not depend
 //! on how prompts are cut into chunks; of equal blocks the first is chosen.
@@ -8,22 +8,25 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, DenseMatrix, Elements, ElementsMut, Threads};
 use jackalope_mlx::choice::Blocks;
 
-use jackalope_cache::Page;
+use crate::pages::Page;
 
 /// Queries of consecutive rows of a sequence, each of whose heads chooses blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockQueries {
-    pub(super) heads: usize,
-    pub(super) head_dim: usize,
+pub struct BlockQueries {
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a query and of a key.
+    pub head_dim: usize,
     /// Position of the first row.
-    pub(super) first: usize,
-    pub(super) blocks: Blocks,
+    pub first: usize,
+    /// How blocks are chosen.
+    pub blocks: Blocks,
 }
 
 impl BlockQueries {
     /// Returns the positions that each head of each row attends to, for `queries`
     /// `[rows, heads, head_dim]`.
-    pub(super) fn choose(
+    pub fn choose(
         &self,
         queries: &[f32],
         pages: &[Arc<Page>],

@@ -1,0 +1,113 @@
+//! The fields of DeepSeek V4's configurations, and what they say of attention and streams.
+
+use serde::Deserialize;
+
+use crate::decoder::DecoderConfig;
+use jackalope_config::error::SpecError;
+use jackalope_config::fields::{bad_value, dimension};
+use jackalope_config::rope::{RopeScaling, RopeSpec};
+use jackalope_protocol::KV_BLOCK_TOKENS;
+use jackalope_spec::{PoolIndexerSpec, PoolSpec, PooledSpec};
+
+/// Length of the pools that overlap and of which an indexer chooses some.
+const CHOSEN_LEN: u32 = 4;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    head_dim: u32,
+    qk_rope_head_dim: u32,
+    q_lora_rank: u32,
+    o_groups: u32,
+    o_lora_rank: u32,
+    attention_bias: bool,
+    sliding_window: u32,
+    compress_ratios: Vec<u32>,
+    compress_rope_theta: f64,
+    index_n_heads: u32,
+    index_head_dim: u32,
+    index_topk: u32,
+    pub(super) moe_intermediate_size: u32,
+    pub(super) n_routed_experts: u32,
+    pub(super) n_shared_experts: u32,
+    pub(super) num_experts_per_tok: u32,
+    pub(super) norm_topk_prob: bool,
+    pub(super) routed_scaling_factor: f32,
+    pub(super) scoring_func: String,
+    pub(super) topk_method: String,
+    pub(super) swiglu_limit: f32,
+    pub(super) num_hash_layers: usize,
+    pub(super) hc_mult: u32,
+    pub(super) hc_eps: f32,
+    pub(super) hc_sinkhorn_iters: u32,
+    pub(super) num_nextn_predict_layers: usize,
+    #[serde(flatten)]
+    pub(super) decoder: DecoderConfig,
+}
+
+impl Config {
+    /// Returns the attention of each layer.
+    pub(super) fn attention(&self) -> Result<Vec<PooledSpec>, SpecError> {
+        let sizes = self.decoder.sizes()?;
+        let groups = dimension("o_groups", self.o_groups)?;
+        if !sizes.heads.is_multiple_of(groups) {
+            let expected = format!("a divisor of num_attention_heads, {}", sizes.heads);
+            return Err(bad_value("o_groups", groups, expected));
+        }
+        if self.attention_bias {
+            return Err(bad_value("attention_bias", true, "false"));
+        }
+        let Some(ratios) = self.compress_ratios.get(..sizes.num_layers) else {
+            let expected = format!("{} entries", sizes.num_layers);
+            return Err(bad_value("compress_ratios", self.compress_ratios.len(), expected));
+        };
+        let rope_dim = dimension("qk_rope_head_dim", self.qk_rope_head_dim)?;
+        let fits = |field, dim: u32| {
+            let dim = dimension(field, dim)?;
+            let is_even = dim.checked_sub(rope_dim).is_some_and(|rest| rest.is_multiple_of(2));
+            let expected = || format!("qk_rope_head_dim, {rope_dim}, and an even number more");
+            if is_even { Ok(dim) } else { Err(bad_value(field, dim, expected())) }
+        };
+        let rope = &self.decoder.rope;
+        rope.require(&["default", "yarn", "deepseek_yarn"])?;
+        let mut stretched = rope.with_base(self.compress_rope_theta, None).spec(rope_dim, None)?;
+        if let RopeScaling::Yarn { mscale, mscale_all_dim, .. } = &mut stretched.scaling {
+            (*mscale, *mscale_all_dim) = (0.0, 0.0);
+        }
+        let plain = rope.unscaled_or(rope_dim, Some(10_000.0))?;
+        let head_dim = fits("head_dim", self.head_dim)?;
+        let of_layer = |&ratio: &u32| -> Result<PooledSpec, SpecError> {
+            let rope = if ratio == 0 { &plain } else { &stretched };
+            Ok(PooledSpec {
+                heads: sizes.heads,
+                groups,
+                head_dim,
+                q_rank: dimension("q_lora_rank", self.q_lora_rank)?,
+                group_dim: dimension("o_lora_rank", self.o_lora_rank)?,
+                window: dimension("sliding_window", self.sliding_window)?,
+                pools: self.pools(ratio, fits("index_head_dim", self.index_head_dim)?)?,
+                rope: RopeSpec { is_traditional: true, ..rope.clone() },
+                norm_eps: self.decoder.rms_norm_eps,
+                module: String::new(),
+            })
+        };
+        ratios.iter().map(of_layer).collect()
+    }
+
+    fn pools(&self, ratio: u32, index_dim: usize) -> Result<Option<PoolSpec>, SpecError> {
+        if ratio == 0 {
+            return Ok(None);
+        }
+        if !KV_BLOCK_TOKENS.is_multiple_of(ratio) {
+            let expected = format!("0, or divisors of {KV_BLOCK_TOKENS}");
+            return Err(bad_value("compress_ratios", ratio, expected));
+        }
+        let overlaps = ratio == CHOSEN_LEN;
+        let indexer = PoolIndexerSpec {
+            heads: dimension("index_n_heads", self.index_n_heads)?,
+            head_dim: index_dim,
+            num_chosen: dimension("index_topk", self.index_topk)?,
+        };
+        let indexer = overlaps.then_some(indexer);
+        Ok(Some(PoolSpec { len: ratio as usize, overlaps, indexer }))
+    }
+}

@@ -1,0 +1,64 @@
+//! Means of pools of positions.
+
+use std::sync::Arc;
+
+/// How the vector of a pool is computed from projections and gates.
+#[derive(Clone, Debug)]
+pub struct PoolRule {
+    /// Number of positions of a pool.
+    pub len: usize,
+    /// Width of a vector.
+    pub dim: usize,
+    /// Number of pools that a position takes part in: 2 if they overlap. The first lane of its projections is
+    /// for the next pool, the last one for its own.
+    pub lanes: usize,
+    /// What is added to the gates of each place, `[len, lanes * dim]`.
+    pub places: Arc<[f32]>,
+}
+
+impl PoolRule {
+    /// Returns the weighted mean of rows, each of which has its values and then its gates from `first` on. If
+    /// there are more than `len`, the first ones are those of the pool before this one. Soft-max and mean are computed in f64, because libraries differ in the last
+    /// bits of exponentials, and rounded once.
+    pub fn mean(&self, rows: &[Vec<f32>], first: usize) -> Vec<f32> {
+        let &PoolRule { len, dim, lanes, ref places } = self;
+        let width = lanes * dim;
+        let num_earlier = rows.len() - len;
+        let element = |idx: usize| {
+            let weighed = || {
+                rows.iter().enumerate().map(move |(row_idx, row)| {
+                    let is_earlier = row_idx < num_earlier;
+                    let at = idx + if is_earlier { 0 } else { (lanes - 1) * dim };
+                    let place = if is_earlier { row_idx } else { row_idx - num_earlier };
+                    let gate = row[first + width + at] + places[place * width + at];
+                    (f64::from(row[first + at]), f64::from(gate))
+                })
+            };
+            let max = weighed().fold(f64::NEG_INFINITY, |max, (_, gate)| max.max(gate));
+            let sums = weighed().fold([0.0, 0.0], |[sum, all], (value, gate)| {
+                let power = (gate - max).exp();
+                [sum + power * value, all + power]
+            });
+            (sums[0] / sums[1]) as f32
+        };
+        (0..dim).map(element).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_overlaps_reads_the_other_lane_of_the_pool_before_it() {
+        // Vectors of one element; lanes, then their gates.
+        let places = std::sync::Arc::from([0.0, 0.0, 100.0, 0.0]);
+        let rule = PoolRule { len: 2, dim: 1, lanes: 2, places };
+        let row = |values: [f32; 2], gates: [f32; 2]| [&[9.0][..], &values, &gates].concat();
+        let own = [row([7.0, 1.0], [0.0, 0.0]), row([7.0, 3.0], [0.0, 0.0])];
+        assert_eq!(rule.mean(&own, 1), [2.0]);
+        // The weight of a place makes the second position of the earlier pool the only one that counts.
+        let earlier = [row([5.0, 7.0], [0.0, 0.0]), row([6.0, 7.0], [0.0, 0.0])];
+        assert_eq!(rule.mean(&[earlier, own].concat(), 1), [6.0]);
+    }
+}

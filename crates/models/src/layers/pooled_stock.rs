@@ -1,0 +1,230 @@
+//! Attention to a window beside pools, with MLX's operations.
+
+use jackalope_cache::{KvArrays, SequenceCache, SlotPool};
+use jackalope_mlx::choice;
+use jackalope_mlx::fast::{self, RopeOffset};
+use jackalope_mlx::{Array, Dtype, dim};
+
+use super::pooled::{PoolIndexer, PooledAttention, PooledPools, scale};
+use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
+
+/// Number of queries of a prompt whose scores are in memory at once.
+const ROWS_MAX: usize = 512;
+
+/// What is computed of the rows of a step, before the rotation.
+struct StockRows {
+    q: Array,  // [tokens, heads, head_dim]
+    kv: Array, // [tokens, 1, head_dim]
+    /// What pools and then those of the indexer are computed from, `[tokens, 1, raw_dim]`.
+    raw: Option<Array>,
+    /// Queries of the indexer, `[tokens, heads, head_dim]`, and their factors, `[tokens, heads, 1]`.
+    index: Option<[Array; 2]>,
+}
+
+/// The pools of some sequences.
+struct StockPools {
+    /// `[sequences, 1, pools, head_dim]`.
+    vectors: Array,
+    /// Which of them queries attend to, `[sequences, 1, queries, pools]`; `None` if all.
+    mask: Option<Array>,
+}
+
+impl PooledAttention {
+    /// Computes the groups' results `[tokens, groups * group_dim]` with MLX.
+    pub(super) fn stock_groups(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
+        let rows = self.stock_rows(x);
+        let plan = step.stock_plan();
+        let mut outs = Vec::with_capacity(plan.groups.len() + plan.prompts.len());
+        let layer = step.caches[0].layer(self.layer_idx);
+        for group in &plan.groups {
+            outs.push(self.stock_decode(&rows, group, &mut plan.slots.borrow_mut(), layer));
+        }
+        for &idx in &plan.prompts {
+            outs.push(self.stock_prompt(&rows, &step.spans[idx], step.caches[idx]));
+        }
+        let out = plan.in_order(&outs);
+        let tokens = x.dim(0);
+        let groups = dim(self.parts.heads.cut.heads.len());
+        let out = out.reshape(&[tokens, groups, -1]).transpose(&[1, 0, 2]);
+        self.parts.groups.stock(&out).transpose(&[1, 0, 2]).reshape(&[tokens, -1])
+    }
+
+    fn stock_rows(&self, x: &Array) -> StockRows {
+        let parts = &self.parts;
+        let (tokens, head_dim) = (x.dim(0), dim(parts.sizes.head_dim));
+        let low_rank = parts.q_norm.stock(&parts.q_down.stock(x));
+        let q = parts.q_up.stock(&low_rank).reshape(&[tokens, -1, head_dim]);
+        let indexer = parts.pools.as_ref().and_then(|pools| pools.indexer.as_ref());
+        let raw = parts.pools.as_ref().map(|pools| {
+            let own = pools.vectors.stock_raw(x);
+            let index = indexer.map(|indexer| indexer.vectors.stock_raw(x));
+            let both = index.map(|index| Array::concatenate(&[&own, &index], 1));
+            both.unwrap_or(own).expand_dims(1)
+        });
+        StockRows {
+            q: fast::rms_norm(&q, None, parts.sizes.norm_eps),
+            kv: parts.kv_norm.stock(&parts.kv.stock(x)).expand_dims(1),
+            raw,
+            index: indexer.map(|indexer| {
+                let shape = [tokens, dim(indexer.heads), dim(indexer.vectors.dim())];
+                let queries = indexer.queries.stock(&low_rank).reshape(&shape);
+                [queries, indexer.weights.stock(x).expand_dims(2)]
+            }),
+        }
+    }
+
+    /// Computes one token of each sequence of a group, `[sequences, heads * head_dim]`.
+    fn stock_decode(
+        &self,
+        rows: &StockRows,
+        group: &DecodeGroup,
+        slots: &mut SlotPool,
+        layer: usize,
+    ) -> Array {
+        let parts = &self.parts;
+        let place = || RopeOffset::Each(&group.positions);
+        let q = group.by_slot(&parts.rope.stock(&group.rows(&rows.q), place()));
+        let new = KvArrays {
+            keys: parts.rope.stock(&group.rows(&rows.kv), place()),
+            values: None,
+            index: rows.raw.as_ref().map(|raw| group.rows(raw)),
+        };
+        let held = slots.write(group.class, layer, &new, [&group.slots, &group.positions]);
+        let VisibleKeys { start, stop, mask } = group.visible(self.reach());
+        let window = held.keys.slice_axis(2, dim(start), dim(stop));
+        let pools = parts.pools.as_ref().and_then(|pools| {
+            let (num_pools, seen) = group.whole_pools(pools.len);
+            let raw = held.index.as_ref().expect("what pools are computed from is kept");
+            pools.stock(raw, num_pools, seen, |indexer| {
+                let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
+                let queries = indexer.rope.stock(&group.rows(queries), place());
+                [&queries, &group.rows(weights)].map(|it| group.by_slot(it))
+            })
+        });
+        let out = group.by_sequence(&self.weigh(&q, &window, mask, pools.as_ref()));
+        let shape = [out.dim(0), q.dim(1), 1, q.dim(3)];
+        let back = parts.inverse.stock(&out.reshape(&shape), place());
+        back.reshape(&[out.dim(0), -1])
+    }
+
+    /// Computes the rows of one sequence, `[rows, heads * head_dim]`.
+    fn stock_prompt(&self, rows: &StockRows, span: &StepSpan, cache: &mut SequenceCache) -> Array {
+        let parts = &self.parts;
+        let place = || RopeOffset::First(dim(span.start));
+        let own = |x: &Array| {
+            let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
+            rows.transpose(&[1, 0, 2]).expand_dims(0)
+        };
+        let q = parts.rope.stock(&own(&rows.q), place());
+        let new = KvArrays {
+            keys: parts.rope.stock(&own(&rows.kv), place()),
+            values: None,
+            index: rows.raw.as_ref().map(own),
+        };
+        let held = cache.append(self.layer_idx, span.start, &new);
+        let pools = parts.pools.as_ref().and_then(|pools| {
+            let counts = span.positions().map(|position| dim((position + 1) / pools.len));
+            let counts: Vec<i32> = counts.collect();
+            let num_pools = (span.start + span.rows.len()) / pools.len;
+            let numbers = Array::arange(dim(num_pools), Dtype::I32);
+            let counts = Array::from_slice(&counts, &[1, 1, dim(counts.len()), 1]);
+            let raw = held.index.as_ref().expect("what pools are computed from is kept");
+            pools.stock(raw, num_pools, Some(numbers.less(&counts)), |indexer| {
+                let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
+                [indexer.rope.stock(&own(queries), place()), own(weights)]
+            })
+        });
+        let num_rows = span.rows.len();
+        let blocks = (0..num_rows).step_by(ROWS_MAX).map(|first| {
+            let end = num_rows.min(first + ROWS_MAX);
+            let positions = span.start + first..span.start + end;
+            let start = self.reach().first(positions.start);
+            let window = held.keys.slice_axis(2, dim(start), dim(positions.end));
+            let i = Array::arange_from(dim(positions.start), dim(positions.end), Dtype::I32);
+            let i = i.expand_dims(1);
+            let j = Array::arange_from(dim(start), dim(positions.end), Dtype::I32).expand_dims(0);
+            let after = Array::from_slice(&[dim(parts.sizes.window)], &[1, 1]);
+            let mask = j.less_equal(&i).logical_and(&i.less(&j.add(&after)));
+            let mask = mask.expand_dims(0).expand_dims(0);
+            let pools = pools.as_ref().map(|pools| StockPools {
+                vectors: pools.vectors.clone(),
+                mask: pools.mask.as_ref().map(|it| it.slice_axis(2, dim(first), dim(end))),
+            });
+            let q = q.slice_axis(2, dim(first), dim(end));
+            self.weigh(&q, &window, Some(mask), pools.as_ref())
+        });
+        let blocks: Vec<Array> = blocks.collect();
+        let out = Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2);
+        let back = parts.inverse.stock(&out, place());
+        back.transpose(&[0, 2, 1, 3]).reshape(&[dim(num_rows), -1])
+    }
+
+    fn reach(&self) -> Reach {
+        Reach { window: Some(self.parts.sizes.window), chunk: None }
+    }
+
+    /// Returns the means of keys, weighted by the soft-max of the scores. `mask` says which of the window
+    /// queries see; `None` if everything.
+    fn weigh(
+        &self,
+        q: &Array,
+        window: &Array,
+        mask: Option<Array>,
+        pools: Option<&StockPools>,
+    ) -> Array {
+        let (keys, mask) = match pools {
+            None => (window.clone(), mask),
+            Some(StockPools { vectors, mask: of_pools }) => {
+                let keys = Array::concatenate(&[window, vectors], 2);
+                let queries = [mask.as_ref(), of_pools.as_ref()];
+                let shape = queries.into_iter().flatten().next().map(|mask| mask.shape());
+                let mask = shape.map(|shape| {
+                    let parts = [(mask.as_ref(), window), (of_pools.as_ref(), vectors)];
+                    let parts = parts.map(|(mask, keys)| {
+                        let shape = [q.dim(0), 1, shape[2], keys.dim(2)];
+                        let everything =
+                            || Array::full(&shape, 1.0, Dtype::F32).astype(Dtype::Bool);
+                        mask.map_or_else(everything, |mask| mask.broadcast_to(&shape))
+                    });
+                    Array::concatenate(&[&parts[0], &parts[1]], 3)
+                });
+                (keys, mask)
+            }
+        };
+        let sinks = self.parts.sinks.astype(q.dtype());
+        let scores = fast::AttentionScores {
+            scale: scale(self.parts.sizes.head_dim),
+            mask: mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array),
+            sinks: Some(&sinks),
+        };
+        fast::scaled_dot_product_attention(q, &keys, &keys, scores)
+    }
+}
+
+impl PooledPools {
+    /// Returns the first `num_pools` pools, from what is kept of positions, `[sequences, 1, positions, raw_dim]`;
+    /// `None` if there are none. `seen` says which of them queries see; `queries` returns the rotated queries of
+    /// the indexer, `[sequences, heads, queries, head_dim]`, and their factors.
+    fn stock(
+        &self,
+        raw: &Array,
+        num_pools: usize,
+        seen: Option<Array>,
+        queries: impl FnOnce(&PoolIndexer) -> [Array; 2],
+    ) -> Option<StockPools> {
+        if num_pools == 0 {
+            return None;
+        }
+        let raw = raw.slice_axis(2, 0, dim(num_pools * self.len));
+        let own = dim(self.vectors.raw_dim());
+        let vectors = self.vectors.stock(&raw.slice_axis(3, 0, own));
+        let indexer = self.indexer.as_ref().filter(|indexer| indexer.num_chosen < num_pools);
+        let mask = indexer.map(|indexer| {
+            let keys = indexer.vectors.stock(&raw.slice_axis(3, own, raw.dim(3)));
+            let [queries, weights] = queries(indexer);
+            let scores = choice::scores(&queries, &weights, &keys);
+            choice::best(&scores, seen.as_ref(), indexer.num_chosen)
+        });
+        Some(StockPools { vectors, mask: mask.or(seen) })
+    }
+}
