@@ -91,7 +91,7 @@ impl OwnRows {
     }
 
     /// Returns the number of rows of this rank.
-    pub fn len(&self) -> usize {
+    pub fn num_rows(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
 
@@ -119,7 +119,7 @@ impl MatrixCut<'_> {
         match *self {
             MatrixCut::Output { output, input } => (output.len(), input),
             MatrixCut::Input { output, input } => (output, input.len()),
-            MatrixCut::Rows { rows, input } => (rows.len(), input),
+            MatrixCut::Rows { rows, input } => (rows.num_rows(), input),
             MatrixCut::Stack { count, output, input } => (count.len() * output, input),
         }
     }
@@ -503,7 +503,7 @@ pub struct Outputs<'a, 'b> {
 impl<'a, 'b> Outputs<'a, 'b> {
     /// Returns the next output.
     #[track_caller]
-    pub fn next(&mut self) -> ElementsMut<'a> {
+    pub fn next_elements(&mut self) -> ElementsMut<'a> {
         elements_mut(self.next_buffer())
     }
 
@@ -552,7 +552,7 @@ pub fn primitive(
     work: impl Fn(&Inputs<'_>, ElementsMut<'_>, &Threads) + Send + 'static,
 ) -> Array {
     let work = move |inputs: &Inputs<'_>, outputs: &mut Outputs<'_, '_>, threads: &Threads| {
-        work(inputs, outputs.next(), threads);
+        work(inputs, outputs.next_elements(), threads);
     };
     primitives(name, inputs, &[out], threads, work).remove(0)
 }

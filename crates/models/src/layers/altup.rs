@@ -265,7 +265,7 @@ impl AltUp {
         let out = [x.array_type(), stream.clone(), stream];
         let mut results =
             primitives("predict", &[x], &out, threads, move |inputs, out, threads| {
-                let [mut streams, mut active, mut laurel] = [(); 3].map(|()| out.next());
+                let [mut streams, mut active, mut laurel] = [(); 3].map(|()| out.next_elements());
                 let predicted = kernel.streams(inputs.elements(), threads);
                 streams.store(0, &predicted);
                 let own = kernel.sizes.stream(streams.as_elements(), kernel.sizes.active);

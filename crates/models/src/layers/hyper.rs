@@ -110,7 +110,7 @@ impl HyperConnection {
             primitives("streams", &[streams], &out, threads, move |inputs, out, threads| {
                 let streams = inputs.elements().to_f32();
                 let products = projected(&streams, &projection, eps, threads);
-                let (x, expanding) = (out.next(), out.next_values());
+                let (x, expanding) = (out.next_elements(), out.next_values());
                 let tokens = streams
                     .chunks_exact(projection.input)
                     .zip(products.chunks_exact(projection.output))

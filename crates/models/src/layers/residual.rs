@@ -311,7 +311,7 @@ impl Residual {
             let middle = chain.read(&input, &first, threads);
             outputs.next_values().copy_from_slice(&middle.values.concat());
             outputs.next_sums().copy_from_slice(&middle.sums);
-            outputs.next().copy_from(chain.h.elements());
+            outputs.next_elements().copy_from(chain.h.elements());
         });
         let h = results.remove(2);
         let inputs = [&results[0], &parallel.all_sum(&results[1])];
@@ -472,7 +472,7 @@ impl<'a> Chain<'a> {
     /// Writes the finished stream to the only output.
     fn finish(self, outputs: &mut Outputs<'_, '_>, threads: &Threads) {
         let added = self.added.as_ref().expect("only unfinished streams are finished");
-        self.add(added, outputs.next(), threads);
+        self.add(added, outputs.next_elements(), threads);
     }
 
     /// Writes this rank's part of the product that is to be added, and the stream to which it is to
@@ -480,6 +480,6 @@ impl<'a> Chain<'a> {
     fn split(self, outputs: &mut Outputs<'_, '_>, _threads: &Threads) {
         let added = self.added.as_ref().expect("a block adds something");
         outputs.next_sums().copy_from_slice(&added.product);
-        outputs.next().copy_from(self.h.elements());
+        outputs.next_elements().copy_from(self.h.elements());
     }
 }
