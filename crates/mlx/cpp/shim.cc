@@ -351,6 +351,9 @@ BINARY(logical_and)
 BINARY(logical_or)
 BINARY(right_shift)
 BINARY(bitwise_and)
+BINARY(bitwise_xor)
+BINARY(remainder)
+BINARY(floor_divide)
 BINARY(matmul)
 #undef BINARY
 

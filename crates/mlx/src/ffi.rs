@@ -185,6 +185,9 @@ pub(crate) mod bridge {
         fn logical_or(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn right_shift(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn bitwise_and(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn bitwise_xor(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn remainder(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn floor_divide(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn matmul(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn negative(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn logical_not(a: &RawArray) -> Result<UniquePtr<RawArray>>;

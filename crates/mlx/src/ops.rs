@@ -215,6 +215,12 @@ binary! {
     right_shift => right_shift;
     /// Returns the bitwise AND of both integers.
     bitwise_and => bitwise_and;
+    /// Returns the bitwise exclusive OR of both integers.
+    bitwise_xor => bitwise_xor;
+    /// Returns the remainder of `self` by `rhs`, with the sign of `rhs`.
+    remainder => remainder;
+    /// Returns `self / rhs`, rounded down.
+    floor_divide => floor_divide;
 }
 
 macro_rules! unary {
