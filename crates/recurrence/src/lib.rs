@@ -23,7 +23,7 @@ mod tokens;
 
 use jackalope_mlx::Array;
 
-pub use convolution::{convolution, taps};
+pub use convolution::{convolution, dilated_convolution, taps};
 pub use kernel::{KernelLanguage, KernelShape, kernel_source};
 pub use layer_states::{ForkAt, LayerStates, StateStep};
 pub use slots::{StateAssignment, StateSlot, StateSlots};
