@@ -18,6 +18,8 @@ pub enum UnusedPart {
     Prediction,
     /// Corrections of routers that mlx-lm does not compute either.
     Routers,
+    /// Constants of hashes, which `config.json` determines.
+    Hashes,
 }
 
 impl fmt::Display for UnusedPart {
@@ -28,6 +30,7 @@ impl fmt::Display for UnusedPart {
             UnusedPart::Speech => "speech synthesis",
             UnusedPart::Prediction => "multi-token prediction",
             UnusedPart::Routers => "corrections of routers",
+            UnusedPart::Hashes => "constants of hashes",
         })
     }
 }
@@ -184,6 +187,16 @@ impl TensorNames {
             (".block_sparse_moe.up_proj.", ".mlp.up_proj."),
             (".block_sparse_moe.down_proj.", ".mlp.down_proj."),
         ],
+        ..TensorNames::WRAPPED
+    };
+
+    /// Names of Qwen4, whose originals name the parts of tables of n-grams in another way.
+    pub const QWEN4: TensorNames = TensorNames {
+        renamed: &[(".ngram_embedding.shard_", ".ngram_embedding.shards.")],
+        ignored_within: &[(
+            UnusedPart::Hashes,
+            &[".layer_multipliers", ".ngram_heads_offsets", ".ngram_heads_vocab_sizes"],
+        )],
         ..TensorNames::WRAPPED
     };
 

@@ -5,8 +5,8 @@ use jackalope_config::fields::{bad_value, count, experts_per_token};
 use jackalope_spec::{
     Activation, AttentionModules, AttentionSpec, BlockChoice, CacheKind, CutSegment, Dimension,
     ExpertLatent, ExpertModules, ExpertsSpec, FeedForward, FusedForm, FusedSource, InwardModules,
-    Mixer, MlpModules, MlpSpec, OutputGate, Presence, QkNorm, QkvModules, RouterGroups, RouterSpec,
-    StackedModule, TensorCut, TensorRole, TensorSpec, ValueKind,
+    Mixer, MlpModules, MlpSpec, OutputGate, PoolChoice, Presence, QkNorm, QkvModules, RouterGroups,
+    RouterSpec, StackedModule, TensorCut, TensorRole, TensorSpec, ValueKind,
 };
 
 /// Returns the weight of a matrix at `module`, which may be quantised.
@@ -154,8 +154,9 @@ pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<Tens
         let cut = TensorCut::whole_column(Dimension::Heads, heads);
         tensors.push(vector(&format!("{}.{name}", spec.modules.block), role, heads, cut));
     }
-    tensors
-        .extend(spec.blocks.iter().flat_map(|it| index_tensors(hidden, &spec.modules.block, it)));
+    let block = &spec.modules.block;
+    tensors.extend(spec.blocks.iter().flat_map(|it| index_tensors(hidden, block, it)));
+    tensors.extend(spec.pools.iter().flat_map(|it| pool_tensors(hidden, block, it)));
     let norms = [(heads, Dimension::Heads), (kv_heads, Dimension::KvHeads)];
     let num_norms = if spec.source_layer.is_some() { 1 } else { 2 };
     for (module, (heads, dimension)) in spec.modules.qk_norms.iter().zip(norms).take(num_norms) {
@@ -192,6 +193,19 @@ fn index_tensors(hidden: usize, block: &str, choice: &BlockChoice) -> Vec<Tensor
     tensors.extend(linear(head_dim).whole(&format!("{block}.index_k_proj")));
     tensors.extend(["q", "k"].map(|name| {
         let name = format!("{block}.index_{name}_norm.weight");
+        vector(&name, TensorRole::Norm, head_dim, TensorCut::Replicated)
+    }));
+    tensors
+}
+
+/// Returns the tensors of what chooses pools for attention at `block`.
+fn pool_tensors(hidden: usize, block: &str, choice: &PoolChoice) -> Vec<TensorSpec> {
+    let &PoolChoice { heads, head_dim, .. } = choice;
+    let output = (heads + 1) * head_dim;
+    let both = Linear { role: TensorRole::Mixer, output, input: hidden, has_bias: false };
+    let mut tensors = both.whole(&format!("{block}.indexer.index_qk_proj"));
+    tensors.extend(["q", "k"].map(|name| {
+        let name = format!("{block}.indexer.{name}_layernorm.weight");
         vector(&name, TensorRole::Norm, head_dim, TensorCut::Replicated)
     }));
     tensors

@@ -206,7 +206,11 @@ impl Description {
             let name = format!("{}.bias", self.modules.head);
             vector(&name, TensorRole::Head, vocab, rows.clone())
         });
-        let mut norms = norm_tensors(self.modules.norm, hidden, self.norm_kind).into_iter();
+        let norms = match &self.streams {
+            Some(StreamsSpec::Gated { end, .. }) => vec![end.norm.clone()],
+            _ => norm_tensors(self.modules.norm, hidden, self.norm_kind),
+        };
+        let mut norms = norms.into_iter();
         ModelSpec {
             model_type,
             hidden_size: hidden,
@@ -294,6 +298,7 @@ impl LayerBuilder {
             residual_factor,
             per_layer_input: None,
             streams: None,
+            ngrams: None,
             residuals: None,
             stream_scale: None,
             cache,

@@ -210,6 +210,7 @@ fn unfused(module: &str, sizes: GatedDeltaSizes) -> GatedDeltaSpec {
         norm_eps: None,
         output: at("out_proj"),
         rate_max: 1,
+        has_logistic_gates: false,
         kimi: None,
         joined: None,
     }
@@ -312,6 +313,7 @@ pub(super) fn kimi(
         convolutions: three(form.convolutions),
         norm: at("o_norm"),
         output: at("o_proj"),
+        has_logistic_gates: true,
         kimi: Some(KimiDelta {
             decays: form.decays_down.map(low_rank),
             gates: form.gates_down.map(low_rank),
@@ -405,6 +407,7 @@ fn kimi_joined(
         convolutions: three("qkv_conv.conv"),
         norm: at("o_norm"),
         output: at("o_proj"),
+        has_logistic_gates: true,
         kimi: Some(KimiDelta {
             decays: Some(low_rank(0)),
             gates: Some(low_rank(key_dim + heads)),

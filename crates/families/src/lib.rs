@@ -25,6 +25,7 @@ mod exaone4;
 mod exaone_moe;
 mod falcon_h1;
 mod gated_delta;
+mod gates;
 mod gemma;
 mod gemma3;
 mod gemma3n;
@@ -58,6 +59,7 @@ mod mistral3;
 mod mixtral;
 mod nemotron;
 mod nemotron_h;
+mod ngrams;
 mod olmo2;
 mod olmo3;
 mod olmo_hybrid;
@@ -73,6 +75,7 @@ mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen4_exp;
 mod short_conv;
 mod smollm3;
 mod stablelm;
@@ -142,6 +145,7 @@ const FAMILIES: &[Family] = &[
     family("olmo_hybrid", olmo_hybrid::read),
     family("qwen3_5", qwen3_5::read),
     family("qwen3_5_moe", qwen3_5::read),
+    family("qwen4_exp", qwen4_exp::read),
     family("mamba2", mamba2::read),
     family("granitemoehybrid", granitemoehybrid::read),
     family("nemotron_h", nemotron_h::read),

@@ -168,4 +168,12 @@ impl RotationTable {
         let RotationTable { pairs, is_traditional, .. } = *self;
         Rotation { cos: &self.cos, sin: &self.sin, head_dim, pairs, is_traditional }
     }
+
+    /// Returns one row of the table, as [`RotationTable::rotation`].
+    pub fn row(&self, row: usize, head_dim: usize) -> Rotation<'_> {
+        let RotationTable { pairs, is_traditional, .. } = *self;
+        let own = row * pairs..(row + 1) * pairs;
+        let (cos, sin) = (&self.cos[own.clone()], &self.sin[own]);
+        Rotation { cos, sin, head_dim, pairs, is_traditional }
+    }
 }

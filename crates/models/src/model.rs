@@ -99,7 +99,7 @@ impl Model {
         let layers: Rc<[LayerCacheShape]> = network.cache_shapes().into();
         let slots = SlotPool::new(Rc::clone(&layers), counters.dtype);
         let cache_shape = CacheShape {
-            first_layer: checkpoint.spec.num_mixers(0..dimensions.layers.start),
+            first_layer: checkpoint.spec.num_caches(0..dimensions.layers.start),
             layers,
             slots: Rc::new(RefCell::new(slots)),
             dtype: counters.dtype,
@@ -180,11 +180,11 @@ impl Model {
         caches: &mut [&mut SequenceCache],
     ) -> Array {
         assert!(!batch.rows.is_empty(), "a step has rows");
-        let mut step = Step::new(&batch.rows, caches);
+        let tokens = StepTokens { host: batch.tokens, device: device_tokens };
+        let mut step = Step::new(tokens, &batch.rows, caches);
         let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
         assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
-        let tokens = StepTokens { host: batch.tokens, device: device_tokens };
-        let h = self.network.forward(tokens, &mut step);
+        let h = self.network.forward(&mut step);
         let result = if !self.has_last_layer {
             h.clone()
         } else if batch.logits_at.is_empty() {

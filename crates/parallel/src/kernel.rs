@@ -319,13 +319,18 @@ impl WeightMatrix {
 
     /// Returns the rows of `ids`, all of which must be on this rank, in `dtype`, with MLX.
     pub fn stock_rows(&self, ids: &Array, dtype: Dtype) -> Array {
+        // Of several matrices the rows follow one another.
+        let rows = |tensor: &Array| match tensor.ndim() {
+            2 => tensor.take(ids, 0),
+            _ => tensor.reshape(&[-1, tensor.dim(-1)]).take(ids, 0),
+        };
         match &self.stored {
-            Stored::Plain(weight) => weight.take(ids, 0),
+            Stored::Plain(weight) => rows(weight),
             Stored::Quantized(weight) => {
                 let rows = quant::Quantized {
-                    words: weight.words.take(ids, 0),
-                    scales: weight.scales.take(ids, 0),
-                    biases: weight.biases.as_ref().map(|biases| biases.take(ids, 0)),
+                    words: rows(&weight.words),
+                    scales: rows(&weight.scales),
+                    biases: weight.biases.as_ref().map(rows),
                     format: weight.format,
                 };
                 quant::dequantize(&rows, dtype)

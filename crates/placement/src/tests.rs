@@ -42,6 +42,7 @@ fn dense(
             part(TensorRole::Norm, Division::Whole, 4 * hidden as u64),
         ],
         cache: CacheKind::Positions { elements_per_kv_head: 2 * head_dim, shared_elements: 0 },
+        whole_state_elements: 0,
         state_heads: None,
         active_experts: 1.0,
         heads: counts,

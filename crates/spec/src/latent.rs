@@ -91,6 +91,26 @@ pub struct BlockChoice {
     pub rope: RopeSpec,
 }
 
+/// An indexer that chooses pools of neighbouring positions for grouped-query attention (Qwen team 2026,
+/// "Qwen3.8-Flash-Next"). The key of a pool is the mean of the keys of its positions, normalised and then
+/// rotated as the pool's first position. Its score is the sum over the heads of the positive parts of their
+/// products with it. A query also attends to the positions after the last pool that it sees whole. Every
+/// rank with heads of the attention computes all of it, so that all choose alike. Keys are kept until their
+/// pool is whole; then the key of the pool is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolChoice {
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a query and of a key.
+    pub head_dim: usize,
+    /// Number of positions in a pool.
+    pub len: usize,
+    /// Number of pools that a query attends to.
+    pub num_chosen: usize,
+    /// Rotation of queries and keys.
+    pub rope: RopeSpec,
+}
+
 /// An indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1): it scores the positions that a query
 /// sees, and the query attends to the best ones only. Of each position it keeps a key, which all of its
 /// heads share. Every rank with heads of the attention computes all of it, so that all choose alike.

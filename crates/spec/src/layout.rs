@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
 use crate::model::{CacheKind, FeedForward, HeadShape, ModelSpec};
+use crate::ngrams::NgramSpec;
 use crate::originals::NumberEdit;
 use crate::report::UnusedTensors;
 use crate::streams::StreamsSpec;
@@ -46,6 +47,8 @@ pub struct LayerLayout {
     pub parts: Vec<WeightPart>,
     /// Kind of its cache.
     pub cache: CacheKind,
+    /// Number of elements of a state that every rank keeps whole.
+    pub whole_state_elements: usize,
     /// Fraction of the experts' weights that one token uses, from 0 to 1.
     pub active_experts: f64,
     /// Its attention heads, and the unit in which they are divided.
@@ -77,6 +80,8 @@ pub(crate) struct HeadCache {
     pub(crate) shared: u64,
     /// A key-value head, for each position, in layers with windows.
     pub(crate) per_window_position: u64,
+    /// For each of the last positions, what every rank with heads keeps until its pool is whole.
+    pub(crate) shared_window: u64,
     /// The state of a head.
     pub(crate) state: u64,
     /// The part of a state that belongs to a key-value head.
@@ -104,6 +109,7 @@ impl LayoutSums {
                     known.per_position += cache.per_position;
                     known.shared += cache.shared;
                     known.per_window_position += cache.per_window_position;
+                    known.shared_window += cache.shared_window;
                     known.state += cache.state;
                     known.kv_state += cache.kv_state;
                 }
@@ -174,9 +180,11 @@ impl ModelLayout {
             });
             let source_layer = layer.mixer.source_layer();
             let cache = layer.cache;
+            let whole_state_elements = layer.ngrams.as_ref().map_or(0, NgramSpec::state_elements);
             LayerLayout {
                 parts,
                 cache,
+                whole_state_elements,
                 active_experts,
                 heads,
                 state_heads,
@@ -262,6 +270,11 @@ impl ModelLayout {
 }
 
 impl LayerLayout {
+    /// Returns the size of the state that every rank keeps whole, in bytes.
+    pub(crate) fn whole_state_bytes(&self) -> u64 {
+        self.whole_state_elements as u64 * ElementType::F32.size_bytes()
+    }
+
     /// Returns what its heads cache, and those of a state space beside attention.
     pub(crate) fn head_caches(&self, element_type: &ElementType) -> Vec<(HeadCounts, HeadCache)> {
         let mut caches = vec![(self.heads, self.head_cache(element_type))];
@@ -295,11 +308,18 @@ impl LayerLayout {
             CacheKind::PositionsAndState { elements_per_kv_head, .. } => {
                 HeadCache { per_position: position(elements_per_kv_head), ..HeadCache::default() }
             }
-            CacheKind::Window { elements_per_kv_head, kept_elements, .. } => HeadCache {
-                per_position: position(kept_elements),
+            CacheKind::Window { elements_per_kv_head, .. } => HeadCache {
                 per_window_position: position(elements_per_kv_head),
                 ..HeadCache::default()
             },
+            CacheKind::Pools { elements_per_kv_head, shared_elements, last_elements, .. } => {
+                HeadCache {
+                    per_position: position(elements_per_kv_head),
+                    shared: position(shared_elements),
+                    shared_window: position(last_elements),
+                    ..HeadCache::default()
+                }
+            }
             CacheKind::State { elements_per_head, elements_per_kv_head } => HeadCache {
                 state: bytes(elements_per_head),
                 kv_state: bytes(elements_per_kv_head),
@@ -382,6 +402,10 @@ fn divisions(
     for (dimension, full) in dense.into_iter().chain(experts) {
         let unit = inner_unit(full, row_group(&layer.tensors, dimension, &group_size));
         divisions.insert(dimension, Division::Units { full, unit });
+    }
+    if let Some(ngrams) = &layer.ngrams {
+        let rows = Division::Units { full: ngrams.table.part_rows, unit: 1 };
+        divisions.insert(Dimension::NgramRows, rows);
     }
     divisions
 }

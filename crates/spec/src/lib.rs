@@ -17,6 +17,7 @@ mod latent;
 mod layout;
 mod model;
 mod modules;
+mod ngrams;
 mod originals;
 mod per_layer;
 mod pooled;
@@ -36,7 +37,7 @@ pub use error::SpecError;
 pub use jackalope_config::quantization::{
     ModuleQuantization, QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat,
 };
-pub use latent::{BlockChoice, IndexerSpec, LatentSpec, PositionChoice};
+pub use latent::{BlockChoice, IndexerSpec, LatentSpec, PoolChoice, PositionChoice};
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertLatent, ExpertModules, ExpertsSpec,
@@ -48,6 +49,7 @@ pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
 };
 pub use names::{TensorNames, UnusedPart};
+pub use ngrams::{NgramHash, NgramSpec, NgramTable};
 pub use originals::{NumberEdit, OriginalNumbers, OriginalSign, RowFactors};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
 pub use pooled::{PoolIndexerSpec, PoolSpec, PooledSpec};
@@ -59,7 +61,9 @@ pub use report::{CheckReport, TensorProblem, UnusedTensors};
 pub use residuals::{BlockResiduals, LayerResiduals, StreamReader};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
-pub use streams::{HyperConnectionSpec, LayerStreams, StreamEndSpec, StreamsSpec};
+pub use streams::{
+    GatedConnectionSpec, HyperConnectionSpec, LayerStreams, StreamEndSpec, StreamGate, StreamsSpec,
+};
 pub use tensor::{
     CutSegment, Dimension, ElementType, FusedForm, FusedSource, Presence, TensorCut, TensorHeader,
     TensorHeaders, TensorRole, TensorSpec,

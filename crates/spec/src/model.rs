@@ -1,8 +1,9 @@
 //! The description of a model.
 
-use crate::latent::{BlockChoice, IndexerSpec, LatentSpec, PositionChoice};
+use crate::latent::{BlockChoice, IndexerSpec, LatentSpec, PoolChoice, PositionChoice};
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
+use crate::ngrams::NgramSpec;
 use crate::originals::OriginalNumbers;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
 use crate::pooled::PooledSpec;
@@ -42,7 +43,7 @@ pub struct ModelSpec {
     pub residuals: Option<BlockResiduals>,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
-    /// Norm after the last layer. It is never quantised; the whole model is computed in its type.
+    /// Norm after the last layer, of each stream if a gate reads several. It is never quantised; the whole model is computed in its type.
     pub norm: TensorSpec,
     /// Bias of that norm, if its kind has one.
     pub norm_bias: Option<TensorSpec>,
@@ -66,9 +67,9 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Returns the number of mixers in these layers.
-    pub fn num_mixers(&self, layers: std::ops::Range<usize>) -> usize {
-        self.layers[layers].iter().map(LayerSpec::num_mixers).sum()
+    /// Returns the number of caches in these layers.
+    pub fn num_caches(&self, layers: std::ops::Range<usize>) -> usize {
+        self.layers[layers].iter().map(LayerSpec::num_caches).sum()
     }
 
     /// Returns every tensor of the whole model; the head's table only if `is_tied` is false.
@@ -140,6 +141,8 @@ pub struct LayerSpec {
     pub per_layer_input: Option<PerLayerBlock>,
     /// What it does with the streams, if there are several.
     pub streams: Option<LayerStreams>,
+    /// What it adds to the streams before its blocks; `None` if nothing.
+    pub ngrams: Option<NgramSpec>,
     /// What its blocks read of the streams of all blocks of layers, if they read several.
     pub residuals: Option<LayerResiduals>,
     /// Name of a number by which it multiplies the stream at its end; `None` if it does not.
@@ -161,9 +164,10 @@ impl LayerSpec {
         }
     }
 
-    /// Returns the number of its mixers. Each has a cache of its own.
-    pub fn num_mixers(&self) -> usize {
-        1 + usize::from(self.second.is_some())
+    /// Returns the number of its caches: one for each mixer, and two for n-grams, of tokens and of the
+    /// inputs of their convolution.
+    pub fn num_caches(&self) -> usize {
+        1 + usize::from(self.second.is_some()) + 2 * usize::from(self.ngrams.is_some())
     }
 }
 
@@ -323,6 +327,8 @@ pub struct AttentionSpec {
     pub chunk: Option<usize>,
     /// How blocks of positions are chosen, to which alone a query attends; `None` if none are.
     pub blocks: Option<BlockChoice>,
+    /// How pools of positions are chosen, to which alone a query attends; `None` if none are.
+    pub pools: Option<PoolChoice>,
     /// Growth of the queries with their position; `None` if they do not grow.
     pub query_growth: Option<QueryGrowth>,
     /// Rotation of queries and keys.
@@ -628,16 +634,24 @@ pub enum CacheKind {
         /// Number of elements that every rank with heads keeps beside them.
         shared_elements: usize,
     },
-    /// Vectors of which only those of the last positions are needed: keys and values that queries attend
-    /// to, or what the vector of the last pool is computed from.
+    /// Keys and values of which only those of the last positions are needed.
     Window {
         /// Number of elements for each key-value head.
         elements_per_kv_head: usize,
-        /// Number of elements for each key-value head that are kept of every position, those of pools
-        /// included.
-        kept_elements: usize,
         /// Number of positions that are needed.
         window: usize,
+    },
+    /// Vectors for every position, and what an indexer keeps of pools of positions.
+    Pools {
+        /// Number of elements for each position and key-value head.
+        elements_per_kv_head: usize,
+        /// Number of elements for each position that every rank with heads keeps of pools.
+        shared_elements: usize,
+        /// Number of elements that every rank with heads keeps of each of the last positions: what the
+        /// vector of the last pool is computed from, and keys of a window.
+        last_elements: usize,
+        /// Number of these last positions: those of a pool, or of the window beside pools.
+        num_last: usize,
     },
     /// A state in single precision, whose size does not depend on the number of positions.
     State {
@@ -687,9 +701,13 @@ impl LatentSpec {
     pub fn cache(&self) -> CacheKind {
         let latent = self.kv_rank + self.rope_dim;
         let index_dim = self.indexer().map_or(0, IndexerSpec::kept_dim);
-        if let Some((window, indexer)) = self.indexer().and_then(|it| Some((it.pool?, it))) {
-            let kept_elements = latent + indexer.head_dim.div_ceil(window);
-            return CacheKind::Window { elements_per_kv_head: index_dim, kept_elements, window };
+        if let Some((len, indexer)) = self.indexer().and_then(|it| Some((it.pool?, it))) {
+            return CacheKind::Pools {
+                elements_per_kv_head: latent,
+                shared_elements: indexer.head_dim.div_ceil(len),
+                last_elements: index_dim,
+                num_last: len,
+            };
         }
         CacheKind::Positions { elements_per_kv_head: latent + index_dim, shared_elements: 0 }
     }
@@ -703,11 +721,15 @@ impl PooledSpec {
 
     /// Returns what a layer with this attention keeps.
     pub fn cache(&self) -> CacheKind {
-        let len = self.pools.as_ref().map_or(1, |pools| pools.len);
-        CacheKind::Window {
-            elements_per_kv_head: self.head_dim + self.raw_dim(),
-            kept_elements: self.pool_dim().div_ceil(len),
-            window: self.kept_positions(),
+        let (last_elements, window) = (self.head_dim + self.raw_dim(), self.kept_positions());
+        match &self.pools {
+            None => CacheKind::Window { elements_per_kv_head: last_elements, window },
+            Some(pools) => CacheKind::Pools {
+                elements_per_kv_head: 0,
+                shared_elements: self.pool_dim().div_ceil(pools.len),
+                last_elements,
+                num_last: window,
+            },
         }
     }
 }
@@ -740,6 +762,7 @@ impl AttentionSpec {
             window: None,
             chunk: None,
             blocks: None,
+            pools: None,
             query_growth: None,
             rope,
             modules: AttentionModules::default(),
@@ -752,11 +775,20 @@ impl AttentionSpec {
             return CacheKind::None;
         }
         let elements_per_kv_head = self.head_dim + self.value_dim;
+        if let Some(&PoolChoice { head_dim, len, .. }) = self.pools.as_ref() {
+            let shared_elements = head_dim.div_ceil(len);
+            return CacheKind::Pools {
+                elements_per_kv_head,
+                shared_elements,
+                last_elements: head_dim,
+                num_last: len,
+            };
+        }
         let shared_elements = self.blocks.as_ref().map_or(0, |it| it.head_dim);
         // Within a chunk no position before it is seen.
         match self.window.or(self.chunk) {
             None => CacheKind::Positions { elements_per_kv_head, shared_elements },
-            Some(window) => CacheKind::Window { elements_per_kv_head, kept_elements: 0, window },
+            Some(window) => CacheKind::Window { elements_per_kv_head, window },
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct GatedDeltaSpec {
     pub output: String,
     /// Maximum rate of the correction: 1, or 2 where eigenvalues may be negative.
     pub rate_max: u8,
+    /// Whether the gates of the output are logistic functions, not `x * sigmoid(x)`.
+    pub has_logistic_gates: bool,
     /// Set in Kimi delta attention.
     pub kimi: Option<KimiDelta>,
     /// The same in checkpoints that have the projections in fewer tensors: those with that to its queries.
@@ -46,8 +48,7 @@ pub struct GatedDeltaSpec {
 }
 
 /// What differs in Kimi delta attention (Kimi team 2025, "Kimi Linear", section 3): each element of
-/// a key decays separately, the gates are logistic functions, and the projections to decays and
-/// gates may read vectors of low rank. There are as many key heads as value heads.
+/// a key decays separately, and the projections to decays and gates may read vectors of low rank. There are as many key heads as value heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KimiDelta {
     /// Projection from the residual stream to what the decays are computed from, `[rank]`; `None` if

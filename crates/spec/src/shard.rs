@@ -5,7 +5,7 @@ use std::ops::Range;
 use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::{Cut, HeadCut, Shares, Split, cut_dimension, cut_heads, stages};
 
-use crate::layout::{Division, ModelLayout, WeightPart};
+use crate::layout::{Division, LayerLayout, ModelLayout, WeightPart};
 use crate::model::CacheKind;
 use crate::tensor::TensorRole;
 
@@ -62,7 +62,9 @@ impl ModelLayout {
     /// Returns what each rank holds if all ranks hold a part of every layer, by rank.
     pub fn tensor_shards(&self, shares: &Shares) -> Vec<RankShard> {
         let mut cuts = Cuts { shares, known: Vec::new() };
-        let mut shards = vec![self.empty_shard(0..self.layers.len()); shares.num_ranks()];
+        let mut empty = self.empty_shard(0..self.layers.len());
+        empty.cache.state_bytes = self.layers.iter().map(LayerLayout::whole_state_bytes).sum();
+        let mut shards = vec![empty; shares.num_ranks()];
         for (part, active) in &self.sums.parts {
             self.add_part(&mut shards, cuts.of(part.division), part, *active);
         }
@@ -75,6 +77,8 @@ impl ModelLayout {
                 shard.cache.bytes_per_token += if own.is_empty() { 0 } else { cache.shared };
                 let window_bytes = own.len() as u64 * cache.per_window_position;
                 shard.cache.window_bytes_per_token += window_bytes;
+                shard.cache.window_bytes_per_token +=
+                    if own.is_empty() { 0 } else { cache.shared_window };
                 shard.cache.state_bytes += own.len() as u64 * cache.kv_state;
             }
         }
@@ -99,6 +103,7 @@ impl ModelLayout {
             }
         }
         for layer in &self.layers[layers] {
+            shards[0].cache.state_bytes += layer.whole_state_bytes();
             for part in &layer.parts {
                 let cuts = cuts.of(part.division);
                 self.add_part(&mut shards, cuts, part, layer.active_experts);
@@ -106,7 +111,8 @@ impl ModelLayout {
             for (counts, cache) in layer.head_caches(&self.element_type) {
                 let (heads, kv_heads) = (counts.heads as u64, counts.kv_heads as u64);
                 shards[0].cache.bytes_per_token += kv_heads * cache.per_position + cache.shared;
-                shards[0].cache.window_bytes_per_token += kv_heads * cache.per_window_position;
+                shards[0].cache.window_bytes_per_token +=
+                    kv_heads * cache.per_window_position + cache.shared_window;
                 shards[0].cache.state_bytes += heads * cache.state + kv_heads * cache.kv_state;
             }
         }
@@ -117,6 +123,7 @@ impl ModelLayout {
     fn empty_shard(&self, layers: Range<usize>) -> RankShard {
         let windows = self.layers[layers.clone()].iter().filter_map(|layer| match layer.cache {
             CacheKind::Window { window, .. } => Some(window),
+            CacheKind::Pools { num_last, .. } => Some(num_last),
             _ => None,
         });
         let window_tokens = u32::try_from(windows.max().unwrap_or(0)).unwrap_or(u32::MAX);

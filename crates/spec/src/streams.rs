@@ -16,6 +16,14 @@ pub enum StreamsSpec {
         /// Weights of this sum; `None` if it is the mean.
         end: Option<Box<StreamEndSpec>>,
     },
+    /// Gates of low rank: each of the streams begins as the embedding, and after the last layer a gate
+    /// reads them, in the place of a norm.
+    Gated {
+        /// Number of streams.
+        num_streams: usize,
+        /// What reads them after the last layer. Its norm is that of the model.
+        end: Box<StreamGate>,
+    },
 }
 
 impl StreamsSpec {
@@ -23,18 +31,20 @@ impl StreamsSpec {
     pub fn num_streams(&self) -> usize {
         match self {
             StreamsSpec::AltUp(altup) => altup.num_streams,
-            StreamsSpec::HyperConnections { num_streams, .. } => *num_streams,
+            StreamsSpec::HyperConnections { num_streams, .. }
+            | StreamsSpec::Gated { num_streams, .. } => *num_streams,
         }
     }
 
-    /// Returns the tensors that are no layer's.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorSpec> {
-        let (altup, end) = match self {
-            StreamsSpec::AltUp(altup) => (Some(altup), None),
-            StreamsSpec::HyperConnections { end, .. } => (None, end.as_ref()),
-        };
-        let of_end = end.into_iter().flat_map(|end| &end.tensors);
-        altup.into_iter().flat_map(AltUpSpec::tensors).chain(of_end)
+    /// Returns the tensors that are no layer's, without the model's norm.
+    pub(crate) fn tensors(&self) -> Vec<&TensorSpec> {
+        match self {
+            StreamsSpec::AltUp(altup) => altup.tensors().collect(),
+            StreamsSpec::HyperConnections { end, .. } => {
+                end.iter().flat_map(|end| &end.tensors).collect()
+            }
+            StreamsSpec::Gated { end, .. } => vec![&end.down, &end.up],
+        }
     }
 }
 
@@ -57,6 +67,8 @@ pub enum LayerStreams {
     AltUp(AltUpLayer),
     /// Each of its blocks, the mixer and the feed-forward block, reads a sum of them and adds to all.
     HyperConnections([HyperConnectionSpec; 2]),
+    /// Each of its blocks reads what a gate makes of them, and adds to all.
+    Gated(Box<[GatedConnectionSpec; 2]>),
 }
 
 /// How a block reads streams and adds to them (Xie et al. 2025, "mHC: Manifold-Constrained
@@ -72,4 +84,27 @@ pub struct HyperConnectionSpec {
     pub iterations: usize,
     /// What is added to weights and to sums by which is divided.
     pub eps: f32,
+}
+
+/// What a block reads of several streams (Qwen team 2026, "Qwen3.8-Flash-Next"): the mean of the normalised
+/// streams, whose elements are multiplied by the logistic function of a product of low rank:
+/// `up(silu(down(streams) / num_streams))`. There are no other norms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamGate {
+    /// Norm of the streams, `[streams * hidden]`; each stream is normalised separately.
+    pub norm: TensorSpec,
+    /// Projection `[rank, streams * hidden]`.
+    pub down: TensorSpec,
+    /// Projection `[streams * hidden, rank]`.
+    pub up: TensorSpec,
+}
+
+/// How a block reads streams through a gate, and adds to them: to each a multiple of its result, twice the
+/// logistic function of `add(streams) / num_streams`, where the streams are normalised as for the gate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedConnectionSpec {
+    /// What the block reads.
+    pub gate: StreamGate,
+    /// Projection `[streams, streams * hidden]` to the factors of the block's result.
+    pub add: TensorSpec,
 }

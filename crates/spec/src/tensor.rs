@@ -108,9 +108,9 @@ pub enum Presence {
 pub enum TensorRole {
     /// Embedding: from tokens to vectors.
     Embedding,
-    /// Output head: from vectors to logits.
+    /// Output head: from vectors to logits, and what it reads of several streams in the place of a norm.
     Head,
-    /// Second embedding: from tokens to the vectors that each layer reads beside the stream.
+    /// Further embeddings, of tokens or of n-grams: the vectors that layers read beside the stream.
     PerLayerTable,
     /// Projections of the first embedding that the rank with the first layer computes.
     PerLayerInput,
@@ -170,6 +170,8 @@ pub enum Dimension {
     ExpertInner,
     /// Inner dimension of the experts that every token passes.
     SharedInner,
+    /// Rows of each part of a table of n-grams.
+    NgramRows,
     /// Rows beside those of others that every rank holds.
     Whole,
 }
@@ -189,6 +191,8 @@ pub enum ElementType {
     I32,
     /// Scales of the floating-point quantisations.
     U8,
+    /// Constants that are not read.
+    I64,
     /// A type that no supported architecture uses, by its name.
     Other(String),
 }
@@ -203,6 +207,7 @@ impl ElementType {
             "U32" => ElementType::U32,
             "I32" => ElementType::I32,
             "U8" => ElementType::U8,
+            "I64" => ElementType::I64,
             other => ElementType::Other(other.to_owned()),
         }
     }
@@ -216,6 +221,7 @@ impl ElementType {
             ElementType::U32 => "U32",
             ElementType::I32 => "I32",
             ElementType::U8 => "U8",
+            ElementType::I64 => "I64",
             ElementType::Other(name) => name,
         }
     }
@@ -228,6 +234,7 @@ impl ElementType {
     /// Returns the size of an element in bytes; 0 for types that no supported architecture uses.
     pub fn size_bytes(&self) -> u64 {
         match self {
+            ElementType::I64 => 8,
             ElementType::F32 | ElementType::U32 | ElementType::I32 => 4,
             ElementType::F16 | ElementType::Bf16 => 2,
             ElementType::U8 => 1,

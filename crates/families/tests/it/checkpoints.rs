@@ -105,6 +105,9 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
                 shards.iter().filter(|shard| 0 < shard.cache.bytes_per_held_token()).count();
             let shared = layout.layers.iter().map(|layer| match layer.cache {
                 CacheKind::Positions { shared_elements, .. } => shared_elements as u64,
+                CacheKind::Pools { shared_elements, last_elements, .. } => {
+                    (shared_elements + last_elements) as u64
+                }
                 _ => 0,
             });
             let shared = shared.sum::<u64>() * layout.element_type.size_bytes();
@@ -112,7 +115,10 @@ fn every_byte_is_held_once_and_replicated_bytes_by_every_rank() {
             let expected = whole.cache.bytes_per_held_token() + copies * shared;
             assert_eq!(cached, expected, "{} {shares:?}", sample.name);
             let states: u64 = shards.iter().map(|shard| shard.cache.state_bytes).sum();
-            assert_eq!(states, whole.cache.state_bytes, "{} {shares:?}", sample.name);
+            // What n-grams need, every rank keeps.
+            let of_ngrams = layout.layers.iter().map(|layer| 4 * layer.whole_state_elements as u64);
+            let copies = (shards.len() as u64 - 1) * of_ngrams.sum::<u64>();
+            assert_eq!(states, whole.cache.state_bytes + copies, "{} {shares:?}", sample.name);
         }
     }
 }
@@ -161,6 +167,19 @@ fn what_a_window_beside_pools_keeps_is_counted() {
         assert!(holders.clone().all(|it| it.cache == alone.cache));
         assert_eq!(holders.count(), num_holders);
     }
+}
+
+#[test]
+fn what_pools_and_ngrams_keep_is_counted() {
+    let sample = sample("qwen4_exp-f32");
+    let cache = &sample.layout().tensor_shards(&Shares::even(1))[0].cache;
+    // In two layers keys and values of two heads, and keys of pools of 3; keys of the last positions.
+    assert_eq!(cache.bytes_per_token, 2 * (2 * 2 * 24 + 7) * 4);
+    assert_eq!((cache.window_bytes_per_token, cache.window_tokens), (2 * 20 * 4, 3));
+    // In two layers the state and the inputs of a delta net, the last two tokens, and nine inputs of a
+    // convolution of three streams.
+    let delta = 6 * 20 * 28 + 2 * (2 * 2 * 20 + 6 * 28);
+    assert_eq!(cache.state_bytes, 2 * (delta + 2 + 9 * 3 * 128) * 4);
 }
 
 #[test]

@@ -52,6 +52,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("minimax_m3_vl", NUMBERED),
     ("qwen3_next", EACH),
     ("qwen3_5_moe", Stored::Rows(FUSED)),
+    ("qwen4_exp", Stored::Rows(FUSED)),
     ("deepseek_v2", EACH),
     ("deepseek_v3", EACH),
     ("deepseek_v32", EACH),

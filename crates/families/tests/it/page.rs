@@ -62,7 +62,9 @@ fn layers(cases: &[Case]) -> String {
         parts.extend(spec.streams.as_ref().map(|_| "several streams"));
         for layer in &spec.layers {
             parts.insert(match &layer.mixer {
-                Mixer::Attention(attention) if attention.blocks.is_some() => {
+                Mixer::Attention(attention)
+                    if attention.blocks.is_some() || attention.pools.is_some() =>
+                {
                     "attention to chosen blocks of positions"
                 }
                 Mixer::Attention(_) => "attention",
@@ -82,11 +84,9 @@ fn layers(cases: &[Case]) -> String {
                 Mixer::Parallel(_) => "attention beside Mamba-2",
                 Mixer::None => "",
             });
-            parts.extend(
-                matches!(layer.cache, CacheKind::Window { kept_elements: 0, .. })
-                    .then_some("windows"),
-            );
+            parts.extend(matches!(layer.cache, CacheKind::Window { .. }).then_some("windows"));
             parts.extend(layer.experts().map(|_| "experts"));
+            parts.extend(layer.ngrams.as_ref().map(|_| "tables of n-grams"));
             parts.extend(layer.residuals.as_ref().map(|_| "attention residuals"));
         }
     }

@@ -8,11 +8,11 @@ use super::parts::LayerParts;
 use super::{Dimensions, Network};
 use crate::layers::{
     Beside, Embedding, HasBias, Head, Heads, Norm, NormSettings, PerLayerInputs, Residual, Ropes,
-    Stack, StackSizes, Stream, StreamEnds, StreamMix, StreamWidth, TableSize, TokenRows,
+    Stack, StackSizes, Stream, StreamEnds, StreamMix, StreamShape, TableSize, TokenRows,
     vocabulary,
 };
 use crate::split::Cut;
-use crate::step::{Step, StepTokens};
+use crate::step::Step;
 use jackalope_cache::LayerCacheShape;
 use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
@@ -30,7 +30,8 @@ pub(super) struct Decoder {
     /// What the last norm reads of the streams of all blocks of layers, if later ones read them.
     mix: Option<StreamMix>,
     layers: Stack<DecoderLayer>,
-    norm: Norm,
+    /// `None` if a gate reads the streams in its place.
+    norm: Option<Norm>,
     lm_head: Head,
     /// Whether there are layers that read the tokens of a step.
     reads_tokens: bool,
@@ -62,7 +63,7 @@ impl Decoder {
         let load = |layer_idx: usize| {
             let (layer, layout) = (&spec.layers[layer_idx], &layout.layers[layer_idx]);
             let parts = LayerParts {
-                cache_idx: spec.num_mixers(0..layer_idx),
+                cache_idx: spec.num_caches(0..layer_idx),
                 spec: layer,
                 layout,
                 model: spec,
@@ -91,11 +92,13 @@ impl Decoder {
         let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
         let streams = spec.streams.as_ref();
-        let width = StreamWidth { hidden, norm_eps: spec.norm_eps };
-        let streams = streams.map(|streams| StreamEnds::load(w, streams, width, parallel));
+        let shape = StreamShape { num_streams, hidden, norm_eps: spec.norm_eps };
+        let streams = streams.map(|streams| StreamEnds::load(w, streams, shape, parallel));
         let inputs =
             inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
-        let norm = Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel)?;
+        let is_gated = matches!(spec.streams, Some(StreamsSpec::Gated { .. }));
+        let norm = || Norm::load(&w.at(spec.norm.module()), hidden, settings, parallel);
+        let norm = (!is_gated).then(norm).transpose()?;
         let mix = spec.residuals.as_ref().map(|it| StreamMix::load(w, &it.end, spec.norm_eps));
         Ok(Decoder {
             embed_tokens,
@@ -123,7 +126,8 @@ fn reported_heads(layers: &Stack<DecoderLayer>, parallel: &Parallel) -> Heads {
 }
 
 impl Network for Decoder {
-    fn forward(&self, tokens: StepTokens<'_>, step: &mut Step<'_, '_>) -> Array {
+    fn forward(&self, step: &mut Step<'_, '_>) -> Array {
+        let tokens = step.tokens;
         let embed = || match &self.per_layer_inputs {
             Some(inputs) => {
                 let (residual, inputs) = inputs.forward(&self.embed_tokens, tokens);
@@ -152,7 +156,7 @@ impl Network for Decoder {
     }
 
     fn norm(&self, h: &Array) -> Array {
-        self.norm.forward(h)
+        self.norm.as_ref().map_or(h.clone(), |norm| norm.forward(h))
     }
 
     fn head(&self, h: &Array) -> Array {

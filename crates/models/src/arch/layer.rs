@@ -9,8 +9,8 @@ use super::feed_forward::FeedForwardBlock;
 use super::mixer::MixerBlock;
 use super::parts::LayerParts;
 use super::second::SecondBlock;
-use super::streams::LayerStreams;
-use crate::layers::{AltUp, Beside, BlockFrame, Heads, LayerInput, Residual, TokenRows};
+use super::streams::{LayerStreams, shape};
+use crate::layers::{AltUp, Beside, BlockFrame, Heads, LayerInput, Ngrams, Residual, TokenRows};
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_cache::LayerCacheShape;
@@ -26,6 +26,8 @@ pub(super) struct DecoderLayer {
     /// Whether both blocks read the mixer's norm, and their sum is added to the stream.
     is_parallel: bool,
     streams: LayerStreams,
+    /// What is added to the streams before the blocks.
+    ngrams: Option<Box<Ngrams>>,
     /// Whether a block of layers begins here.
     starts_block: bool,
 }
@@ -51,6 +53,11 @@ impl DecoderLayer {
         let scale = if reader.is_some() { 1.0 } else { scale };
         let is_parallel = parts.spec.is_parallel;
         let streams = LayerStreams::load(parts, reader)?;
+        let ngrams = parts.spec.ngrams.as_ref().map(|spec| {
+            assert!(parts.spec.second.is_none(), "the caches of n-grams follow that of the mixer");
+            let cache_idx = parts.cache_idx + 1;
+            Ngrams::load(parts.root, spec, shape(parts), cache_idx, parts.parallel).map(Box::new)
+        });
         assert!(!is_parallel || scale == 1.0, "no family scales the stream after parallel blocks");
         Ok(DecoderLayer {
             starts_block: parts.spec.residuals.as_ref().is_some_and(|it| !it.mixer.has_current),
@@ -67,6 +74,7 @@ impl DecoderLayer {
             },
             is_parallel,
             streams,
+            ngrams: ngrams.transpose()?,
         })
     }
 
@@ -78,6 +86,10 @@ impl DecoderLayer {
         step: &mut Step<'_, '_>,
     ) -> Residual {
         let x = if self.starts_block { x.begin_block() } else { x };
+        let x = match &self.ngrams {
+            Some(ngrams) => x.replaced(|streams| ngrams.add_to(&streams, step)),
+            None => x,
+        };
         match (&self.streams, input) {
             (LayerStreams::One(None), _) => self.blocks(x, tokens, step),
             (LayerStreams::One(Some(reader)), Some(input)) => {
@@ -87,6 +99,11 @@ impl DecoderLayer {
                 x.replaced(|streams| self.update(altup, &streams, input, step))
             }
             (LayerStreams::HyperConnections(connections), _) => x.replaced(|streams| {
+                let [of_mixer, of_rest] = &**connections;
+                let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));
+                of_rest.around(&streams, |h| self.add_rest(h, tokens, step))
+            }),
+            (LayerStreams::Gated(connections), _) => x.replaced(|streams| {
                 let [of_mixer, of_rest] = &**connections;
                 let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));
                 of_rest.around(&streams, |h| self.add_rest(h, tokens, step))
@@ -159,15 +176,16 @@ impl DecoderLayer {
         }
     }
 
-    /// Returns what each mixer of the layer keeps of a sequence on this rank; a layer without a mixer
-    /// keeps nothing.
+    /// Returns what each mixer of the layer keeps of a sequence on this rank, then what n-grams do; a
+    /// layer without a mixer keeps nothing.
     pub(super) fn cache_shapes(&self) -> impl Iterator<Item = LayerCacheShape> {
         let first = self.mixer.as_ref().map_or(LayerCacheShape::None, MixerBlock::cache_shape);
         let second = match &self.rest {
             Rest::FeedForward(_) => None,
             Rest::Second(second) => Some(second.cache_shape()),
         };
-        std::iter::once(first).chain(second)
+        let ngrams = self.ngrams.iter().flat_map(|ngrams| ngrams.cache_shapes());
+        std::iter::once(first).chain(second).chain(ngrams)
     }
 
     /// Returns this rank's heads of the mixer; `None` if there is none.

@@ -1,23 +1,25 @@
 //! The mixer of a layer: attention, grouped-query or latent, or a recurrence.
 
+use std::rc::Rc;
+
 use jackalope_mlx::choice::Blocks;
 use jackalope_spec::{
     AttentionSpec, BlockChoice, HeadRows, IndexerSpec, LatentSpec, LightningSpec, Mixer, NormKind,
-    OutputGate, PositionChoice, QkNorm, QkvModules, StackedModule, ValueKind,
+    OutputGate, PoolChoice, PositionChoice, QkNorm, QkvModules, StackedModule, ValueKind,
 };
 
 use super::parts::LayerParts;
 use super::pooled::pooled;
 use crate::layers::{
     AllHeadsNorm, Attention, AttentionParts, BlockFrame, Chooser, GatedDelta, GroupNorm, HasBias,
-    HeadMatrix, HeadNorms, Heads, IndexPools, Indexer, IndexerSizes, KeyValues, LatentAttention,
-    LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear, Norm, NormSettings,
-    OwnKeyValues, OwnRows, ParallelMixers, PooledAttention, RecurrentParts, Residual, ShortConv,
-    StateSpace,
+    HeadMatrix, HeadNorms, Heads, IndexPools, IndexWeights, Indexer, IndexerSizes, KeyValues,
+    LatentAttention, LatentParts, LatentQueries, LatentSizes, Lightning, LightningParts, Linear,
+    Norm, NormSettings, OwnKeyValues, OwnRows, ParallelMixers, PooledAttention, RecurrentParts,
+    Residual, ShortConv, StateSpace,
 };
 use crate::split::{Cut, HeadCounts, HeadCut};
 use crate::step::{Reach, Step};
-use jackalope_cache::LayerCacheShape;
+use jackalope_cache::{LayerCacheShape, PoolShape};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -206,8 +208,11 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
     let output_bias = HasBias::when(spec.has_output_bias);
     let (block, queries) = (root.at(&spec.modules.block), &heads.cut.heads);
     let sinks = spec.sinks.map(|name| block.floats(name, &[queries.full], Part::rows(queries)));
-    let choice = spec.blocks.as_ref();
-    let chooser = choice.map(|choice| block_chooser(choice, &block, &heads, parts)).transpose()?;
+    let chooser = match (&spec.blocks, &spec.pools) {
+        (Some(choice), _) => Some(block_chooser(choice, &block, &heads, parts)?),
+        (None, Some(choice)) => Some(pool_chooser(choice, &block.at("indexer"), parts)?),
+        (None, None) => None,
+    };
     let attention = AttentionParts {
         chooser,
         sinks: sinks.transpose()?,
@@ -244,8 +249,8 @@ fn block_chooser(
         queries: linear("index_q_proj", &own.scaled(head_dim))?,
         query_norm: Some(parts.norm(&w.at("index_q_norm"), head_dim)?),
         keys: linear("index_k_proj", &Cut::of_all_ranks(head_dim))?,
-        key_norm: parts.norm(&w.at("index_k_norm"), head_dim)?,
-        weights: None,
+        key_norm: Some(parts.norm(&w.at("index_k_norm"), head_dim)?),
+        weights: IndexWeights::None,
         rope: Some(parts.ropes.of(rope)),
         pools: None,
         blocks: Some(Blocks { len, num_chosen, num_local }),
@@ -254,6 +259,42 @@ fn block_chooser(
             head_dim,
             num_chosen: num_positions,
             attended_max: num_positions,
+            kept_dim: head_dim,
+        },
+    })))
+}
+
+/// Loads what chooses pools of positions for attention, at `w`.
+fn pool_chooser(
+    choice: &PoolChoice,
+    w: &Weights<'_>,
+    parts: &LayerParts<'_, '_>,
+) -> Result<Chooser, LoadError> {
+    let &PoolChoice { heads, head_dim, len, num_chosen, ref rope } = choice;
+    let hidden = parts.model.hidden_size;
+    let rows = |first: usize, num: usize| {
+        let rows = HeadRows::window(String::new(), first..first + num, (heads + 1) * head_dim);
+        let own = OwnRows::new(&rows, &Cut::of_all_ranks(1));
+        Linear::of_rows(&w.at("index_qk_proj"), hidden, &own, HasBias::No)
+    };
+    let rope = parts.ropes.of(rope);
+    let key_norm = parts.norm(&w.at("k_layernorm"), head_dim)?;
+    let pools = IndexPools::of_means(PoolShape { len, dim: head_dim }, key_norm, Rc::clone(&rope));
+    let num_positions = num_chosen * len;
+    Ok(Chooser::Indexer(Box::new(Indexer {
+        queries: rows(0, heads * head_dim)?,
+        query_norm: Some(parts.norm(&w.at("q_layernorm"), head_dim)?),
+        keys: rows(heads * head_dim, head_dim)?,
+        key_norm: None,
+        weights: IndexWeights::Constant((head_dim as f64).powf(-0.5) as f32),
+        rope: Some(rope),
+        pools: Some(pools),
+        blocks: None,
+        sizes: IndexerSizes {
+            heads,
+            head_dim,
+            num_chosen: num_positions,
+            attended_max: num_positions + len - 1,
             kept_dim: head_dim,
         },
     })))
@@ -435,8 +476,8 @@ fn chooser(
         queries: linear("wq_b", rank, heads * head_dim)?,
         query_norm: None,
         keys: linear("wk", hidden, head_dim)?,
-        key_norm: Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?,
-        weights: Some(linear("weights_proj", hidden, heads)?),
+        key_norm: Some(Norm::load(&w.at("k_norm"), head_dim, settings, parts.parallel)?),
+        weights: IndexWeights::Projected(linear("weights_proj", hidden, heads)?),
         rope: rope.as_ref().map(|rope| parts.ropes.of(rope)),
         pools: pools.transpose()?,
         blocks: None,

@@ -5,7 +5,7 @@ use jackalope_weights::LoadError;
 
 use super::parts::LayerParts;
 use crate::layers::{
-    AltUp, AltUpParts, HyperConnection, NormSettings, PerLayerReader, StreamShape,
+    AltUp, AltUpParts, GatedConnection, HyperConnection, NormSettings, PerLayerReader, StreamShape,
 };
 
 /// The streams of the residual, and how the layer's blocks read them and add to them.
@@ -16,6 +16,8 @@ pub(super) enum LayerStreams {
     AltUp(Box<AltUp>),
     /// Of the mixer and of the feed-forward block.
     HyperConnections(Box<[HyperConnection; 2]>),
+    /// As `HyperConnections`, through gates.
+    Gated(Box<[GatedConnection; 2]>),
 }
 
 impl LayerStreams {
@@ -36,6 +38,11 @@ impl LayerStreams {
                 let both = [hyper_connection(parts, mixer)?, hyper_connection(parts, rest)?];
                 LayerStreams::HyperConnections(Box::new(both))
             }
+            (Some(spec::LayerStreams::Gated(connections)), None) => {
+                let load = |it| GatedConnection::load(parts.root, it, shape(parts), parts.parallel);
+                let [mixer, rest] = &**connections;
+                LayerStreams::Gated(Box::new([load(mixer)?, load(rest)?]))
+            }
             (Some(_), _) => panic!("only alternating updates read inputs, and they do"),
         })
     }
@@ -54,12 +61,16 @@ fn altup(
     AltUp::load(parts.root, AltUpParts { spec, layer, reader, hidden, settings }, parts.parallel)
 }
 
+/// Returns the shape of the streams.
+pub(super) fn shape(parts: &LayerParts<'_, '_>) -> StreamShape {
+    let ModelSpec { hidden_size: hidden, norm_eps, ref streams, .. } = *parts.model;
+    let num_streams = streams.as_ref().map_or(1, StreamsSpec::num_streams);
+    StreamShape { num_streams, hidden, norm_eps }
+}
+
 fn hyper_connection(
     parts: &LayerParts<'_, '_>,
     spec: &HyperConnectionSpec,
 ) -> Result<HyperConnection, LoadError> {
-    let ModelSpec { hidden_size: hidden, norm_eps, ref streams, .. } = *parts.model;
-    let num_streams = streams.as_ref().map_or(1, StreamsSpec::num_streams);
-    let shape = StreamShape { num_streams, hidden, norm_eps };
-    HyperConnection::load(parts.root, spec, shape, parts.parallel)
+    HyperConnection::load(parts.root, spec, shape(parts), parts.parallel)
 }

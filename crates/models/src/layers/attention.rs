@@ -16,7 +16,7 @@ use super::mlp::Mlp;
 use super::residual::{Middle, Residual, TwoParts};
 use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::step::{Reach, Step, StepSpan};
-use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, float};
+use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape, float};
 use jackalope_kernels::RotationTable;
 use jackalope_parallel::head_norms::{HeadNorms, HeadNormsKernel};
 use jackalope_parallel::heads::Heads;
@@ -133,9 +133,12 @@ impl Attention {
         }
         let Heads { head_dim: key_dim, value_dim, ref cut, .. } = self.parts.heads;
         let kv_heads = cut.kv_heads.len();
-        let indexer = self.indexer().filter(|_| 0 < kv_heads);
-        let index_dim = indexer.map_or(0, |it| it.sizes.kept_dim);
-        let positions = KvShape { kv_heads, key_dim, value_dim, index_dim, pools: None };
+        let indexer = self.indexer();
+        let kept = |dim| if kv_heads == 0 { 0 } else { dim };
+        let index_dim = kept(indexer.map_or(0, |it| it.sizes.kept_dim));
+        let pools = indexer.and_then(|it| it.pools.as_ref()).map(|pools| pools.shape);
+        let pools = pools.map(|pools| PoolShape { dim: kept(pools.dim), ..pools });
+        let positions = KvShape { kv_heads, key_dim, value_dim, index_dim, pools };
         let Reach { window, chunk } = self.parts.reach;
         // Within a chunk no position before it is seen.
         match window.or(chunk) {
@@ -509,7 +512,7 @@ impl AttentionKernel {
                     };
                     let (keys, values) = (of_span(kv[0], head_dim), of_span(kv[1], value_dim));
                     match index {
-                        Some(index) => index.write(span, keys, values, pages),
+                        Some(index) => index.write(span, [keys, values], pages, threads),
                         None => pages.write(span.positions(), keys, values, &[]),
                     }
                 });

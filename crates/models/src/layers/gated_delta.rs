@@ -45,6 +45,8 @@ pub(crate) struct GatedDelta {
     /// Sizes of this rank's part.
     sizes: RecurrenceSizes,
     rule: RecurrenceRule,
+    /// Whether the gates are logistic functions.
+    has_logistic_gates: bool,
     layer_idx: usize,
     dtype: Dtype,
     parallel: Parallel,
@@ -112,6 +114,7 @@ impl GatedDelta {
             projections,
             up: [gates_up, decays_up],
             rule,
+            has_logistic_gates: spec.has_logistic_gates,
             out_proj,
             norm,
             small,
@@ -155,7 +158,7 @@ impl GatedDelta {
         let kernel = GatedDeltaKernel {
             projections: self.projections.each_ref().map(Linear::kernel),
             up: self.up.each_ref().map(|up| up.as_ref().map(Linear::kernel)),
-            is_kimi: self.is_kimi(),
+            has_logistic_gates: self.has_logistic_gates,
             output: self.out_proj.divisible_kernel(),
             norm: self.norm.kernel(),
             recurrence: RecurrenceKernel::new(weights, self.layer_idx, step),
@@ -192,7 +195,7 @@ impl GatedDelta {
         let projected = [inputs, rates, decays];
         let outs = stock_sequences(step, self.layer_idx, &projected, empty, scan);
         let normed = self.norm.stock(&outs).reshape(&gates.shape());
-        let gates = if self.is_kimi() { gates.sigmoid() } else { gates.silu() };
+        let gates = if self.has_logistic_gates { gates.sigmoid() } else { gates.silu() };
         normed.mul(&gates).astype(self.dtype)
     }
 
@@ -236,8 +239,7 @@ impl GatedDelta {
 struct GatedDeltaKernel {
     projections: [LinearKernel; 6],
     up: [Option<LinearKernel>; 2],
-    /// Whether the gates are logistic functions.
-    is_kimi: bool,
+    has_logistic_gates: bool,
     output: DivisibleKernel,
     norm: NormKernel,
     recurrence: RecurrenceKernel,
@@ -264,8 +266,11 @@ impl GatedDeltaKernel {
         let out = self.recurrence.results(&inputs, threads);
         let mut normed = Floats::zeros(float(self.dtype), out.len());
         let norm = self.norm.view();
-        let gates =
-            if self.is_kimi { OutputGates::Sigmoid(&gates) } else { OutputGates::Silu(&gates) };
+        let gates = if self.has_logistic_gates {
+            OutputGates::Sigmoid(&gates)
+        } else {
+            OutputGates::Silu(&gates)
+        };
         kernels::gated_norm(&out, norm, gates, normed.elements_mut(), threads);
         self.output.multiply(normed.elements(), threads)
     }

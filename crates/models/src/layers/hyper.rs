@@ -255,6 +255,18 @@ pub(crate) struct StreamShape {
     pub(crate) norm_eps: f32,
 }
 
+impl StreamShape {
+    /// Returns the width of all streams of a token.
+    pub(super) fn all(self) -> usize {
+        self.num_streams * self.hidden
+    }
+
+    /// Returns `[tokens, streams, hidden]` for `x` `[tokens, streams * hidden]`.
+    pub(super) fn stock_streams(self, x: &Array) -> Array {
+        x.reshape(&[x.dim(0), dim(self.num_streams), dim(self.hidden)])
+    }
+}
+
 /// Returns the products of the normalised streams of each token, `[tokens, elements]`.
 fn projected(
     streams: &[f32],

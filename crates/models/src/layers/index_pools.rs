@@ -1,27 +1,49 @@
-//! Positions that an indexer chooses in groups of neighbours; see [`jackalope_spec::IndexerSpec`].
+//! Positions that an indexer chooses in groups of neighbours; see [`jackalope_spec::IndexerSpec`] and
+//! [`jackalope_spec::PoolChoice`].
 //!
 //! With our kernels the key of a pool is computed once, when its last position is written, from the keys
-//! and gates of its positions. Those are read from the pages, rounded, so that nothing depends on how a
+//! and perhaps gates of its positions. Those are read from the pages, rounded, so that nothing depends on how a
 //! prompt is cut into chunks. They are needed no longer than until the pool ends, and their pages are freed
 //! as those of windows are; a sequence can be cut where the keys and gates of the last pool are held. MLX's
 //! operations keep the keys and gates of all positions and compute the keys of the pools in each step.
 
+use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::{Float, Floats, PoolRule};
+use jackalope_kernels::{
+    self as kernels, Elements, ElementsMut, Float, Floats, PoolRule, RotationTable, Threads,
+};
+use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
+use crate::step::{Step, StepSpan};
 use jackalope_cache::{Page, PoolShape};
+use jackalope_parallel::norm::{Norm, NormKernel};
+use jackalope_parallel::rope::Rope;
 use jackalope_parallel::wide_matrix::{WideMatrix, WideMatrixKernel};
 
 /// Pools of positions, of which an indexer chooses some.
 #[derive(Debug)]
 pub(crate) struct IndexPools {
-    /// Projection from the residual stream to gates, `[head_dim]`.
-    gates: WideMatrix,
-    pub(super) places: PoolPlaces,
+    pub(super) shape: PoolShape,
+    keys: PoolKeys,
+}
+
+/// How the keys of pools are computed.
+#[derive(Debug)]
+enum PoolKeys {
+    /// As a mean that is weighted by gates.
+    Gated {
+        /// Projection from the residual stream to gates, `[head_dim]`.
+        gates: WideMatrix,
+        /// What is added to the gates of each position, `[len, head_dim]`.
+        places: Arc<[f32]>,
+    },
+    /// As a mean, which is normalised and then rotated as the pool's first position.
+    Mean { norm: Norm, rope: Rc<Rope> },
 }
 
 impl IndexPools {
@@ -39,24 +61,37 @@ impl IndexPools {
         let places = w.floats_as(Dtype::F32, places, &[len, head_dim], Part::Whole)?;
         let gates = WideMatrix::load(w, "index_kpool_compress_gate", [head_dim, hidden])?;
         let (shape, places) = (PoolShape { len, dim: head_dim }, places.to_vec::<f32>()?.into());
-        Ok(IndexPools { gates, places: PoolPlaces { shape, places } })
+        Ok(IndexPools { shape, keys: PoolKeys::Gated { gates, places } })
+    }
+
+    /// Creates pools whose keys are normalised and rotated means.
+    pub(crate) fn of_means(shape: PoolShape, norm: Norm, rope: Rc<Rope>) -> IndexPools {
+        IndexPools { shape, keys: PoolKeys::Mean { norm, rope } }
     }
 
     /// Returns what is kept of the positions of `x` `[tokens, hidden]` with these keys
-    /// `[tokens, head_dim]`, with MLX: `[tokens, 2 * head_dim]`.
+    /// `[tokens, head_dim]`, with MLX: keys, and gates beside them if there are any.
     pub(super) fn stock_kept(&self, x: &Array, keys: &Array) -> Array {
-        let gates = self.gates.stock(&x.astype(Dtype::F32)).astype(keys.dtype());
+        let PoolKeys::Gated { gates, .. } = &self.keys else { return keys.clone() };
+        let gates = gates.stock(&x.astype(Dtype::F32)).astype(keys.dtype());
         Array::concatenate(&[keys, &gates], 1)
     }
 
     /// Returns the keys of whole pools, `[sequences, 1, pools, head_dim]`, with MLX, from what is kept,
-    /// `[sequences, 1, positions, 2 * head_dim]`.
+    /// `[sequences, 1, positions, kept_dim]`.
     pub(super) fn stock_keys(&self, kept: &Array) -> Array {
-        let (len, head_dim) = (dim(self.places.shape.len), kept.dim(3) / 2);
+        let (len, head_dim) = (dim(self.shape.len), dim(self.shape.dim));
         let num_pools = kept.dim(2) / len;
         let whole = kept.slice_axis(2, 0, num_pools * len);
-        let whole = whole.reshape(&[kept.dim(0), num_pools, len, 2 * head_dim]);
-        let places = Array::from_slice(&self.places.places, &[len, head_dim]);
+        let whole = whole.reshape(&[kept.dim(0), num_pools, len, kept.dim(3)]);
+        let places = match &self.keys {
+            PoolKeys::Gated { places, .. } => Array::from_slice(places, &[len, head_dim]),
+            PoolKeys::Mean { norm, rope } => {
+                let mean = whole.astype(Dtype::F32).mean(2, false).astype(kept.dtype());
+                let normed = norm.stock(&mean).expand_dims(1);
+                return rope.stock_strided(&normed, RopeOffset::First(0), self.shape.len);
+            }
+        };
         let gates = whole.slice_axis(3, head_dim, 2 * head_dim).astype(Dtype::F32).add(&places);
         let keys = whole.slice_axis(3, 0, head_dim).astype(Dtype::F32);
         gates.softmax(2).mul(&keys).sum(2, false).expand_dims(1).astype(kept.dtype())
@@ -71,7 +106,7 @@ impl IndexPools {
         visible: Option<&Array>,
         choose: impl FnOnce(Option<&Array>) -> Array,
     ) -> Array {
-        let len = dim(self.places.shape.len);
+        let len = dim(self.shape.len);
         let num_pools = num_positions / len;
         // A pool is seen with its last position.
         let seen = visible.map(|visible| {
@@ -95,27 +130,97 @@ impl IndexPools {
         visible.map_or(attended.clone(), |visible| attended.logical_and(visible))
     }
 
-    /// Returns the projection to gates for use inside a primitive.
-    pub(super) fn gates(&self) -> WideMatrixKernel {
-        self.gates.kernel()
+    /// Returns the projection to gates for use inside a primitive; `None` if there are none.
+    pub(super) fn gates(&self) -> Option<WideMatrixKernel> {
+        match &self.keys {
+            PoolKeys::Gated { gates, .. } => Some(gates.kernel()),
+            PoolKeys::Mean { .. } => None,
+        }
+    }
+
+    /// Returns how the pools that end in a step get their keys, for use inside a primitive.
+    pub(super) fn places(&self, step: &Step<'_, '_>) -> PoolPlaces {
+        let rule = match &self.keys {
+            PoolKeys::Gated { places, .. } => KeyRule::Gated(Arc::clone(places)),
+            PoolKeys::Mean { norm, rope } => {
+                let (norm, rotations) = (norm.kernel(), self.rotations(rope, step));
+                KeyRule::Mean { norm, rotations: Arc::new(rotations) }
+            }
+        };
+        PoolPlaces { shape: self.shape, rule }
+    }
+
+    fn rotations(&self, rope: &Rope, step: &Step<'_, '_>) -> PoolRotations {
+        let len = self.shape.len;
+        let positions = step.spans.iter().map(StepSpan::positions);
+        let pools: BTreeSet<usize> =
+            positions.flat_map(|it| it.start / len..it.end / len).collect();
+        let table = rope.table(pools.iter().map(|pool| pool * len));
+        PoolRotations { pools: pools.into_iter().collect(), table }
     }
 }
 
-/// The positions of a pool, and what is added to their gates.
+/// The positions of pools, and how their keys are computed.
 #[derive(Clone, Debug)]
 pub(super) struct PoolPlaces {
     pub(super) shape: PoolShape,
-    /// `[len, dim]`.
-    places: Arc<[f32]>,
+    rule: KeyRule,
+}
+
+#[derive(Clone, Debug)]
+enum KeyRule {
+    /// What is added to the gates of the positions, `[len, dim]`.
+    Gated(Arc<[f32]>),
+    Mean {
+        norm: NormKernel,
+        rotations: Arc<PoolRotations>,
+    },
+}
+
+/// The rotations of the pools that end in a step.
+#[derive(Debug)]
+struct PoolRotations {
+    /// Their numbers, in ascending order.
+    pools: Vec<usize>,
+    /// A row for each of them.
+    table: RotationTable,
 }
 
 impl PoolPlaces {
+    /// Whether keys are means, without gates.
+    pub(super) fn has_means(&self) -> bool {
+        matches!(self.rule, KeyRule::Mean { .. })
+    }
+
     /// Returns the key of the pool that ends at `last`, from the pages of its positions.
-    pub(super) fn key(&self, pages: &[Arc<Page>], last: usize) -> Vec<f32> {
+    ///
+    /// # Panics
+    /// Panics if the pool does not end in this step.
+    pub(super) fn key(&self, pages: &[Arc<Page>], last: usize, threads: &Threads) -> Vec<f32> {
+        let (norm, rotations) = match &self.rule {
+            KeyRule::Gated(places) => return self.gated_key(places, pages, last),
+            KeyRule::Mean { norm, rotations } => (norm, rotations),
+        };
+        let PoolShape { len, dim } = self.shape;
+        let mut mean = vec![0.0_f64; dim];
+        for position in last + 1 - len..=last {
+            let row = kept_row(pages, position, dim);
+            mean.iter_mut().zip(row).for_each(|(mean, value)| *mean += f64::from(value));
+        }
+        let mean: Vec<f32> = mean.iter().map(|sum| (sum / len as f64) as f32).collect();
+        let mut key = vec![0.0; dim];
+        norm.norm(Elements::F32(&mean), ElementsMut::F32(&mut key), threads);
+        let row = rotations.pools.binary_search(&(last / len)).expect("the pool ends in this step");
+        kernels::place_heads(&mut key, None, rotations.table.row(row, dim), threads);
+        key
+    }
+
+    /// As [`PoolPlaces::key`], with gates.
+    fn gated_key(&self, places: &Arc<[f32]>, pages: &[Arc<Page>], last: usize) -> Vec<f32> {
         let PoolShape { len, dim } = self.shape;
         let positions = last + 1 - len..=last;
         let rows: Vec<Vec<f32>> = positions.map(|it| kept_row(pages, it, 2 * dim)).collect();
-        let rule = PoolRule { len, dim, lanes: 1, places: Arc::clone(&self.places) };
+        let rule = PoolRule { len, dim, lanes: 1, places: Arc::clone(places) };
         rule.mean(&rows, 0)
     }
 
@@ -150,7 +255,8 @@ mod tests {
     use super::*;
 
     fn places(len: usize, values: &[f32]) -> PoolPlaces {
-        PoolPlaces { shape: PoolShape { len, dim: values.len() / len }, places: values.into() }
+        let shape = PoolShape { len, dim: values.len() / len };
+        PoolPlaces { shape, rule: KeyRule::Gated(values.into()) }
     }
 
     #[test]

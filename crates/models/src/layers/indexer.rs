@@ -11,7 +11,7 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, IndexQueries, Threads};
 use jackalope_mlx::choice::{self, Blocks};
 use jackalope_mlx::fast::RopeOffset;
-use jackalope_mlx::{Array, dim};
+use jackalope_mlx::{Array, Dtype, dim};
 
 use super::index_pools::{IndexPools, PoolPlaces};
 use crate::step::{Choice, Step, StepSpan};
@@ -71,6 +71,34 @@ impl Chooser {
     }
 }
 
+/// The factors of an indexer's heads.
+#[derive(Debug)]
+pub(crate) enum IndexWeights {
+    /// Projection from the residual stream, `[heads]`.
+    Projected(Linear),
+    /// All of them are this.
+    Constant(f32),
+    /// Each head chooses blocks for heads of its own.
+    None,
+}
+
+impl IndexWeights {
+    fn linear(&self) -> Option<&Linear> {
+        match self {
+            IndexWeights::Projected(linear) => Some(linear),
+            IndexWeights::Constant(_) | IndexWeights::None => None,
+        }
+    }
+
+    /// Returns the factors of all heads if they have the same.
+    fn constant(&self) -> Option<f32> {
+        match self {
+            IndexWeights::Constant(factor) => Some(*factor),
+            IndexWeights::Projected(_) | IndexWeights::None => None,
+        }
+    }
+}
+
 /// An indexer.
 #[derive(Debug)]
 pub(crate) struct Indexer {
@@ -80,10 +108,9 @@ pub(crate) struct Indexer {
     pub(crate) query_norm: Option<Norm>,
     /// Projection from the residual stream to `[head_dim]`.
     pub(crate) keys: Linear,
-    pub(crate) key_norm: Norm,
-    /// Projection from the residual stream to the factors of the heads, `[heads]`; `None` if each head
-    /// chooses blocks for heads of its own.
-    pub(crate) weights: Option<Linear>,
+    /// Norm of the keys; `None` if those of pools are normalised.
+    pub(crate) key_norm: Option<Norm>,
+    pub(crate) weights: IndexWeights,
     /// `None` if queries and keys are not rotated.
     pub(crate) rope: Option<Rc<Rope>>,
     /// Set if neighbouring positions are chosen together.
@@ -98,24 +125,30 @@ impl Indexer {
     pub(super) fn projections(&self) -> IndexProjections {
         IndexProjections {
             queries: self.queries.kernel(),
-            inward: [&self.keys].into_iter().chain(&self.weights).map(Linear::kernel).collect(),
-            gates: self.pools.as_ref().map(IndexPools::gates),
+            inward: self.inward().map(Linear::kernel).collect(),
+            gates: self.pools.as_ref().and_then(IndexPools::gates),
         }
     }
 
     /// Returns the widths of what [`IndexProjections::project`] returns, without pools.
     pub(super) fn widths(&self) -> Vec<usize> {
-        let linears = [&self.queries, &self.keys].into_iter().chain(&self.weights);
-        linears.map(Linear::output).collect()
+        [&self.queries].into_iter().chain(self.inward()).map(Linear::output).collect()
+    }
+
+    /// Returns the projections from the residual stream.
+    fn inward(&self) -> impl Iterator<Item = &Linear> {
+        [&self.keys].into_iter().chain(self.weights.linear())
     }
 
     /// Returns the indexer for use inside a primitive, without its projections.
     pub(super) fn kernel(&self, step: &mut Step<'_, '_>) -> IndexerKernel {
         IndexerKernel {
             query_norm: self.query_norm.as_ref().map(Norm::kernel),
-            key_norm: self.key_norm.kernel(),
+            key_norm: self.key_norm.as_ref().map(Norm::kernel),
             rotations: self.rope.as_ref().map(|rope| step.rotations(rope)),
-            pools: self.pools.as_ref().map(|pools| pools.places.clone()),
+            has_weights: self.weights.linear().is_some(),
+            constant: self.weights.constant(),
+            pools: self.pools.as_ref().map(|pools| pools.places(step)),
             blocks: self.blocks,
             sizes: self.sizes,
         }
@@ -128,12 +161,19 @@ impl Indexer {
         let tokens = x.dim(0);
         let queries = self.queries.stock(low_rank).reshape(&[tokens, dim(heads), dim(head_dim)]);
         let normed = self.query_norm.as_ref().map(|norm| norm.stock(&queries));
-        let keys = self.key_norm.stock(&self.keys.stock(x));
+        let keys = self.keys.stock(x);
+        let keys = self.key_norm.as_ref().map_or(keys.clone(), |norm| norm.stock(&keys));
         let kept = self.pools.as_ref().map(|pools| pools.stock_kept(x, &keys));
         StockIndex {
             queries: normed.unwrap_or(queries),
             kept: kept.unwrap_or(keys).expand_dims(1),
-            weights: self.weights.as_ref().map(|weights| weights.stock(x).expand_dims(2)),
+            weights: match &self.weights {
+                IndexWeights::Projected(weights) => Some(weights.stock(x).expand_dims(2)),
+                IndexWeights::Constant(factor) => {
+                    Some(Array::full(&[tokens, dim(heads), 1], *factor, Dtype::F32))
+                }
+                IndexWeights::None => None,
+            },
             rope: self.rope.as_ref(),
             pools: self.pools.as_ref(),
             blocks: self.blocks,
@@ -190,7 +230,12 @@ pub(super) struct StockIndex<'a> {
 }
 
 impl StockIndex<'_> {
-    /// Rotates queries or keys, `[sequences, heads, seq, head_dim]`, if they are rotated.
+    /// Rotates what is kept, `[sequences, 1, seq, kept_dim]`, if keys of positions are rotated.
+    pub(super) fn kept_placed(&self, kept: &Array, place: RopeOffset<'_>) -> Array {
+        if self.pools.is_some() { kept.clone() } else { self.placed(kept, place) }
+    }
+
+    /// Rotates queries, `[sequences, heads, seq, head_dim]`, if they are rotated.
     pub(super) fn placed(&self, x: &Array, place: RopeOffset<'_>) -> Array {
         self.rope.map_or(x.clone(), |rope| rope.stock(x, place))
     }
@@ -215,11 +260,16 @@ impl StockIndex<'_> {
             return choice::best_blocks(queries, kept, visible, blocks);
         }
         let weights = weights.expect("heads that choose together have factors");
-        let scores = |keys: &Array| choice::scores(queries, weights, keys);
+        // Factors in single precision ask for such scores.
+        let wide = |x: &Array| match weights.dtype() {
+            Dtype::F32 => x.astype(Dtype::F32),
+            _ => x.clone(),
+        };
+        let scores = |keys: &Array| choice::scores(&wide(queries), weights, &wide(keys));
         let Some(pools) = self.pools else {
             return choice::best(&scores(kept), visible, self.sizes.num_chosen);
         };
-        let num_chosen = self.sizes.num_chosen / pools.places.shape.len;
+        let num_chosen = self.sizes.num_chosen / pools.shape.len;
         pools.stock_chosen(kept.dim(2), visible, |seen| {
             choice::best(&scores(&pools.stock_keys(kept)), seen, num_chosen)
         })
@@ -256,7 +306,10 @@ impl IndexProjections {
 #[derive(Debug)]
 pub(super) struct IndexerKernel {
     query_norm: Option<NormKernel>,
-    key_norm: NormKernel,
+    key_norm: Option<NormKernel>,
+    /// Whether the factors of the heads are projected, and what they are if not.
+    has_weights: bool,
+    constant: Option<f32>,
     rotations: Option<Arc<RotationTable>>,
     pools: Option<PoolPlaces>,
     blocks: Option<Blocks>,
@@ -281,18 +334,25 @@ impl IndexerKernel {
         let mut projected = projected.into_iter();
         let mut next = || projected.next().unwrap_or_default();
         let [mut queries, mut keys] = [next(), next()];
-        let [weights, gates] = [next(), next()];
-        let norms = [self.query_norm.as_ref(), Some(&self.key_norm)];
-        for (x, norm) in [&mut queries, &mut keys].into_iter().zip(norms) {
+        let mut weights = if self.has_weights { next() } else { Vec::new() };
+        let gates = next();
+        if let Some(factor) = self.constant {
+            weights = vec![factor; queries.len() / self.sizes.head_dim];
+        }
+        let pools = self.pools.clone();
+        let are_placed = [true, pools.as_ref().is_none_or(|pools| !pools.has_means())];
+        let norms = [self.query_norm.as_ref(), self.key_norm.as_ref()];
+        for (idx, (x, norm)) in [&mut queries, &mut keys].into_iter().zip(norms).enumerate() {
             if let Some(norm) = norm {
                 let values = std::mem::replace(x, vec![0.0; x.len()]);
                 norm.norm(Elements::F32(&values), ElementsMut::F32(x), threads);
             }
-            let Some(rotations) = &self.rotations else { continue };
+            let Some(rotations) = self.rotations.as_ref().filter(|_| are_placed[idx]) else {
+                continue;
+            };
             kernels::place_heads(x, None, rotations.rotation(self.sizes.head_dim), threads);
         }
-        let pools = self.pools.clone();
-        let kept = pools.as_ref().map(|_| {
+        let kept = pools.as_ref().filter(|pools| !pools.has_means()).map(|_| {
             let width = self.sizes.head_dim;
             let rows = keys.chunks_exact(width).zip(gates.chunks_exact(width));
             rows.flat_map(|(key, gates)| [key, gates].concat()).collect()
@@ -308,9 +368,9 @@ impl IndexRows {
     pub(super) fn write(
         &self,
         rows: &StepSpan,
-        keys: &[f32],
-        values: &[f32],
+        [keys, values]: [&[f32]; 2],
         pages: &LayerPages,
+        threads: &Threads,
     ) -> Vec<Arc<Page>> {
         let width = self.sizes.kept_dim;
         let kept = &self.kept[rows.rows.start * width..rows.rows.end * width];
@@ -318,7 +378,7 @@ impl IndexRows {
         let Some(pools) = &self.pools else { return held };
         // No handle may be left, or the pages would be copied.
         drop(held);
-        pages.write_pools(rows.positions(), kept, |raw, last| pools.key(raw, last))
+        pages.write_pools(rows.positions(), kept, |raw, last| pools.key(raw, last, threads))
     }
 
     /// Returns the number of sets of positions that a row chooses, each for as many heads.

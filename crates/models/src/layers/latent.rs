@@ -131,7 +131,7 @@ impl LatentAttention {
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let kv_heads = self.parts.heads.cut.kv_heads.len();
         let indexer = self.parts.chooser.as_ref().and_then(Chooser::indexer);
-        let pools = indexer.and_then(|it| it.pools.as_ref()).map(|it| it.places.shape);
+        let pools = indexer.and_then(|it| it.pools.as_ref()).map(|it| it.shape);
         let kept = |dim| if kv_heads == 0 { 0 } else { dim };
         LayerCacheShape::Positions(KvShape {
             kv_heads,
@@ -381,7 +381,7 @@ impl LatentKernel {
         let held = spans.map(|(span, pages)| {
             let keys = &keys[span.rows.start * key..span.rows.end * key];
             match index {
-                Some(index) => index.write(span, keys, &[], pages),
+                Some(index) => index.write(span, [keys, &[]], pages, threads),
                 None => pages.write(span.positions(), keys, &[], &[]),
             }
         });

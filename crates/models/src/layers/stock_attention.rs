@@ -125,7 +125,7 @@ impl StockAttention<'_> {
                 let keys = self.placed(&group.rows(k), 1, place());
                 let values = v.rows(|v| group.rows(v));
                 let index = self.index();
-                let index = index.map(|index| index.placed(&group.rows(&index.kept), place()));
+                let index = index.map(|it| it.kept_placed(&group.rows(&it.kept), place()));
                 let new = KvArrays { keys, values, index };
                 slots.write(group.class, layer, &new, [&group.slots, &group.positions])
             }
@@ -157,7 +157,7 @@ impl StockAttention<'_> {
                 let keys = self.placed(&rows(k, span), 1, place());
                 let values = v.rows(|v| rows(v, span));
                 let index = self.index();
-                let index = index.map(|index| index.placed(&rows(&index.kept, span), place()));
+                let index = index.map(|it| it.kept_placed(&rows(&it.kept, span), place()));
                 cache.append(self.layer_idx, span.start, &KvArrays { keys, values, index })
             }
             StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),

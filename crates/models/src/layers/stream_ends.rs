@@ -7,14 +7,8 @@ use jackalope_weights::Weights;
 
 use super::altup::AltUpEnds;
 use super::hyper::{StreamShape, StreamSum};
+use super::low_rank_gate::LowRankGate;
 use jackalope_parallel::Parallel;
-
-/// Width of a stream, and the epsilon with which streams are normalised.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamWidth {
-    pub(crate) hidden: usize,
-    pub(crate) norm_eps: f32,
-}
 
 /// Makes several streams from the embedding, and one from the streams.
 #[derive(Debug)]
@@ -22,6 +16,8 @@ pub(crate) enum StreamEnds {
     AltUp(AltUpEnds),
     /// Streams that begin as copies, and end as a sum or as their mean.
     Copies(usize, Option<StreamSum>),
+    /// Streams that begin as copies and end in a gate, on ranks that have the last layer.
+    Gated(Option<Box<LowRankGate>>, usize),
 }
 
 impl StreamEnds {
@@ -32,18 +28,22 @@ impl StreamEnds {
     pub(crate) fn load(
         root: &Weights<'_>,
         spec: &StreamsSpec,
-        StreamWidth { hidden, norm_eps }: StreamWidth,
+        shape: StreamShape,
         parallel: &Parallel,
     ) -> Result<StreamEnds, LoadError> {
         Ok(match spec {
             StreamsSpec::AltUp(spec) => {
-                StreamEnds::AltUp(AltUpEnds::load(root, spec, hidden, parallel)?)
+                StreamEnds::AltUp(AltUpEnds::load(root, spec, shape.hidden, parallel)?)
             }
             StreamsSpec::HyperConnections { num_streams, end } => {
-                let shape = StreamShape { num_streams: *num_streams, hidden, norm_eps };
                 let end = end.as_ref().filter(|_| parallel.has_last_layer());
                 let sum = end.map(|end| StreamSum::load(root, end, shape, parallel));
                 StreamEnds::Copies(*num_streams, sum.transpose()?)
+            }
+            StreamsSpec::Gated { num_streams, end } => {
+                let load = || LowRankGate::load(root, end, shape, parallel).map(Box::new);
+                let gate = parallel.has_last_layer().then(load).transpose()?;
+                StreamEnds::Gated(gate, *num_streams)
             }
         })
     }
@@ -52,14 +52,19 @@ impl StreamEnds {
     pub(crate) fn begin(&self, h: &Array) -> Array {
         match self {
             StreamEnds::AltUp(ends) => ends.begin(h),
-            StreamEnds::Copies(number, _) => Array::concatenate(&vec![h; *number], 1),
+            StreamEnds::Copies(number, _) | StreamEnds::Gated(_, number) => {
+                Array::concatenate(&vec![h; *number], 1)
+            }
         }
     }
 
-    /// Returns the sum or the mean of the streams, `[tokens, hidden]`.
+    /// Returns what follows the last layer, `[tokens, hidden]`.
     pub(crate) fn end(&self, streams: &Array) -> Array {
         match self {
             StreamEnds::AltUp(ends) => ends.end(streams),
+            StreamEnds::Gated(gate, _) => {
+                gate.as_ref().expect("this rank has the last layer").read(streams)
+            }
             StreamEnds::Copies(_, Some(sum)) => sum.of(streams),
             StreamEnds::Copies(number, None) => {
                 // Each of these operations rounds correctly, so no bit depends on the other tokens.

@@ -64,7 +64,7 @@ SCALAR = "scalar"
 # Tensors that are stored in single precision, whatever the type of a model: what `vlm.FAMILIES` have of them.
 SINGLE = ("fn", "base", "scale", "A_log", "dt_bias", "index_kpool_compress_ape", "index_kpool_compress_gate", "attn_sink")
 # Families whose norms multiply by one more than the weight.
-ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "minimax_m3_vl")
+ADDING_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "minimax_m3_vl", "qwen4_exp")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -90,13 +90,16 @@ def dimensions(shape):
 
 
 def tensor_bytes(case, name, recipe):
-    dtype, shape, first, second = recipe.split()
+    dtype, shape, *numbers = recipe.split()
+    first, second = (*numbers, "0")[:2]
     count = math.prod(dimensions(shape))
     bits = random_bits(f"{case}/{name}", count)
     if dtype == "U32":  # a mask and nothing
         return ((bits >> np.uint64(32)).astype(np.uint32) & np.uint32(int(first))).tobytes()
     if dtype == "I32":  # how many values, and the step from one to the next, below which places in a row differ
         return ((bits >> np.uint64(32)) % np.uint64(int(first)) * np.uint64(int(second)) + np.arange(count, dtype=np.uint64) % np.uint64(int(second))).astype(np.int32).tobytes()
+    if dtype == "I64":  # the values
+        return np.array(numbers, dtype=np.int64).tobytes()
     if dtype == "U8":  # the least value and how many
         return (int(first) + (bits >> np.uint64(32)) % np.uint64(int(second))).astype(np.uint8).tobytes()
     unit = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -157,7 +160,7 @@ def is_norm(path):
     # Some layers have several norms of a name: `input_layernorm.0`.
     last = re.sub(r"\.\d+$", "", path).rpartition(".")[2]
     is_named = last.rstrip("_12").endswith("norm") or last in ("ln_1", "ln_2", "ln_f", "norm_f")
-    return is_named or ".norms." in path
+    return is_named or last.startswith("norm_") or ".norms." in path
 
 
 def recipes(config, dtype, quantization_of):
@@ -177,8 +180,12 @@ def recipes(config, dtype, quantization_of):
         if path in linears and kind == "weight":
             continue
         dtype = "F32" if config["model_type"] in vlm.FAMILIES and kind in SINGLE else own_dtype
-        if kind == "weight" and is_norm(path):
-            offset = 0.0 if config["model_type"] in ADDING_ONE else 1.0
+        if value.dtype == mx.int64:
+            numbers = " ".join(map(str, value.tolist()))
+            tensors[name] = f"I64 {'x'.join(map(str, value.shape))} {numbers}"
+        elif kind == "weight" and is_norm(path):
+            is_added = config["model_type"] in ADDING_ONE and not path.endswith("linear_attn.norm")
+            offset = 0.0 if is_added else 1.0
             if config["model_type"] in UNSCALED_SCORES and path.endswith(("q_norm", "k_norm")):
                 offset = 0.5
             tensors[name] = uniform(dtype, value.shape, offset, 0.4)

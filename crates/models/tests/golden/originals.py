@@ -9,6 +9,7 @@ NORMS = ("layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.wei
 FUSED = dict(
     qwen3_5_moe=("experts.gate_up_proj", "experts.down_proj", "rows"),
     qwen3_vl_moe=("experts.gate_up_proj", "experts.down_proj", "columns"),
+    qwen4_exp=("experts.gate_up_proj", "experts.down_proj", "rows"),
     llama4=("experts.gate_up_proj", "experts.down_proj", "columns"),
     mistral4=("experts.gate_up_proj", "experts.down_proj", "rows"),
     granitemoe=("input_linear.weight", "output_linear.weight", "rows"),
@@ -36,6 +37,7 @@ RENAMED = dict(
         (".gate.e_score_correction_bias", ".gate.bias"),
         *((f".{ours}_proj.", f".{theirs}.") for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))),
     ],
+    qwen4_exp=[(".ngram_embedding.shards.", ".ngram_embedding.shard_")],
     glm5_next=[
         (".attn_hc.", ".hc_attn_"),
         (".ffn_hc.", ".hc_ffn_"),
@@ -62,7 +64,7 @@ JOINED = dict(glm5_next=joined_in_glm)
 STACKED = ("step3p5",)
 
 # Families that see: the language model has another prefix there.
-NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "glm5_next")
+NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "glm5_next", "qwen4_exp")
 
 # What mlx-lm does not use either.
 EXTRA = dict(
@@ -71,6 +73,7 @@ EXTRA = dict(
     glm5_next=["model.visual.merger.norm.weight", "model.language_model.layers.5.eh_proj.weight"],
     qwen3_5=["model.visual.merger.norm.weight", "mtp.norm.weight"],
     qwen3_5_moe=["model.visual.merger.norm.weight", "mtp.norm.weight"],
+    qwen4_exp=["model.visual.merger.norm.weight", "mtp.norm.weight"],
     llama4=["vision_model.class_embedding", "multi_modal_projector.linear_1.weight"],
     glm4_moe=["model.layers.3.eh_proj.weight"],
     ernie4_5_moe=[

@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 import deepseek_v4
 
-FAMILIES = ("glm5_next", "deepseek_v4")
+FAMILIES = ("glm5_next", "deepseek_v4", "qwen4_exp")
 
 # What the names of a language model's tensors begin with.
 PREFIX = "language_model."
@@ -50,26 +50,46 @@ def load(path):
     nested = ("model.language_model.", f"{PREFIX}model."), ("lm_head.", f"{PREFIX}lm_head.")
     for theirs, ours in nested:
         weights = {ours + name.removeprefix(theirs) if name.startswith(theirs) else name: value for name, value in weights.items()}
-    weights = loaded.sanitize({name: value for name, value in weights.items() if name.startswith(PREFIX)})
+    weights = sanitized(loaded, config, weights)
     loaded.load_weights([(name.removeprefix(PREFIX), value) for name, value in weights.items()])
     return loaded
 
 
+def sanitized(loaded, config, weights):
+    """The tensors of the language model, as conversions have them."""
+    if config["model_type"] == "qwen4_exp":
+        # There the wrapper does it, of which only this configuration is read.
+        wrapper = importlib.import_module("mlx_vlm.models.qwen4_exp.qwen4_exp").Model
+        stacked = {name.replace(f"{PREFIX}model.", "model.language_model."): it for name, it in weights.items()}
+        weights = wrapper.sanitize(SimpleNamespace(config=SimpleNamespace(text_config=loaded.args)), stacked)
+    weights = {name: value for name, value in weights.items() if name.startswith(PREFIX)}
+    return loaded.sanitize(weights) if hasattr(loaded, "sanitize") else weights
+
+
+def outputs(loaded, rows, cache):
+    """Logits of all rows, and the final hidden states."""
+    rows = mx.array(rows)[None]
+    if loaded.model_type == "qwen4_exp_text":
+        # The language model asks its wrapper for the positions.
+        states = loaded.model(rows, cache=cache)
+        return loaded.lm_head(states)[0], states[0]
+    out = loaded(rows, cache=cache, hidden_sink=(states := []))
+    return out.logits[0], states[0][0]
+
+
 def logits_and_states(loaded, prompt):
     """Logits of all positions, and the final hidden states."""
-    is_pooled = loaded.model_type == "deepseek_v4"
-    # Without caches, queries would attend to pools that follow them.
-    cache = loaded.make_cache() if is_pooled else None
-    out = loaded(mx.array(prompt)[None], cache=cache, hidden_sink=(states := []))
-    if is_pooled:
-        states = [loaded.model.norm(loaded.model.hc_head(it)) for it in states]
-    return out.logits[0], states[0][0]
+    # Without caches, queries of DeepSeek V4 would attend to pools that follow them.
+    logits, states = outputs(loaded, prompt, loaded.make_cache())
+    if loaded.model_type == "deepseek_v4":
+        states = loaded.model.norm(loaded.model.hc_head(states[None]))[0]
+    return logits, states
 
 
 def generate(loaded, prompt, count):
     """Greedy tokens with all log-probabilities, as `generate_step` yields them."""
     cache, rows = loaded.make_cache(), prompt
     for _ in range(count):
-        logits = loaded(mx.array(rows)[None], cache=cache).logits[0, -1]
+        logits = outputs(loaded, rows, cache)[0][-1]
         rows = [int(mx.argmax(logits))]
         yield rows[0], logits - mx.logsumexp(logits)

@@ -9,7 +9,8 @@ use crate::ranks::{Way, load};
 use crate::recipe::{Case, Golden};
 use crate::run::{Logits, difference, extend, step};
 
-/// Cases with attention to all positions, windows, chunks, sinks, latents, states, pools, and tokens that name experts.
+/// Cases with attention to all positions, windows, chunks, sinks, latents, states, pools, tokens that name
+/// experts, and n-grams.
 const CASES: &[&str] = &[
     "qwen3-f32",
     "mistral-f32",
@@ -20,6 +21,7 @@ const CASES: &[&str] = &[
     "glm5_next-f32",
     "deepseek_v4-f32",
     "minimax_m3-f32",
+    "qwen4_exp-f32",
 ];
 
 /// What a sequence computes in a step: its number, and how many of its tokens.

@@ -76,6 +76,8 @@ const CASES: &[&str] = &[
     "deepseek_v4-f32",
     "deepseek_v4-q4-f32",
     "deepseek_v4-mixed-bf16",
+    "qwen4_exp-f32",
+    "qwen4_exp-q4-bf16",
     "cohere-norms-f32",
     "stablelm-parallel-f32",
     "gemma2-q8-f32",

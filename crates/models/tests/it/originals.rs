@@ -30,7 +30,7 @@ fn fused_in(family: &str) -> Option<Fused> {
     let rows = Fused { gate_up, down, is_transposed: false, is_in_turn: false };
     let columns = Fused { is_transposed: true, ..rows };
     match family {
-        "qwen3_5_moe" | "mistral4" => Some(rows),
+        "qwen3_5_moe" | "qwen4_exp" | "mistral4" => Some(rows),
         "qwen3_vl_moe" | "llama4" => Some(columns),
         "gpt_oss" => Some(Fused { is_in_turn: true, ..columns }),
         "granitemoe" => {
@@ -66,6 +66,14 @@ impl Original {
             let row_len = spec.shape[1..].iter().product();
             let bytes = edited(&dtype, &bytes, edit, row_len);
             return (dtype, bytes);
+        }
+        let parts = spec.per_expert.as_ref().map_or(Vec::new(), |[before, after]| {
+            let part = |idx| self.tensors.get(&format!("{before}{idx}{after}"));
+            (0..spec.shape[0]).filter_map(part).collect()
+        });
+        if let [first, ..] = parts[..] {
+            let bytes = parts.iter().flat_map(|part| part.bytes.clone());
+            return (first.dtype.clone(), bytes.collect());
         }
         let (path, kind) = spec.name.rsplit_once('.').unwrap();
         let (stacked, projection) = path.rsplit_once('.').unwrap();
