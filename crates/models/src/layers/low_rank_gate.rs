@@ -213,7 +213,7 @@ impl GatedConnection {
         let kernel = self.gate.kernel(Some(&self.add));
         let mut read =
             primitives("stream_gate", &[streams], &out, threads, move |inputs, out, threads| {
-                let x = out.next();
+                let x = out.next_elements();
                 let mut factors = kernel.read(inputs.elements(), x, threads);
                 kernels::sigmoid(&mut factors);
                 factors.iter_mut().for_each(|factor| *factor *= 2.0);
