@@ -45,7 +45,7 @@ pub use unpack::{
 
 /// Defines `fn name(instructions, arguments…)` that runs `generic(simd, arguments…)` compiled for the instruction set.
 ///
-/// The function panics if this machine lacks the set, which is never so for that of a [`Threads`](crate::Threads).
+/// The function panics if this machine lacks the set, which is never so for that of a [`Threads`].
 #[macro_export]
 macro_rules! dispatched {
     (
