@@ -21,12 +21,26 @@ heard.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(G
 heard.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
 relay = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 relay.settimeout(0.5)
+
+
+def newest_query():
+    """The last query that has come. Answers to what was passed on come here too."""
+    newest = None
+    while True:
+        # Whoever asked earlier may have left.
+        heard.setblocking(newest is None)
+        try:
+            datagram, sender = heard.recvfrom(2048)
+        except BlockingIOError:
+            return newest
+        if len(datagram) > 22 and datagram[5] == 0 and sender[0] != own:
+            newest = datagram, sender
+
+
 print("ready", flush=True)
 while True:
-    query, finder = heard.recvfrom(2048)
-    # Answers to what was passed on come here too.
-    if query[5] != 0 or finder[0] == own:
-        continue
+    query, finder = newest_query()
+    heard.setblocking(True)
     # Before the flood, in which the agent would not hear it.
     answer = None
     for _ in range(20):
