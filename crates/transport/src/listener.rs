@@ -139,15 +139,16 @@ mod tests {
 
     #[test]
     fn a_port_of_the_range_is_taken_until_none_is_left() {
-        // Two consecutive ports that are free, at least for a moment.
-        let (range, first) = (0..50)
+        // Two consecutive ports that are free; other programs may take one of them in between.
+        let (range, [first, second]) = (0..50)
             .find_map(|_| {
                 let first = TcpListener::bind((HOME, 0)).ok()?.local_addr().ok()?.port();
                 let range = first..=first.checked_add(1)?;
-                Some((range.clone(), Listener::bind_all(&[HOME], range).ok()?))
+                let bind = || Listener::bind_all(&[HOME], range.clone()).ok();
+                let both = [bind()?, bind()?];
+                Some((range, both))
             })
             .unwrap();
-        let second = Listener::bind_all(&[HOME], range.clone()).unwrap();
         assert_ne!(first.local_addr(), second.local_addr());
         assert!(range.contains(&second.local_addr().port()));
         let err = Listener::bind_all(&[HOME], range).unwrap_err();
