@@ -118,7 +118,7 @@ impl LayerPages {
         PoolPages { window, pools: readable(&pages) }
     }
 
-    /// Returns the pages of what pools are computed from, with the keys of so many heads.
+    /// Returns the pages that hold what pools are computed from, and beside it the keys of `kv_heads` heads.
     fn raw(&self, kv_heads: usize) -> LayerPages {
         let shape = KvShape { kv_heads, pools: None, ..self.shape };
         LayerPages { pages: self.raw.clone(), raw: PageList::default(), shape, ..*self }

@@ -1,8 +1,8 @@
 //! The families of models: for each `model_type`, what its fields in `config.json` say of its
 //! layers. One file per family; the table below is the only list of what is supported.
 //!
-//! This crate is the only interpreter of `config.json`'s structure. It returns a [`ModelSpec`], by which
-//! ranks load a model, and with which whoever plans, checks or downloads it counts.
+//! This crate is the only interpreter of `config.json`'s structure. It returns a [`ModelSpec`]: ranks load a
+//! model by it, and the crates that plan, check or download a model compute sizes from it.
 //!
 //! Pure: it parses values that others have read, and computes nothing of the model.
 

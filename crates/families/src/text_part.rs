@@ -38,7 +38,7 @@ pub(super) fn read_qwen3_moe(config: &Value) -> Result<Description, SpecError> {
     wrapped(qwen3_moe::read_with(text_config(config), &NAMES))
 }
 
-/// Reads `qwen3_omni_moe`, of which only the part that thinks writes text.
+/// Reads `qwen3_omni_moe`. Only its `thinker` is computed; the talker turns text into speech.
 pub(super) fn read_qwen3_omni(config: &Value) -> Result<Description, SpecError> {
     let thinker = config.get("thinker_config").unwrap_or(config);
     Ok(qwen3_moe::read(text_config(thinker))?.with_names(TensorNames::OMNI))

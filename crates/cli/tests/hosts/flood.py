@@ -27,7 +27,7 @@ def newest_query():
     """The last query that has come. Answers to what was passed on come here too."""
     newest = None
     while True:
-        # Whoever asked earlier may have left.
+        # A search that asked earlier may have ended.
         heard.setblocking(newest is None)
         try:
             datagram, sender = heard.recvfrom(2048)

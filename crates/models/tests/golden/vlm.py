@@ -58,7 +58,7 @@ def load(path):
 def sanitized(loaded, config, weights):
     """The tensors of the language model, as conversions have them."""
     if config["model_type"] == "qwen4_exp":
-        # There the wrapper does it, of which only this configuration is read.
+        # In mlx-vlm the wrapper of this family does it; it reads only the configuration of the text part.
         wrapper = importlib.import_module("mlx_vlm.models.qwen4_exp.qwen4_exp").Model
         stacked = {name.replace(f"{PREFIX}model.", "model.language_model."): it for name, it in weights.items()}
         weights = wrapper.sanitize(SimpleNamespace(config=SimpleNamespace(text_config=loaded.args)), stacked)
