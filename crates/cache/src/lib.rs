@@ -8,7 +8,6 @@
 //! in the order in which they were built.
 
 mod arrays;
-mod blocks;
 mod pages;
 mod slots;
 mod windows;
@@ -26,7 +25,6 @@ use self::slots::Place;
 use self::windows::WindowBlocks;
 
 pub use self::arrays::KvArrays;
-pub use self::blocks::BlockQueries;
 pub use self::pages::{LayerPages, Page, PoolPages, float};
 pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool};
 

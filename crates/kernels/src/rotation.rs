@@ -113,23 +113,29 @@ fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// Rotates single heads, whose neighbours are pairs.
+/// The angles of a rotation, for heads that are rotated one by one.
 #[derive(Clone, Debug)]
-pub struct Angles(Arc<[f64]>);
+pub struct Angles {
+    /// Angles per position, one for each pair.
+    radians: Arc<[f64]>,
+    /// Factor of rotated elements.
+    magnitude: f64,
+    is_traditional: bool,
+}
 
 impl Angles {
-    /// Creates the rotation by these angles per position, one for each pair.
-    pub fn new(radians: &[f64]) -> Angles {
-        Angles(radians.into())
+    /// Creates the rotation from the angles per position of each pair, a factor of rotated elements, and
+    /// whether neighbours are pairs instead of one element from each half.
+    pub fn new(radians: &[f64], magnitude: f64, is_traditional: bool) -> Angles {
+        Angles { radians: radians.into(), magnitude, is_traditional }
     }
 
     /// Rotates the first elements of a head as at `position`.
     pub fn rotate(&self, head: &mut [f32], position: usize) {
-        for (pair, radians) in head.as_chunks_mut::<2>().0.iter_mut().zip(&*self.0) {
-            let (sin, cos) = (position as f64 * radians).sin_cos();
-            let ([a, b], sin, cos) = (*pair, sin as f32, cos as f32);
-            *pair = [a * cos - b * sin, a * sin + b * cos];
-        }
+        let positions = std::iter::once(position);
+        let table =
+            RotationTable::new(&self.radians, self.magnitude, self.is_traditional, positions);
+        rotate(head, &table.rotation(head.len()), 0);
     }
 }
 
@@ -167,13 +173,5 @@ impl RotationTable {
     pub fn rotation(&self, head_dim: usize) -> Rotation<'_> {
         let RotationTable { pairs, is_traditional, .. } = *self;
         Rotation { cos: &self.cos, sin: &self.sin, head_dim, pairs, is_traditional }
-    }
-
-    /// Returns one row of the table, as [`RotationTable::rotation`].
-    pub fn row(&self, row: usize, head_dim: usize) -> Rotation<'_> {
-        let RotationTable { pairs, is_traditional, .. } = *self;
-        let own = row * pairs..(row + 1) * pairs;
-        let (cos, sin) = (&self.cos[own.clone()], &self.sin[own]);
-        Rotation { cos, sin, head_dim, pairs, is_traditional }
     }
 }

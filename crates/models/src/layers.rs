@@ -10,6 +10,7 @@ mod experts;
 mod frame;
 mod gated_delta;
 mod hyper;
+mod index_blocks;
 mod index_pools;
 mod indexer;
 mod latent;

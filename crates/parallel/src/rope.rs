@@ -111,11 +111,7 @@ impl Rope {
 
     /// Returns what rotates single heads.
     pub fn angles(&self) -> Angles {
-        assert!(
-            self.is_traditional && self.magnitude == 1.0,
-            "neighbours, which are not multiplied"
-        );
-        Angles::new(&self.radians)
+        Angles::new(&self.radians, self.magnitude, self.is_traditional)
     }
 
     /// Returns the factor of each element of a head of `x`, `[head_dim]`: only those that are

@@ -7,19 +7,15 @@
 //! as those of windows are; a sequence can be cut where the keys and gates of the last pool are held. MLX's
 //! operations keep the keys and gates of all positions and compute the keys of the pools in each step.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::{
-    self as kernels, Elements, ElementsMut, Float, Floats, PoolRule, RotationTable, Threads,
-};
+use jackalope_kernels::{Angles, Elements, ElementsMut, Float, Floats, PoolRule, Threads};
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
-use crate::step::{Step, StepSpan};
 use jackalope_cache::{Page, PoolShape};
 use jackalope_parallel::norm::{Norm, NormKernel};
 use jackalope_parallel::rope::Rope;
@@ -138,25 +134,15 @@ impl IndexPools {
         }
     }
 
-    /// Returns how the pools that end in a step get their keys, for use inside a primitive.
-    pub(super) fn places(&self, step: &Step<'_, '_>) -> PoolPlaces {
+    /// Returns how pools get their keys, for use inside a primitive.
+    pub(super) fn places(&self) -> PoolPlaces {
         let rule = match &self.keys {
             PoolKeys::Gated { places, .. } => KeyRule::Gated(Arc::clone(places)),
             PoolKeys::Mean { norm, rope } => {
-                let (norm, rotations) = (norm.kernel(), self.rotations(rope, step));
-                KeyRule::Mean { norm, rotations: Arc::new(rotations) }
+                KeyRule::Mean { norm: norm.kernel(), angles: rope.angles() }
             }
         };
         PoolPlaces { shape: self.shape, rule }
-    }
-
-    fn rotations(&self, rope: &Rope, step: &Step<'_, '_>) -> PoolRotations {
-        let len = self.shape.len;
-        let positions = step.spans.iter().map(StepSpan::positions);
-        let pools: BTreeSet<usize> =
-            positions.flat_map(|it| it.start / len..it.end / len).collect();
-        let table = rope.table(pools.iter().map(|pool| pool * len));
-        PoolRotations { pools: pools.into_iter().collect(), table }
     }
 }
 
@@ -173,17 +159,8 @@ enum KeyRule {
     Gated(Arc<[f32]>),
     Mean {
         norm: NormKernel,
-        rotations: Arc<PoolRotations>,
+        angles: Angles,
     },
-}
-
-/// The rotations of the pools that end in a step.
-#[derive(Debug)]
-struct PoolRotations {
-    /// Their numbers, in ascending order.
-    pools: Vec<usize>,
-    /// A row for each of them.
-    table: RotationTable,
 }
 
 impl PoolPlaces {
@@ -193,13 +170,10 @@ impl PoolPlaces {
     }
 
     /// Returns the key of the pool that ends at `last`, from the pages of its positions.
-    ///
-    /// # Panics
-    /// Panics if the pool does not end in this step.
     pub(super) fn key(&self, pages: &[Arc<Page>], last: usize, threads: &Threads) -> Vec<f32> {
-        let (norm, rotations) = match &self.rule {
+        let (norm, angles) = match &self.rule {
             KeyRule::Gated(places) => return self.gated_key(places, pages, last),
-            KeyRule::Mean { norm, rotations } => (norm, rotations),
+            KeyRule::Mean { norm, angles } => (norm, angles),
         };
         let PoolShape { len, dim } = self.shape;
         let mut mean = vec![0.0_f64; dim];
@@ -210,8 +184,7 @@ impl PoolPlaces {
         let mean: Vec<f32> = mean.iter().map(|sum| (sum / len as f64) as f32).collect();
         let mut key = vec![0.0; dim];
         norm.norm(Elements::F32(&mean), ElementsMut::F32(&mut key), threads);
-        let row = rotations.pools.binary_search(&(last / len)).expect("the pool ends in this step");
-        kernels::place_heads(&mut key, None, rotations.table.row(row, dim), threads);
+        angles.rotate(&mut key, last + 1 - len);
         key
     }
 

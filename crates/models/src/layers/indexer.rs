@@ -13,9 +13,10 @@ use jackalope_mlx::choice::{self, Blocks};
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 
+use super::index_blocks::BlockQueries;
 use super::index_pools::{IndexPools, PoolPlaces};
 use crate::step::{Choice, Step, StepSpan};
-use jackalope_cache::{BlockQueries, LayerPages, Page};
+use jackalope_cache::{LayerPages, Page};
 use jackalope_kernels::RotationTable;
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
@@ -148,7 +149,7 @@ impl Indexer {
             rotations: self.rope.as_ref().map(|rope| step.rotations(rope)),
             has_weights: self.weights.linear().is_some(),
             constant: self.weights.constant(),
-            pools: self.pools.as_ref().map(|pools| pools.places(step)),
+            pools: self.pools.as_ref().map(|pools| pools.places()),
             blocks: self.blocks,
             sizes: self.sizes,
         }

@@ -8,25 +8,25 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, DenseMatrix, Elements, ElementsMut, Threads};
 use jackalope_mlx::choice::Blocks;
 
-use crate::pages::Page;
+use jackalope_cache::Page;
 
 /// Queries of consecutive rows of a sequence, each of whose heads chooses blocks.
 #[derive(Clone, Copy, Debug)]
-pub struct BlockQueries {
+pub(super) struct BlockQueries {
     /// Number of heads.
-    pub heads: usize,
+    pub(super) heads: usize,
     /// Width of a query and of a key.
-    pub head_dim: usize,
+    pub(super) head_dim: usize,
     /// Position of the first row.
-    pub first: usize,
+    pub(super) first: usize,
     /// How blocks are chosen.
-    pub blocks: Blocks,
+    pub(super) blocks: Blocks,
 }
 
 impl BlockQueries {
     /// Returns the positions that each head of each row attends to, for `queries`
     /// `[rows, heads, head_dim]`.
-    pub fn choose(
+    pub(super) fn choose(
         &self,
         queries: &[f32],
         pages: &[Arc<Page>],
