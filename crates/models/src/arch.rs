@@ -16,7 +16,7 @@ use jackalope_mlx::Array;
 use self::decoder::Decoder;
 use crate::layers::Heads;
 use crate::split::Cut;
-use crate::step::Step;
+use crate::step::{Step, StepTokens};
 use jackalope_cache::LayerCacheShape;
 use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
@@ -27,7 +27,7 @@ use jackalope_weights::{LoadCounters, LoadProgress, Loader};
 pub(crate) trait Network: std::fmt::Debug {
     /// Returns the last layer's output for every row of the step, `[tokens, hidden]`; if another
     /// rank has that layer, the activations that are sent on.
-    fn forward(&self, step: &mut Step<'_, '_>) -> Array;
+    fn forward(&self, tokens: StepTokens<'_>, step: &mut Step<'_, '_>) -> Array;
 
     /// Applies the final norm to some of these rows, `[n, hidden]`.
     fn norm(&self, h: &Array) -> Array;

@@ -180,11 +180,11 @@ impl Model {
         caches: &mut [&mut SequenceCache],
     ) -> Array {
         assert!(!batch.rows.is_empty(), "a step has rows");
-        let tokens = StepTokens { host: batch.tokens, device: device_tokens };
-        let mut step = Step::new(tokens, &batch.rows, caches);
+        let mut step = Step::new(&batch.rows, caches);
         let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
         assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
-        let h = self.network.forward(&mut step);
+        let tokens = StepTokens { host: batch.tokens, device: device_tokens };
+        let h = self.network.forward(tokens, &mut step);
         let result = if !self.has_last_layer {
             h.clone()
         } else if batch.logits_at.is_empty() {

@@ -55,7 +55,6 @@ impl StepSpan {
 
 /// The rows of a step and the caches that they belong to, one cache for each span.
 pub(crate) struct Step<'a, 'b> {
-    pub(crate) tokens: StepTokens<'a>,
     pub(crate) spans: Vec<StepSpan>,
     pub(crate) caches: &'a mut [&'b mut SequenceCache],
     tables: Vec<(Rc<Rope>, Arc<RotationTable>)>,
@@ -66,11 +65,7 @@ pub(crate) struct Step<'a, 'b> {
 
 impl<'a, 'b> Step<'a, 'b> {
     /// Creates the step and counts its rows as held by their caches.
-    pub(crate) fn new(
-        tokens: StepTokens<'a>,
-        spans: &[Span],
-        caches: &'a mut [&'b mut SequenceCache],
-    ) -> Step<'a, 'b> {
+    pub(crate) fn new(spans: &[Span], caches: &'a mut [&'b mut SequenceCache]) -> Step<'a, 'b> {
         assert_eq!(spans.len(), caches.len(), "one cache for each span");
         let mut next_idx = 0;
         let mut step_spans = Vec::with_capacity(spans.len());
@@ -84,7 +79,6 @@ impl<'a, 'b> Step<'a, 'b> {
             cache.extend(span.len);
         }
         Step {
-            tokens,
             spans: step_spans,
             caches,
             tables: Vec::new(),

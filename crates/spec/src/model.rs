@@ -169,6 +169,13 @@ impl LayerSpec {
     pub fn num_caches(&self) -> usize {
         1 + usize::from(self.second.is_some()) + 2 * usize::from(self.ngrams.is_some())
     }
+
+    /// Whether the layer reads the ids of the step's tokens.
+    pub fn reads_tokens(&self) -> bool {
+        let has_table =
+            self.experts().is_some_and(|experts| experts.modules.token_experts.is_some());
+        has_table || self.ngrams.is_some()
+    }
 }
 
 /// The second half of a layer whose experts are computed beside it (Meituan 2025, "LongCat-Flash",
@@ -634,7 +641,7 @@ pub enum CacheKind {
         /// Number of elements that every rank with heads keeps beside them.
         shared_elements: usize,
     },
-    /// Keys and values of which only those of the last positions are needed.
+    /// Keys and values of the last positions; those of earlier ones are not needed any more.
     Window {
         /// Number of elements for each key-value head.
         elements_per_kv_head: usize,

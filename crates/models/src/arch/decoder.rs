@@ -12,7 +12,7 @@ use crate::layers::{
     vocabulary,
 };
 use crate::split::Cut;
-use crate::step::Step;
+use crate::step::{Step, StepTokens};
 use jackalope_cache::LayerCacheShape;
 use jackalope_parallel::Parallel;
 use jackalope_weights::LoadError;
@@ -78,10 +78,8 @@ impl Decoder {
         let num_streams = spec.streams.as_ref().map_or(1, StreamsSpec::num_streams);
         let block_layers = spec.residuals.as_ref().map(|it| it.block_layers);
         let hidden_of_all = num_streams * hidden;
-        let reads_tokens = |layer: &LayerSpec| {
-            layer.experts().is_some_and(|experts| experts.modules.token_experts.is_some())
-        };
-        let token_layers = spec.layers.iter().rposition(reads_tokens).map_or(0, |last| last + 1);
+        let last_reader = spec.layers.iter().rposition(LayerSpec::reads_tokens);
+        let token_layers = last_reader.map_or(0, |last| last + 1);
         let sizes = StackSizes {
             num_layers,
             hidden: hidden_of_all,
@@ -126,8 +124,7 @@ fn reported_heads(layers: &Stack<DecoderLayer>, parallel: &Parallel) -> Heads {
 }
 
 impl Network for Decoder {
-    fn forward(&self, step: &mut Step<'_, '_>) -> Array {
-        let tokens = step.tokens;
+    fn forward(&self, tokens: StepTokens<'_>, step: &mut Step<'_, '_>) -> Array {
         let embed = || match &self.per_layer_inputs {
             Some(inputs) => {
                 let (residual, inputs) = inputs.forward(&self.embed_tokens, tokens);

@@ -87,7 +87,10 @@ impl DecoderLayer {
     ) -> Residual {
         let x = if self.starts_block { x.begin_block() } else { x };
         let x = match &self.ngrams {
-            Some(ngrams) => x.replaced(|streams| ngrams.add_to(&streams, step)),
+            Some(ngrams) => {
+                let tokens = tokens.expect("a layer with n-grams gets tokens");
+                x.replaced(|streams| ngrams.add_to(&streams, tokens, step))
+            }
             None => x,
         };
         match (&self.streams, input) {

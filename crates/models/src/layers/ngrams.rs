@@ -12,7 +12,7 @@
 //! ```
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use jackalope_cache::LayerCacheShape;
 use jackalope_kernels::{Elements, ElementsMut, SequenceState, Threads};
@@ -27,6 +27,7 @@ use super::low_rank_gate::{silu, whole};
 use super::ngram_hash::stock_rows;
 use super::recurrent::{StepStates, StockRows, stock_sequences};
 use super::stream_norm::{StreamNorm, StreamNormKernel};
+use super::token_rows::TokenRows;
 use crate::split::{Cut, cut_dimension};
 use crate::step::{Step, StepSpan};
 use jackalope_parallel::kernel::{
@@ -145,10 +146,16 @@ impl Ngrams {
     }
 
     /// Adds the vectors of the step's tokens to the streams, `[tokens, streams * hidden]`.
-    pub(crate) fn add_to(&self, streams: &Array, step: &mut Step<'_, '_>) -> Array {
+    pub(crate) fn add_to(
+        &self,
+        streams: &Array,
+        tokens: &TokenRows,
+        step: &mut Step<'_, '_>,
+    ) -> Array {
         match self.parallel.compute() {
             Compute::Kernels(threads) => {
-                let rows = self.parallel.all_sum(&self.kernel_rows(streams, step, threads));
+                let rows = self.kernel_rows(streams, tokens, step, threads);
+                let rows = self.parallel.all_sum(&rows);
                 let states = StepStates::new(self.cache_idx + 1, step);
                 let kernel = self.kernel(states, step);
                 let (inputs, out) = ([streams, &rows], streams.array_type());
@@ -157,7 +164,7 @@ impl Ngrams {
                 })
             }
             Compute::Stock => {
-                let rows = self.stock_rows(step).after(streams);
+                let rows = self.stock_rows(tokens, step).after(streams);
                 let rows = self.parallel.all_sum(&rows);
                 self.stock_add(streams, &rows, step)
             }
@@ -169,6 +176,7 @@ impl Ngrams {
     fn kernel_rows(
         &self,
         streams: &Array,
+        tokens: &TokenRows,
         step: &mut Step<'_, '_>,
         threads: &Arc<Threads>,
     ) -> Array {
@@ -177,7 +185,7 @@ impl Ngrams {
             hash: self.hash.clone(),
             table,
             place: self.place.clone(),
-            tokens: step.tokens.host.to_vec(),
+            tokens: Arc::clone(&tokens.host),
             states: StepStates::new(self.cache_idx, step),
         };
         let out =
@@ -201,11 +209,8 @@ impl Ngrams {
     }
 
     /// As [`Ngrams::kernel_rows`], with MLX.
-    fn stock_rows(&self, step: &mut Step<'_, '_>) -> Array {
-        let tokens = match step.tokens.device {
-            Some(tokens) => tokens.clone(),
-            None => Array::from_slice(step.tokens.host, &[dim(step.tokens.host.len())]),
-        };
+    fn stock_rows(&self, tokens: &TokenRows, step: &mut Step<'_, '_>) -> Array {
+        let tokens = tokens.device.as_ref().expect("MLX's operations get tokens as an array");
         // A state of zeros is that of an empty sequence.
         let tokens = tokens.astype(Dtype::F32).add(&Array::scalar(1.0)).expand_dims(1);
         let num_earlier = dim(self.hash.num_earlier());
@@ -280,7 +285,7 @@ struct TableKernel {
     /// `None` if this rank has no rows.
     table: Option<Arc<MatrixKernel>>,
     place: RowPlace,
-    tokens: Vec<TokenId>,
+    tokens: Arc<OnceLock<Vec<TokenId>>>,
     states: StepStates,
 }
 
@@ -289,7 +294,7 @@ impl TableKernel {
     fn rows(&self, mut out: ElementsMut<'_>, threads: &Threads) {
         let num_earlier = self.hash.num_earlier();
         let rows = self.states.update(num_earlier, |sequences| {
-            let mut tokens = self.tokens.as_slice();
+            let mut tokens = self.tokens.get().expect("they come before the streams").as_slice();
             let mut rows = Vec::new();
             for SequenceState { num_rows, state } in sequences {
                 let (own, others) = tokens.split_at(num_rows);

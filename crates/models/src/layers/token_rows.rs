@@ -86,3 +86,33 @@ impl TokenRows {
         Array::from_slice(&bytes, &[dim(ids.len()), dim(ID_BYTES)]).astype(dtype)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jackalope_kernels::Threads;
+
+    use super::*;
+
+    #[test]
+    fn a_stage_receives_the_ids_and_the_stream_that_another_sent() {
+        let ids: [TokenId; 5] = [0, 255, 256, 70_000, (1 << (8 * ID_BYTES)) - 1];
+        let len = dim(ids.len());
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let stream = Array::arange(2 * len, dtype).reshape(&[len, 2]);
+            for compute in [Compute::Kernels(Arc::new(Threads::new(1))), Compute::Stock] {
+                let parallel = Parallel::single(compute);
+                let tokens = TokenRows::of_step(StepTokens { host: &ids, device: None }, &parallel);
+                let sent = Array::concatenate(&[&stream, &tokens.columns(dtype)], 1);
+                let (received, tokens) = TokenRows::take_from(&sent, 2, &parallel);
+                let values = |x: &Array| x.astype(Dtype::F32).to_vec::<f32>().unwrap();
+                assert_eq!(values(&received), values(&stream));
+                let found = match &tokens.device {
+                    Some(found) => found.astype(Dtype::U32).to_vec::<u32>().unwrap(),
+                    None => tokens.host.get().expect("the stream was computed").clone(),
+                };
+                assert_eq!(found, ids, "{dtype:?}");
+                assert_eq!(values(&tokens.columns(dtype)), values(&sent.slice_axis(1, 2, 5)));
+            }
+        }
+    }
+}

@@ -112,6 +112,14 @@ impl Generated {
     }
 }
 
+/// Whether a rank embeds tokens: in a pipeline only the last rank, which has the first layers.
+fn embeds(rank: usize, split: &Split) -> bool {
+    match split {
+        Split::Pipeline(layers) => rank + 1 == layers.len(),
+        Split::Tensor(_) => true,
+    }
+}
+
 #[derive(Deserialize, Serialize)]
 struct Order {
     rank: usize,
@@ -216,7 +224,13 @@ fn rank_process() {
             for _ in 0..order.job.num_epochs {
                 let result = match order.job.follows {
                     true => {
-                        let logits = follow(&model, &golden.prompt, order.job.num_tokens);
+                        let mut tokens = golden.prompt.clone();
+                        if !embeds(order.rank, &order.split) {
+                            // As a stage that does not embed: it never learns the tokens that others sample.
+                            let known = tokens.len() - order.job.num_tokens;
+                            tokens[known..].fill(0);
+                        }
+                        let logits = follow(&model, &tokens, order.job.num_tokens);
                         (Vec::new(), logits)
                     }
                     false => generate(&model, &golden.prompt, order.job.num_tokens),
