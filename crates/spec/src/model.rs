@@ -172,9 +172,8 @@ impl LayerSpec {
 
     /// Whether the layer reads the ids of the step's tokens.
     pub fn reads_tokens(&self) -> bool {
-        let has_table =
-            self.experts().is_some_and(|experts| experts.modules.token_experts.is_some());
-        has_table || self.ngrams.is_some()
+        let has_table = |it: &ExpertsSpec| it.modules.token_experts.is_some();
+        self.ngrams.is_some() || self.experts().is_some_and(has_table)
     }
 }
 
