@@ -10,7 +10,7 @@ use crate::mlx::wheels::MLX_VERSION;
 use crate::process;
 
 /// The Python packages for the references: the MLX version that we link, and mlx-lm.
-const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
+pub(crate) const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
 
 /// The package for families that mlx-lm lacks (`vlm.py` beside `make.py`).
 const VLM_PACKAGE: (&str, &str) = ("mlx-vlm", "0.7.10");

@@ -10,6 +10,7 @@
 //! On a machine without a GPU it checks the same operations on the CPU.
 
 mod bundle;
+mod generation;
 mod outcome;
 mod programs;
 mod running;
@@ -27,7 +28,7 @@ use programs::{GPU, Programs};
 use stages::STAGES;
 
 const USAGE: &str = "usage: cargo xtask gpu-check [--device auto|cpu] [--minutes N] \
-[--bundle DIR | --prepared DIR]";
+[--bundle DIR [--cuda] | --prepared DIR]";
 
 /// Default time for all checks, in minutes.
 const MINUTES: u64 = 10;
@@ -49,6 +50,8 @@ struct Options {
     minutes: u64,
     /// Folder to write a bundle to, instead of checking.
     bundle: Option<PathBuf>,
+    /// Whether the bundle is for a machine with an NVIDIA GPU.
+    for_cuda: bool,
     /// Folder of an unpacked bundle, whose programs are used instead of building them.
     prepared: Option<PathBuf>,
 }
@@ -63,14 +66,19 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         }
     };
     if let Some(dir) = &options.bundle {
-        return bundle::write(&programs, dir);
+        return bundle::write(&programs, options.for_cuda, dir);
     }
     check(&programs, &options)
 }
 
 fn parse(args: &[String]) -> anyhow::Result<Options> {
-    let mut options =
-        Options { device: Device::Auto, minutes: MINUTES, bundle: None, prepared: None };
+    let mut options = Options {
+        device: Device::Auto,
+        minutes: MINUTES,
+        bundle: None,
+        for_cuda: false,
+        prepared: None,
+    };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} takes a value\n{USAGE}"));
@@ -84,6 +92,7 @@ fn parse(args: &[String]) -> anyhow::Result<Options> {
             }
             "--minutes" => options.minutes = value()?.parse().context("--minutes")?,
             "--bundle" => options.bundle = Some(value()?.into()),
+            "--cuda" => options.for_cuda = true,
             "--prepared" => options.prepared = Some(value()?.into()),
             other => bail!("unknown option {other}\n{USAGE}"),
         }
@@ -96,6 +105,10 @@ fn parse(args: &[String]) -> anyhow::Result<Options> {
     ensure!(
         options.bundle.is_none() || options.prepared.is_none(),
         "--bundle makes a bundle and --prepared uses one\n{USAGE}"
+    );
+    ensure!(
+        !options.for_cuda || options.bundle.is_some(),
+        "--cuda chooses what a bundle is for\n{USAGE}"
     );
     Ok(options)
 }
@@ -154,7 +167,8 @@ mod tests {
         let options = parsed("--device cpu --minutes 3 --prepared there").unwrap();
         assert_eq!((options.device, options.minutes), (Device::Cpu, 3));
         assert_eq!(options.prepared, Some(PathBuf::from("there")));
-        for wrong in ["--minutes 0", "--device tpu", "--bundle a --prepared b", "--what"] {
+        for wrong in ["--minutes 0", "--device tpu", "--bundle a --prepared b", "--cuda", "--what"]
+        {
             parsed(wrong).unwrap_err();
         }
     }

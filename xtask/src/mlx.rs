@@ -87,6 +87,21 @@ fn install(cuda: bool) -> Result<PathBuf> {
     Ok(prefix)
 }
 
+/// Returns the prefix of the library for CUDA without NVIDIA's own, brought if it is not here: for
+/// machines that have those. The build goes on to link against what is selected.
+pub(crate) fn cuda_library() -> Result<PathBuf> {
+    let platform = Platform::of(std::env::consts::OS, std::env::consts::ARCH, None, true)?;
+    let wheels = &platform.wheels()[..1];
+    let root = process::target_dir().join("mlx");
+    let folder = root.join(format!("{}-library", platform.folder()));
+    if !holds(&folder, wheels) {
+        bring(wheels, &root, &folder)?;
+    }
+    let prefix = folder.join("mlx");
+    check_prefix(&prefix)?;
+    Ok(prefix)
+}
+
 /// Downloads, checks and unpacks into a scratch folder, then moves it to its place.
 fn bring(wheels: &[Wheel], root: &Path, folder: &Path) -> Result<()> {
     let installer = fetch::find_installer()?;

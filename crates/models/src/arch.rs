@@ -25,8 +25,8 @@ use jackalope_weights::{LoadCounters, LoadProgress, Loader};
 
 /// A network that a model file builds.
 pub(crate) trait Network: std::fmt::Debug {
-    /// Returns the last layer's output for every row of the step, `[tokens, hidden]`; if another
-    /// rank has that layer, the activations that are sent on.
+    /// Returns the last layer's output for the rows of the step that are needed, `[needed, hidden]`; if
+    /// another rank has that layer, the activations of all rows, which are sent on.
     fn forward(&self, tokens: StepTokens<'_>, step: &mut Step<'_, '_>) -> Array;
 
     /// Applies the final norm to some of these rows, `[n, hidden]`.

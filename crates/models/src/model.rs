@@ -184,14 +184,15 @@ impl Model {
         let num_rows = step.spans.last().map_or(0, |span| span.rows.end);
         assert_eq!(num_rows, batch.tokens.len(), "every token belongs to a span");
         let tokens = StepTokens { host: batch.tokens, device: device_tokens };
+        match &batch.logits_at[..] {
+            // All ranks compute one row of the last layer, so that none waits for a sum.
+            [] => step.need(&[num_rows - 1]),
+            rows => step.need(rows),
+        }
         let h = self.network.forward(tokens, &mut step);
-        let result = if !self.has_last_layer {
-            h.clone()
-        } else if batch.logits_at.is_empty() {
-            Array::zeros(&[0, h.dim(-1)], Dtype::F32)
-        } else {
-            rows_of(&h, &batch.logits_at)
-        };
+        let is_unneeded = self.has_last_layer && batch.logits_at.is_empty();
+        let result =
+            if is_unneeded { Array::zeros(&[0, h.dim(-1)], Dtype::F32) } else { h.clone() };
         self.cache_shape.last_step.replace(Some(h));
         result
     }
@@ -223,17 +224,6 @@ impl Model {
         }
         self.logits(&hidden)
     }
-}
-
-/// Returns the rows at `indices`.
-fn rows_of(h: &Array, indices: &[usize]) -> Array {
-    let row = |idx: usize| i32::try_from(idx).expect("a step is small");
-    let (first, len) = (indices[0], indices.len());
-    if indices.iter().enumerate().all(|(offset, &idx)| idx == first + offset) {
-        return h.slice_axis(0, row(first), row(first + len));
-    }
-    let indices: Vec<i32> = indices.iter().map(|&idx| row(idx)).collect();
-    h.take(&Array::from_slice(&indices, &[row(len)]), 0)
 }
 
 fn facts(

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_mlx::Array;
+use jackalope_mlx::{Array, dim};
 use jackalope_protocol::TokenId;
 
 use crate::layers::Rope;
@@ -59,6 +59,8 @@ pub(crate) struct Step<'a, 'b> {
     pub(crate) caches: &'a mut [&'b mut SequenceCache],
     tables: Vec<(Rc<Rope>, Arc<RotationTable>)>,
     stock_plan: Option<Rc<StockPlan>>,
+    /// Rows whose output is needed after the last layer; `None` if all are.
+    needed: Option<Vec<usize>>,
     /// The positions that the last indexer has chosen.
     choice: Choice,
 }
@@ -83,8 +85,26 @@ impl<'a, 'b> Step<'a, 'b> {
             caches,
             tables: Vec::new(),
             stock_plan: None,
+            needed: None,
             choice: Choice::default(),
         }
+    }
+
+    /// Says which rows' output is needed after the last layer; at least one.
+    pub(crate) fn need(&mut self, rows: &[usize]) {
+        let num_rows = self.spans.last().map_or(0, |span| span.rows.end);
+        self.needed = (!rows.iter().copied().eq(0..num_rows)).then(|| rows.to_vec());
+    }
+
+    /// Returns the rows of `x` `[tokens, width]` whose output is needed after the last layer.
+    pub(crate) fn needed_rows(&self, x: &Array) -> Array {
+        let Some(rows) = &self.needed else { return x.clone() };
+        let (first, len) = (rows[0], rows.len());
+        if rows.iter().copied().eq(first..first + len) {
+            return x.slice_axis(0, dim(first), dim(first + len));
+        }
+        let rows: Vec<i32> = rows.iter().map(|&row| dim(row)).collect();
+        x.take(&Array::from_slice(&rows, &[dim(len)]), 0)
     }
 
     /// Returns the rotations of all rows; computed once per step, not once per layer.

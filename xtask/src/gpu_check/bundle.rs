@@ -8,11 +8,14 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 
 use super::programs::Programs;
-use crate::mlx::fetch::sha256_of;
-use crate::process;
+use crate::mlx::fetch::{self, sha256_of};
+use crate::{golden, process};
 
 /// Maximum size of a part in bytes.
-const PART_BYTES_MAX: usize = 60_000_000;
+const PART_BYTES_MAX: usize = 40_000_000;
+
+/// Versions of Python for which the bundle brings MLX, so that mlx-lm can be measured.
+const PYTHON_VERSIONS: [&str; 4] = ["3.11", "3.12", "3.13", "3.14"];
 
 /// Files and folders of the sources that the checks read.
 const SOURCES: [&str; 5] = [
@@ -26,13 +29,14 @@ const SOURCES: [&str; 5] = [
 
 /// Joins the parts, checks their hashes, and runs the checks. Tests find their data where they were
 /// compiled, so that folder becomes a link to the bundle's. libmlx looks for CUDA's libraries in the folder
-/// `nvidia` beside its own, which becomes a link to those of Python's packages.
+/// `nvidia` beside its own, which becomes a link to those of Python's packages. mlx-lm computes with the
+/// bundle's libmlx.
 const SCRIPT: &str = r#"#!/bin/sh
 # Unpacks the bundle beside this script and runs `gpu-check` from it. Needs no network.
 set -eu
 cd "$(dirname "$0")"
 sha256sum --check parts.sha256 2>/dev/null || shasum -a 256 -c parts.sha256
-cat gpu-check.part-* | tar -xzf -
+cat gpu-check.part-* | tar -xJf -
 root="$(cat root-path)"
 if [ ! -e "$root" ]; then
   mkdir -p "$(dirname "$root")" && ln -s "$PWD/root" "$root"
@@ -41,11 +45,20 @@ if [ ! -e bin/nvidia ]; then
   libraries="$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)"
   if [ -n "$libraries" ]; then ln -s "$libraries" bin/nvidia; fi
 fi
+if [ -d wheels ] && [ ! -d peer ]; then
+  if python3 -m pip install --quiet --no-index --no-deps --find-links wheels --target peer mlx mlx-lm; then
+    ln -sfn ../../bin/mlx/lib peer/mlx/lib
+    ln -sfn ../../bin/mlx/include peer/mlx/include
+  else
+    rm -rf peer
+  fi
+fi
 exec bin/xtask gpu-check --prepared . "$@"
 "#;
 
-/// Writes the bundle to `dir`.
-pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
+/// Writes the bundle to `dir`. For CUDA it brings the library for CUDA in place of that for CPUs, which has
+/// the same interface, and mlx-lm.
+pub(super) fn write(programs: &Programs, for_cuda: bool, dir: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
     let staging = process::target_dir().join("gpu-check");
     if staging.exists() {
@@ -55,15 +68,22 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(&bin).context("creating the bundle's folder")?;
     let own = std::env::current_exe().context("finding this program")?;
     for (name, path) in programs.named().into_iter().chain([("xtask", own.as_path())]) {
-        fs::copy(path, bin.join(name)).with_context(|| format!("copying {}", path.display()))?;
+        copy_program(path, &bin.join(name))?;
     }
-    copy_libraries(&programs.mlx, &bin)?;
+    if for_cuda {
+        copy_libraries(&crate::mlx::cuda_library()?, &bin)?;
+        bring_peer(&staging.join("wheels"))?;
+    } else {
+        copy_libraries(&programs.mlx, &bin)?;
+    }
     for source in SOURCES {
         copy_folder(&programs.root.join(source), &staging.join("root").join(source))?;
     }
-    let archive = process::target_dir().join("gpu-check.tar.gz");
+    let archive = process::target_dir().join("gpu-check.tar.xz");
+    println!("packing");
     let packed = process::command("tar")
-        .arg("-czf")
+        .env("XZ_OPT", "-6 -T0")
+        .arg("-cJf")
         .arg(&archive)
         .arg("-C")
         .arg(&staging)
@@ -81,6 +101,40 @@ pub(super) fn write(programs: &Programs, dir: &Path) -> anyhow::Result<()> {
         dir.display()
     );
     fs::remove_dir_all(&staging).context("removing the bundle's files")
+}
+
+/// Copies a program without its debug information, if this machine can remove that.
+fn copy_program(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let stripped =
+        process::command("strip").args(["--strip-debug", "-o"]).args([to, from]).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
+    }
+    Ok(())
+}
+
+/// Downloads mlx-lm, and MLX for several versions of Python.
+fn bring_peer(dir: &Path) -> anyhow::Result<()> {
+    let installer = fetch::find_installer()?;
+    let packages = golden::PACKAGES.iter().map(|(name, version)| format!("{name}=={version}"));
+    let packages: Vec<String> = packages.collect();
+    for version in PYTHON_VERSIONS {
+        let status = process::command(installer[0])
+            .args(&installer[1..])
+            .args(["download", "--quiet", "--no-deps", "--only-binary=:all:"])
+            .args(["--disable-pip-version-check", "--python-version", version])
+            .args(["--platform", "manylinux_2_35_x86_64", "--dest"])
+            .arg(dir)
+            .args(&packages)
+            .status()
+            .context("starting pip")?;
+        ensure!(
+            status.success(),
+            "pip could not bring {} for Python {version}",
+            packages.join(" ")
+        );
+    }
+    Ok(())
 }
 
 /// Copies libmlx with the headers that it compiles kernels with, and the libraries that a wheel brings in a

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::process;
+use crate::{golden, process};
 
 /// How a GPU is called in reports.
 pub(super) const GPU: &str = "the GPU";
@@ -26,6 +26,8 @@ pub(super) struct Programs {
     pub(super) mlx: PathBuf,
     /// Root of the sources, whose test data, scripts and shipped model are used.
     pub(super) root: PathBuf,
+    /// Folder of Python's packages with mlx-lm, if a bundle brought it.
+    peer: Option<PathBuf>,
 }
 
 impl Programs {
@@ -55,6 +57,7 @@ impl Programs {
             jackalope: build(["--bin", "jackalope"])?,
             mlx: mlx.join(selected.trim()).join("mlx"),
             root: process::workspace_dir(),
+            peer: None,
         })
     }
 
@@ -71,6 +74,7 @@ impl Programs {
             rank: program("jackalope-rank"),
             mlx: dir.join("bin/mlx"),
             root: dir.join("root"),
+            peer: Some(dir.join("peer")).filter(|it| it.is_dir()),
         };
         for (_, path) in programs.named() {
             ensure!(path.is_file(), "{} is missing\nhint: unpack all parts", path.display());
@@ -98,6 +102,16 @@ impl Programs {
         command.env(variable, self.mlx.join("lib")).env("JACKALOPE_CPU", "stock");
         command.current_dir(&self.root);
         command
+    }
+
+    /// Returns a command of a Python that has mlx-lm, which is installed if no bundle brought it.
+    pub(super) fn python(&self) -> anyhow::Result<Command> {
+        let Some(peer) = &self.peer else {
+            return Ok(process::command(&golden::python()?.to_string_lossy()));
+        };
+        let mut command = process::command("python3");
+        command.env("PYTHONPATH", peer);
+        Ok(command)
     }
 
     /// Returns the name of the device that is checked. `wants_cpu` refuses a GPU.

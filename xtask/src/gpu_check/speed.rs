@@ -8,10 +8,11 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use super::generation::generation;
 use super::outcome::Outcome;
 use super::programs::Programs;
 use super::running::output;
-use crate::{golden, process};
+use crate::process;
 
 /// Tokens of each sequence before the first step.
 const CONTEXT_TOKENS: &str = "64";
@@ -41,6 +42,10 @@ impl Shape {
     /// A published size.
     pub(super) const fn published(size: &'static str, bits: &'static str) -> Shape {
         Shape { dimensions: ["--size", size], bits }
+    }
+
+    fn is_published(self) -> bool {
+        self.dimensions[0] == "--size"
     }
 
     /// Writes the checkpoint if it is not there.
@@ -79,13 +84,19 @@ pub(super) fn speed(
             Vec::new()
         }
     };
-    Ok(Outcome::Measured { summary: found.join("; "), table: table(&ours, &theirs) })
+    let mut table = table(&ours, &theirs);
+    if shape.is_published() {
+        let (summary, of_generation) = generation(programs, &dir, deadline)?;
+        found.push(summary);
+        table = format!("{table}\n\n{of_generation}");
+    }
+    Ok(Outcome::Measured { summary: found.join("; "), table })
 }
 
 /// Measures mlx-lm on its default device.
 fn peer(programs: &Programs, dir: &Path, deadline: Instant) -> anyhow::Result<Vec<Value>> {
     let script = programs.root.join("xtask/src/bench/batched_steps.py");
-    let mut peer = process::command(&golden::python()?.to_string_lossy());
+    let mut peer = programs.python()?;
     let theirs = peer.arg(script).arg(dir).args([CONTEXT_TOKENS, "default"]);
     lines(&output(theirs, deadline)?)
 }
@@ -171,11 +182,12 @@ fn table(ours: &[Value], theirs: &[Value]) -> String {
 }
 
 /// A number of a measurement, or not a number where it is missing.
-fn number(line: &Value, key: &str) -> f64 {
+pub(super) fn number(line: &Value, key: &str) -> f64 {
     line[key].as_f64().unwrap_or(f64::NAN)
 }
 
-fn lines(text: &str) -> anyhow::Result<Vec<Value>> {
+/// Reads one measurement from each line.
+pub(super) fn lines(text: &str) -> anyhow::Result<Vec<Value>> {
     let parsed = text.lines().map(|line| {
         serde_json::from_str(line).with_context(|| format!("found {line:?} among the measurements"))
     });

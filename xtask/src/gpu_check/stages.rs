@@ -1,10 +1,14 @@
 //! The checks. Each runs a program and reads what it prints.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use serde_json::Value;
 
 use super::outcome::Outcome;
 use super::programs::Programs;
@@ -18,6 +22,12 @@ const BEFORE_KILL: Duration = Duration::from_secs(2);
 /// Number of characters at which two texts of the same prompt must be the same.
 const SAME_MIN: usize = 8;
 
+/// Folder of mlx-lm's values, in the sources.
+const GOLDEN_VALUES: &str = "crates/models/tests/data/golden";
+
+/// Maximum number of families that are checked at the same time: each takes part of the GPU's memory.
+const FAMILIES_AT_ONCE_MAX: usize = 16;
+
 /// A check.
 pub(super) struct Stage {
     pub(super) name: &'static str,
@@ -28,7 +38,7 @@ pub(super) struct Stage {
 
 /// The checks, the most important first.
 pub(super) const STAGES: &[Stage] = &[
-    check("goldens of all families", |it, end| tests(it, &it.model_tests, "golden", end)),
+    check("goldens of all families", goldens),
     check("recurrences", |it, end| tests(it, &it.recurrence_tests, "chunks", end)),
     check("sampling, steps ahead", |it, end| tests(it, &it.rank_tests, "ahead", end)),
     check("batches with joins and leaves", |it, end| tests(it, &it.model_tests, "decoding", end)),
@@ -60,13 +70,67 @@ fn tests(
     filter: &str,
     deadline: Instant,
 ) -> anyhow::Result<Outcome> {
-    let mut command = programs.command(program);
-    let text = output(command.args([filter, "--test-threads", "1"]), deadline)?;
+    let text = output(&mut test(programs, program, filter), deadline)?;
     let summary = text.lines().find(|line| line.starts_with("test result:"));
     let summary = summary.context("the tests ended without a result")?;
     ensure!(!summary.contains(" 0 passed"), "no test is called {filter}");
     let summary = summary.trim_start_matches("test result: ").split(';').next();
     Ok(Outcome::Passed(summary.unwrap_or_default().to_owned()))
+}
+
+/// Returns a command that runs the tests whose names contain `filter` one after the other, and computes
+/// products of f32 in f32: MLX would round their factors to TF32 on some GPUs, as mlx-lm does.
+fn test(programs: &Programs, program: &Path, filter: &str) -> Command {
+    let mut command = programs.command(program);
+    command.args([filter, "--test-threads", "1"]).env("MLX_ENABLE_TF32", "0");
+    command
+}
+
+/// Compares all families with mlx-lm's values, several at a time: compiling their kernels takes
+/// longer than computing them.
+fn goldens(programs: &Programs, deadline: Instant) -> anyhow::Result<Outcome> {
+    let families = golden_cases(&programs.root.join(GOLDEN_VALUES))?;
+    let num_cases: usize = families.iter().map(|(_, cases)| cases.len()).sum();
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    let check_families = || {
+        while let Some((name, cases)) = families.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut command = test(programs, &programs.model_tests, "golden::one_rank");
+            command.env("JACKALOPE_GOLDEN", cases.join(","));
+            if let Err(err) = output(&mut command, deadline) {
+                failures.lock().expect("no thread panics").push(format!("{name}: {err:#}"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..num_at_once() {
+            scope.spawn(check_families);
+        }
+    });
+    let failures = failures.into_inner().expect("no thread panics");
+    ensure!(failures.is_empty(), "{}", failures.join("; "));
+    Ok(Outcome::Passed(format!("{num_cases} checkpoints of {} families", families.len())))
+}
+
+/// Returns the number of programs that check families at the same time.
+fn num_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, |it| it.get() / 2).clamp(1, FAMILIES_AT_ONCE_MAX)
+}
+
+/// Returns each family's name and the names of its cases.
+fn golden_cases(folder: &Path) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+    let mut families = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let values: Value = serde_json::from_str(&fs::read_to_string(&path)?)
+            .with_context(|| format!("reading {}", path.display()))?;
+        let cases = values["cases"].as_array().context("a family has cases")?;
+        let names = cases.iter().filter_map(|case| case["name"].as_str().map(str::to_owned));
+        families.push((name, names.collect()));
+    }
+    families.sort();
+    Ok(families)
 }
 
 /// Compares two ranks, over TCP on one device, with one.

@@ -64,6 +64,7 @@ impl Decoder {
             let (layer, layout) = (&spec.layers[layer_idx], &layout.layers[layer_idx]);
             let parts = LayerParts {
                 cache_idx: spec.num_caches(0..layer_idx),
+                is_last: layer_idx + 1 == num_layers,
                 spec: layer,
                 layout,
                 model: spec,
@@ -149,7 +150,9 @@ impl Network for Decoder {
             (None, Some(mix)) => end.mixed(mix),
             (None, None) => end.finish(),
         };
-        self.layers.forward(tokens.host.len(), embed, add, finish)
+        let h = self.layers.forward(tokens.host.len(), embed, add, finish);
+        let has_all_rows = !self.layers.iter().any(DecoderLayer::keeps_needed_rows);
+        if has_all_rows && self.parallel.has_last_layer() { step.needed_rows(&h) } else { h }
     }
 
     fn norm(&self, h: &Array) -> Array {

@@ -14,6 +14,7 @@ use crate::layers::{AltUp, Beside, BlockFrame, Heads, LayerInput, Ngrams, Residu
 use crate::split::Cut;
 use crate::step::Step;
 use jackalope_cache::LayerCacheShape;
+use jackalope_spec::LayerSpec;
 use jackalope_weights::LoadError;
 
 /// A decoder layer.
@@ -30,6 +31,9 @@ pub(super) struct DecoderLayer {
     ngrams: Option<Box<Ngrams>>,
     /// Whether a block of layers begins here.
     starts_block: bool,
+    /// Whether what follows the mixer is computed only for the rows that are needed after the last layer:
+    /// this is that layer.
+    keeps_needed_rows: bool,
 }
 
 /// What follows the mixer.
@@ -39,6 +43,12 @@ enum Rest {
     FeedForward(Option<FeedForwardBlock>),
     /// In a layer with two mixers.
     Second(Box<SecondBlock>),
+}
+
+/// Whether what follows a layer's mixer reads nothing but its own row of the stream.
+fn keeps_needed_rows(spec: &LayerSpec) -> bool {
+    let has_altup = matches!(spec.streams, Some(jackalope_spec::LayerStreams::AltUp(_)));
+    !spec.is_parallel && spec.second.is_none() && !spec.reads_tokens() && !has_altup
 }
 
 impl DecoderLayer {
@@ -75,6 +85,7 @@ impl DecoderLayer {
             is_parallel,
             streams,
             ngrams: ngrams.transpose()?,
+            keeps_needed_rows: parts.is_last && keeps_needed_rows(parts.spec),
         })
     }
 
@@ -96,7 +107,9 @@ impl DecoderLayer {
         match (&self.streams, input) {
             (LayerStreams::One(None), _) => self.blocks(x, tokens, step),
             (LayerStreams::One(Some(reader)), Some(input)) => {
-                reader.add_to(self.blocks(x, tokens, step), input)
+                let x = self.blocks(x, tokens, step);
+                let LayerInput { rows, first } = input;
+                reader.add_to(x, LayerInput { rows: &self.kept_rows(rows, step), first })
             }
             (LayerStreams::AltUp(altup), Some(input)) => {
                 x.replaced(|streams| self.update(altup, &streams, input, step))
@@ -104,11 +117,13 @@ impl DecoderLayer {
             (LayerStreams::HyperConnections(connections), _) => x.replaced(|streams| {
                 let [of_mixer, of_rest] = &**connections;
                 let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));
+                let streams = self.kept_rows(&streams, step);
                 of_rest.around(&streams, |h| self.add_rest(h, tokens, step))
             }),
             (LayerStreams::Gated(connections), _) => x.replaced(|streams| {
                 let [of_mixer, of_rest] = &**connections;
                 let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));
+                let streams = self.kept_rows(&streams, step);
                 of_rest.around(&streams, |h| self.add_rest(h, tokens, step))
             }),
             (LayerStreams::One(Some(_)) | LayerStreams::AltUp(_), None) => {
@@ -159,6 +174,7 @@ impl DecoderLayer {
     fn blocks(&self, x: Residual, tokens: Option<&TokenRows>, step: &mut Step<'_, '_>) -> Residual {
         if !self.is_parallel {
             let h = self.add_mixer(x, step);
+            let h = if self.keeps_needed_rows { h.rows(|x| step.needed_rows(x)) } else { h };
             return self.add_rest(h, tokens, step);
         }
         match (&self.mixer, &self.rest) {
@@ -168,6 +184,16 @@ impl DecoderLayer {
             ) => attention.add_beside(mlp, x, &self.mixer_frame, step),
             _ => panic!("only dense blocks are computed beside a mixer, and only beside attention"),
         }
+    }
+
+    /// Returns the rows of `x` that are computed after the mixer.
+    fn kept_rows(&self, x: &Array, step: &Step<'_, '_>) -> Array {
+        if self.keeps_needed_rows { step.needed_rows(x) } else { x.clone() }
+    }
+
+    /// Whether the layer's output has only the rows that are needed after the last layer.
+    pub(super) fn keeps_needed_rows(&self) -> bool {
+        self.keeps_needed_rows
     }
 
     /// Returns this rank's part of the inner dimension of the feed-forward block; `None` if there is

@@ -18,6 +18,8 @@ use jackalope_weights::{Part, Weights};
 pub(super) struct LayerParts<'a, 'w> {
     /// Number of mixers before this one, each of which has a cache.
     pub(super) cache_idx: usize,
+    /// Whether it is the model's last layer.
+    pub(super) is_last: bool,
     pub(super) spec: &'a LayerSpec,
     pub(super) layout: &'a LayerLayout,
     pub(super) model: &'a ModelSpec,

@@ -212,6 +212,12 @@ impl Residual {
         Residual::new(work(self.finish()), &parallel)
     }
 
+    /// Returns some rows of the stream.
+    pub(crate) fn rows(self, take: impl Fn(&Array) -> Array) -> Residual {
+        let (parallel, earlier) = (self.parallel.clone(), self.earlier.as_ref().map(&take));
+        Residual::new(take(&self.finish()), &parallel).after(earlier)
+    }
+
     /// Returns the stream as an array.
     pub(crate) fn finish(self) -> Array {
         match self.parallel.compute().clone() {

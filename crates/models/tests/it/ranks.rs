@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jackalope_kernels::Threads;
-use jackalope_mlx::Group;
+use jackalope_mlx::{Device, Group};
 use jackalope_models::{Compute, GroupCell, Model, ModelFacts, Parallel, Split, Sums};
 use jackalope_transport::{self as transport, GroupConfig, Listener};
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,14 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) const BOTH: [Way; 2] = [Way::Kernels, Way::Stock];
 
+    /// Returns what computes, and makes MLX compute where that works: kernels need the CPU, and MLX's
+    /// own operations take a GPU if there is one, where tests must therefore run one at a time.
     pub(crate) fn compute(self) -> Compute {
+        let device = match self {
+            Way::Stock if jackalope_mlx::gpu_available() => Device::Gpu,
+            _ => Device::Cpu,
+        };
+        jackalope_mlx::set_device(device).unwrap();
         match self {
             Way::Kernels | Way::RoundedKernels => Compute::Kernels(Arc::new(Threads::new(1))),
             Way::Stock => Compute::Stock,
