@@ -257,6 +257,19 @@ size_t num_nodes(Refs arrays) {
   fused_inputs.reset();
   return count;
 }
+rust::Vec<rust::String> nodes_of_nothing(Refs arrays) {
+  std::unordered_set<std::uintptr_t> seen;
+  std::vector<array> rest = to_vector(arrays);
+  rust::Vec<rust::String> names;
+  while (!rest.empty()) {
+    array a = std::move(rest.back());
+    rest.pop_back();
+    if (!a.has_primitive() || a.is_available() || !seen.insert(a.id()).second) continue;
+    if (a.size() == 0) names.push_back(a.primitive().name());
+    rest.insert(rest.end(), a.inputs().begin(), a.inputs().end());
+  }
+  return names;
+}
 void async_eval(Refs arrays) {
   mx::async_eval(to_vector(arrays));
 }

@@ -43,6 +43,7 @@ Array pick(const std::vector<array>& arrays, size_t idx);
 void eval(Refs arrays);
 void begin_counting();
 size_t num_nodes(Refs arrays);
+rust::Vec<rust::String> nodes_of_nothing(Refs arrays);
 void async_eval(Refs arrays);
 bool is_available(const array& a);
 void synchronize();

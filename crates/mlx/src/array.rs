@@ -252,6 +252,12 @@ pub fn count_nodes(build: impl FnOnce() -> Vec<Array>) -> usize {
     bridge::num_nodes(&refs(&arrays.iter().collect::<Vec<_>>()))
 }
 
+/// Returns the names of the nodes in the graph of the arrays whose results have no elements. Some of MLX's
+/// operations fail on GPUs if there is nothing to compute.
+pub fn nodes_of_nothing(arrays: &[&Array]) -> Vec<String> {
+    bridge::nodes_of_nothing(&refs(arrays))
+}
+
 /// Starts computing arrays. A failure is reported when they are waited for.
 ///
 /// # Errors

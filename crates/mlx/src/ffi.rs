@@ -125,6 +125,7 @@ pub(crate) mod bridge {
         fn eval(arrays: &[ArrayRef]) -> Result<()>;
         fn begin_counting();
         fn num_nodes(arrays: &[ArrayRef]) -> usize;
+        fn nodes_of_nothing(arrays: &[ArrayRef]) -> Vec<String>;
         fn async_eval(arrays: &[ArrayRef]) -> Result<()>;
         fn is_available(a: &RawArray) -> bool;
         fn synchronize() -> Result<()>;

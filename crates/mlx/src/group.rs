@@ -27,6 +27,7 @@ pub struct Group {
 
 enum Kind {
     Single,
+    Rehearsal,
     Native { raw: UniquePtr<RawGroup>, link: Link },
     Stock { raw: UniquePtr<RawGroup> },
 }
@@ -35,6 +36,7 @@ impl Clone for Group {
     fn clone(&self) -> Group {
         let kind = match &self.kind {
             Kind::Single => Kind::Single,
+            Kind::Rehearsal => Kind::Rehearsal,
             Kind::Native { raw, link } => {
                 Kind::Native { raw: bridge::copy_group(raw), link: link.clone() }
             }
@@ -48,6 +50,7 @@ impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             Kind::Single => "single",
+            Kind::Rehearsal => "rehearsal",
             Kind::Native { .. } => "native",
             Kind::Stock { .. } => "stock",
         };
@@ -60,6 +63,13 @@ impl Group {
     /// Creates a group of one rank, whose collectives return their argument.
     pub fn single() -> Group {
         Group { rank: 0, size: 1, kind: Kind::Single }
+    }
+
+    /// Creates a group whose other ranks are absent: collectives return arrays of the right shape at once,
+    /// as if the others had this rank's values and sent zeros. With it a step computes what one with the
+    /// other ranks does, though not the same values.
+    pub fn rehearsal(rank: usize, size: usize) -> Group {
+        Group { rank, size, kind: Kind::Rehearsal }
     }
 
     /// Creates a group over our own sockets.
@@ -141,7 +151,7 @@ impl Group {
     fn link(&self) -> Option<&Link> {
         match &self.kind {
             Kind::Native { link, .. } => Some(link),
-            Kind::Single | Kind::Stock { .. } => None,
+            Kind::Single | Kind::Rehearsal | Kind::Stock { .. } => None,
         }
     }
 }
@@ -172,7 +182,8 @@ impl Group {
         self.check_dtype("all_gather", x.dtype());
         match self.raw() {
             Some(raw) => built("all_gather", bridge::group_all_gather(raw, &x.0)),
-            None => x.clone(),
+            None if self.size == 1 => x.clone(),
+            None => Array::concatenate(&vec![x; self.size], 0),
         }
     }
 
@@ -185,8 +196,11 @@ impl Group {
     #[track_caller]
     pub fn send(&self, x: &Array, to: usize) -> Array {
         self.check_dtype("send", x.dtype());
-        let (raw, to) = self.peer("send", to);
-        built("send", bridge::group_send(raw, &x.0, to))
+        let to = self.peer("send", to);
+        match self.raw() {
+            Some(raw) => built("send", bridge::group_send(raw, &x.0, to)),
+            None => x.clone(),
+        }
     }
 
     /// Receives an array from another rank.
@@ -197,24 +211,26 @@ impl Group {
     #[track_caller]
     pub fn recv(&self, shape: &[i32], dtype: Dtype, from: usize) -> Array {
         self.check_dtype("recv", dtype);
-        let (raw, from) = self.peer("recv", from);
-        built("recv", bridge::group_recv(raw, shape, dtype.code(), from))
+        let from = self.peer("recv", from);
+        match self.raw() {
+            Some(raw) => built("recv", bridge::group_recv(raw, shape, dtype.code(), from)),
+            None => Array::zeros(shape, dtype),
+        }
     }
 
     fn raw(&self) -> Option<&RawGroup> {
         match &self.kind {
-            Kind::Single => None,
+            Kind::Single | Kind::Rehearsal => None,
             // MLX returns the argument for a group of one; a native group does the same.
             Kind::Native { raw, .. } | Kind::Stock { raw } => (self.size > 1).then_some(raw),
         }
     }
 
     #[track_caller]
-    fn peer(&self, operation: &str, peer: usize) -> (&RawGroup, i32) {
+    fn peer(&self, operation: &str, peer: usize) -> i32 {
         let is_peer = peer < self.size && peer != self.rank;
         assert!(is_peer, "{operation}: rank {peer} is not a peer in {self:?}");
-        let raw = self.raw().expect("a group with a peer is not single");
-        (raw, i32::try_from(peer).expect("a rank is small"))
+        i32::try_from(peer).expect("a rank is small")
     }
 
     #[track_caller]

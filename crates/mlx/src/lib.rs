@@ -28,7 +28,7 @@ mod ops;
 mod pinned;
 pub mod quant;
 
-pub use array::{Array, async_eval, count_nodes, dim, drain, eval};
+pub use array::{Array, async_eval, count_nodes, dim, drain, eval, nodes_of_nothing};
 pub use backend::Backend;
 pub use counters::{HostCounters, host_counters};
 pub use custom::custom;

@@ -44,8 +44,9 @@ fn main() -> Result<(), Failure> {
     for num_sequences in SEQUENCES {
         let mut caches: Vec<SequenceCache> =
             (0..num_sequences).map(|_| model.new_cache()).collect();
-        for cache in &mut caches {
-            eval_all(model.forward(&batch(1, context), &mut [cache]), cache)?;
+        // The lengths differ, as those of requests do.
+        for (idx, cache) in caches.iter_mut().enumerate() {
+            eval_all(model.forward(&batch(1, context + idx), &mut [cache]), cache)?;
         }
         let mut all: Vec<&mut SequenceCache> = caches.iter_mut().collect();
         let decode = batch(num_sequences, 1);

@@ -21,6 +21,7 @@ mod sampler;
 mod startup;
 mod step;
 mod step_error;
+mod warm_up;
 mod worker;
 
 use std::net::{IpAddr, SocketAddr};

@@ -30,6 +30,7 @@ use crate::rank_memory;
 use crate::remote::RemoteFiles;
 use crate::step::Stepper;
 use crate::step_error::{StepError, unheard_peers};
+use crate::warm_up::warm_up;
 
 /// Minimum time between two reports of the loading progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -132,6 +133,11 @@ fn load<'a>(
         let kind = if err.is_passing() { FailureKind::Device } else { FailureKind::Model };
         (kind, anyhow::Error::new(err))
     })?;
+    if model.computes_with_mlx() {
+        let place = [identity.rank as usize, setup.num_ranks as usize];
+        warm_up(&model, &parallel, place, control)
+            .map_err(|err| (FailureKind::Device, anyhow::Error::new(err)))?;
+    }
     let facts = RankFacts { content, ..rank_facts(&model, started.elapsed()) };
     setup
         .check_cache_cost(identity.rank as usize, facts.cache_cost)

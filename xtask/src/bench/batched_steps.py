@@ -96,8 +96,11 @@ def main():
     context = int(sys.argv[2])
     for num_sequences in SEQUENCES:
         cache = make_prompt_cache(model)
-        cache = [BatchKVCache([0] * num_sequences) if type(it) is KVCache else it for it in cache]
-        prompt = mx.array([[idx * 31 % 97 for idx in range(context)]] * num_sequences)
+        # The lengths differ, as those of requests do.
+        padding = list(reversed(range(num_sequences)))
+        cache = [BatchKVCache(padding) if type(it) is KVCache else it for it in cache]
+        longest = context + num_sequences - 1
+        prompt = mx.array([[idx * 31 % 97 for idx in range(longest)]] * num_sequences)
         mx.eval(model(prompt, cache=cache))
         tokens = mx.array([[idx * 31 % 97] for idx in range(num_sequences)])
         totals, builds = [], []

@@ -137,7 +137,9 @@ impl Experts {
         let row = order.as_ref().map_or(row.clone(), |order| row.take(order, 0));
         let gather = quant::Gather { indices: &indices, is_sorted };
         let own = x;
-        let mut x = x.take(&row, 0).expand_dims(1); // [choices, 1, hidden]
+        // MLX reads the distance of rows from the strides, of which `expand_dims` makes up one: rows that were
+        // taken afterwards have true ones.
+        let mut x = x.expand_dims(1).take(&row, 0); // [choices, 1, hidden]
         if self.sizes.weighs_input {
             let weights = routes.weights.flatten(0, 1);
             let weights = order.as_ref().map_or(weights.clone(), |order| weights.take(order, 0));

@@ -2,10 +2,12 @@
 //! of a small model faster than the host builds it, so this number decides how fast batches decode, and
 //! how fast several short prompts are read.
 
-use jackalope_mlx::{count_nodes, eval};
-use jackalope_models::{Batch, Model, SequenceCache, Span};
+use std::collections::BTreeSet;
 
-use crate::ranks::{Way, load_edited};
+use jackalope_mlx::{Group, count_nodes, eval, nodes_of_nothing};
+use jackalope_models::{Batch, Model, SequenceCache, Span, Split};
+
+use crate::ranks::{Way, load, load_edited};
 use crate::recipe::Golden;
 use crate::run::extend;
 
@@ -102,5 +104,44 @@ fn a_step_with_several_prompts_has_no_node_for_each_token() {
             assert!(found <= allowed, "{name}: {found} nodes per layer for {num} prompts");
         }
         assert!(four <= short, "{name}: {four} nodes per layer, {short} for shorter prompts");
+    }
+}
+
+/// Operations that need no elements on any device.
+const SAFE_WITHOUT_ELEMENTS: [&str; 7] =
+    ["AsType", "Broadcast", "Concatenate", "Contiguous", "Full", "Greater", "Less"];
+
+/// Returns the operations without elements of a prompt in two pieces, of which the second is short, and of
+/// decode steps.
+fn operations_on_nothing(model: &Model, prompt: &[u32]) -> BTreeSet<String> {
+    let mut cache = model.new_cache();
+    let mut names = BTreeSet::new();
+    let (long, short) = prompt.split_at(prompt.len() - 2);
+    for tokens in [&prompt[..1], long, short, &prompt[..1], &prompt[..1]] {
+        let rows = vec![Span { start_idx: 0, len: tokens.len() }];
+        let batch = Batch { tokens, rows, logits_at: vec![tokens.len() - 1] };
+        let logits = model.forward(&batch, &mut [&mut cache]);
+        let arrays = [vec![logits], cache.arrays()].concat();
+        let arrays: Vec<_> = arrays.iter().collect();
+        names.extend(nodes_of_nothing(&arrays));
+        eval(&arrays).unwrap();
+    }
+    names.retain(|name| !SAFE_WITHOUT_ELEMENTS.contains(&name.as_str()));
+    names
+}
+
+#[test]
+fn no_operation_that_needs_elements_has_none_on_any_rank() {
+    let golden = Golden::read();
+    for case in &golden.cases {
+        for shares in [vec![1], vec![1, 90, 2]] {
+            let split = Split::Tensor(shares);
+            for rank in 0..split.num_ranks() {
+                let parallel = Way::Stock.alone(rank, &split);
+                parallel.group().replace(Group::rehearsal(rank, split.num_ranks()));
+                let found = operations_on_nothing(&load(case, &parallel), &golden.prompt);
+                assert!(found.is_empty(), "{}, rank {rank} of {split:?}: {found:?}", case.name);
+            }
+        }
     }
 }

@@ -1,0 +1,105 @@
+//! Steps before the first request. A GPU compiles each kernel when it is first used, which can take longer
+//! than a step may; so a rank computes what steps compute before it says that it is loaded.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use jackalope_mlx::{Error, Group, eval};
+use jackalope_models::{Batch, Model, Parallel, SequenceCache, Span};
+use jackalope_protocol::FromRank;
+
+use crate::control::Control;
+
+/// Time between two messages of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Lengths of the prompts of two sequences, which later decode together: kernels for many rows differ from
+/// those for few.
+const PROMPT_TOKENS: [usize; 2] = [128, 12];
+
+/// Computes steps of all kinds without the other ranks, and reports progress meanwhile. `rank` is that of
+/// the whole model among `num_ranks`.
+///
+/// # Errors
+/// Fails if the device does.
+pub(crate) fn warm_up(
+    model: &Model,
+    parallel: &Parallel,
+    [rank, num_ranks]: [usize; 2],
+    control: &Control,
+) -> Result<(), Error> {
+    let total_bytes = model.facts().bytes_read;
+    let progress = FromRank::Progress { done_bytes: total_bytes, total_bytes };
+    let (ended, has_ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while has_ended.recv_timeout(PROGRESS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                // If the coordinator is gone, the control thread ends the process.
+                control.send(&progress).ok();
+            }
+        });
+        let result = rehearse(model, parallel, [rank, num_ranks]);
+        drop(ended);
+        result
+    })
+}
+
+/// Computes two prompts, and decode steps of one of the sequences and of both.
+fn rehearse(
+    model: &Model,
+    parallel: &Parallel,
+    [rank, num_ranks]: [usize; 2],
+) -> Result<(), Error> {
+    parallel.group().replace(Group::rehearsal(rank, num_ranks));
+    let result = steps(model);
+    parallel.group().replace(Group::single());
+    result
+}
+
+fn steps(model: &Model) -> Result<(), Error> {
+    let longest = model.facts().context_tokens as usize / 2;
+    let lens = PROMPT_TOKENS.map(|len| len.min(longest).max(1));
+    let mut caches = [model.new_cache(), model.new_cache()];
+    for (cache, len) in caches.iter_mut().zip(lens) {
+        step(model, len, &mut [cache])?;
+    }
+    let [first, second] = &mut caches;
+    step(model, 1, &mut [first])?;
+    step(model, 1, &mut [first, second])
+}
+
+/// Computes `len` tokens of each sequence.
+fn step(model: &Model, len: usize, caches: &mut [&mut SequenceCache]) -> Result<(), Error> {
+    let rows = (0..caches.len()).map(|idx| Span { start_idx: idx * len, len }).collect();
+    let logits_at = (0..caches.len()).map(|idx| (idx + 1) * len - 1).collect();
+    let tokens = vec![0; caches.len() * len];
+    let hidden = model.hidden(&Batch { tokens: &tokens, rows, logits_at }, caches);
+    let mut arrays: Vec<_> = caches.iter().flat_map(|cache| cache.arrays()).collect();
+    arrays.push(if model.has_last_layer() { model.logits(&hidden) } else { hidden });
+    eval(&arrays.iter().collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use jackalope_models::{Compute, GroupCell};
+    use jackalope_protocol::split::Split;
+
+    use super::*;
+
+    #[test]
+    fn every_rank_of_a_split_rehearses_its_steps_without_the_others() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini");
+        let splits = [vec![1], vec![1, 1, 1]].map(Split::Tensor);
+        for split in splits.into_iter().chain([Split::Pipeline(vec![1, 2, 1])]) {
+            for rank in 0..split.num_ranks() {
+                let group = GroupCell::new(Group::single());
+                let parallel = Parallel::new(rank, &split, group, Compute::Stock).unwrap();
+                let model = Model::load(&dir, &parallel, &mut |_| {}).unwrap();
+                rehearse(&model, &parallel, [rank, split.num_ranks()]).unwrap();
+                assert_eq!(parallel.group().current().size(), 1, "the others may join now");
+            }
+        }
+    }
+}
