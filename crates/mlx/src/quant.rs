@@ -1,6 +1,7 @@
 //! Quantised weights: 32-bit words that hold several elements each, with scales per group.
 
-use crate::array::{Array, built, built_all, optional, refs};
+use crate::array::{Array, built, built_all, dim, optional, refs};
+use crate::device::{GpuKind, gpu_kind};
 use crate::dtype::Dtype;
 use crate::ffi::bridge;
 
@@ -62,6 +63,9 @@ pub struct Quantized {
 /// Computes `x wᵀ` (with `transpose`) or `x w`.
 #[track_caller]
 pub fn quantized_matmul(x: &Array, w: &Quantized, transpose: bool) -> Array {
+    if transpose && w.scales.dim(-1) == 1 && gpu_kind() == Some(GpuKind::Cuda) {
+        return one_group_matmul(x, w);
+    }
     let node = bridge::quantized_matmul(
         &x.0,
         &refs(&[&w.words, &w.scales]),
@@ -70,6 +74,15 @@ pub fn quantized_matmul(x: &Array, w: &Quantized, transpose: bool) -> Array {
         &w.format.spec(),
     );
     built("quantized_matmul", node)
+}
+
+/// Computes `x wᵀ` for rows of one group, which MLX 0.32 gives to a kernel of its own on NVIDIA's Hopper.
+/// With it, models that have such matrices computed other logits than on a CPU.
+fn one_group_matmul(x: &Array, w: &Quantized) -> Array {
+    let w = dequantize(w, x.dtype());
+    let last = dim(w.shape().len() - 1);
+    let axes: Vec<i32> = (0..last - 1).chain([last, last - 1]).collect();
+    x.matmul(&w.transpose(&axes))
 }
 
 /// The matrix that each row of activations is multiplied with.
@@ -122,4 +135,27 @@ pub fn dequantize(w: &Quantized, dtype: Dtype) -> Array {
         dtype.code(),
     );
     built("dequantize", node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_one_group_multiply_as_dequantised_ones() {
+        let values: Vec<f32> = (0..2 * 3 * 64).map(|idx| (idx % 37) as f32 / 18.0 - 1.0).collect();
+        let format = Format { mode: Mode::Affine, bits: 4, group_size: 64 };
+        for shape in [vec![6, 64], vec![2, 3, 64]] {
+            let w = quantize(&Array::from_slice(&values, &shape), format);
+            let x_shape: Vec<i32> =
+                shape[..shape.len() - 2].iter().copied().chain([5, 64]).collect();
+            let len = x_shape.iter().product::<i32>();
+            let x = Array::arange(len, Dtype::F32).reshape(&x_shape) * (1.0 / len as f32);
+            let expected = quantized_matmul(&x, &w, true);
+            let found = one_group_matmul(&x, &w);
+            assert_eq!(found.shape(), expected.shape());
+            let differs = found.sub(&expected).to_vec::<f32>().unwrap();
+            assert!(differs.iter().all(|it| it.abs() < 1e-3), "{differs:?}");
+        }
+    }
 }

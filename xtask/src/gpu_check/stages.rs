@@ -40,7 +40,8 @@ pub(super) struct Stage {
 pub(super) const STAGES: &[Stage] = &[
     check("goldens of all families", goldens),
     check("recurrences", |it, end| tests(it, &it.recurrence_tests, "chunks", end)),
-    check("sampling, steps ahead", |it, end| tests(it, &it.rank_tests, "ahead", end)),
+    check("steps ahead", |it, end| tests(it, &it.rank_tests, "steps_that_run_ahead", end)),
+    check("sampling on the device", |it, end| tests(it, &it.rank_tests, "device_sampler", end)),
     check("batches with joins and leaves", |it, end| tests(it, &it.model_tests, "decoding", end)),
     check("nodes of a step", |it, end| tests(it, &it.model_tests, "nodes", end)),
     check("two ranks on one device", two_ranks),
