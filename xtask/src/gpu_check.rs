@@ -11,6 +11,7 @@
 
 mod bundle;
 mod generation;
+mod measurements;
 mod outcome;
 mod programs;
 mod running;

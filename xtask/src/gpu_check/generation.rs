@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::Value;
 
+use super::measurements::{lines, number};
 use super::programs::Programs;
 use super::running::output;
-use super::speed::{lines, number};
 
 const PROMPT_TOKENS: &str = "512";
 const ANSWER_TOKENS: &str = "128";

@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::generation::generation;
+use super::measurements::{lines, number};
 use super::outcome::Outcome;
 use super::programs::Programs;
 use super::running::output;
@@ -179,17 +180,4 @@ fn table(ours: &[Value], theirs: &[Value]) -> String {
         prompts[0], prompts[1]
     ));
     table
-}
-
-/// A number of a measurement, or not a number where it is missing.
-pub(super) fn number(line: &Value, key: &str) -> f64 {
-    line[key].as_f64().unwrap_or(f64::NAN)
-}
-
-/// Reads one measurement from each line.
-pub(super) fn lines(text: &str) -> anyhow::Result<Vec<Value>> {
-    let parsed = text.lines().map(|line| {
-        serde_json::from_str(line).with_context(|| format!("found {line:?} among the measurements"))
-    });
-    parsed.collect()
 }
