@@ -79,6 +79,8 @@ pub enum GroupEvent {
         rank: usize,
         /// Phase of the rank.
         phase: Phase,
+        /// How far the rank has got in this phase: bytes loaded, or reports of its first steps; 0 in others.
+        progress: u64,
         /// Bytes loaded and total bytes, while the rank loads.
         loaded_bytes: Option<(u64, u64)>,
         /// Id of the rank's process, if the launcher knows it.

@@ -218,6 +218,7 @@ impl Link {
         let phase = match slot.state {
             State::Absent | State::Spawning | State::Launched => Phase::Starting,
             State::Loading { .. } => Phase::Loading,
+            State::WarmingUp { .. } => Phase::WarmingUp,
             State::Loaded => Phase::Waiting,
             State::Joining => Phase::Joining,
             State::Standing => {
@@ -236,9 +237,14 @@ impl Link {
             State::Loading { done_bytes, total_bytes, .. } => Some((done_bytes, total_bytes)),
             _ => None,
         };
+        let progress = match self.slots[rank].state {
+            State::Loading { done_bytes, .. } => done_bytes,
+            State::WarmingUp { num_reports } => num_reports,
+            _ => 0,
+        };
         let phase = self.activity_of(rank).phase;
         let pid = self.slots[rank].pid();
-        self.events.push_back(GroupEvent::Phase { rank, phase, loaded_bytes, pid });
+        self.events.push_back(GroupEvent::Phase { rank, phase, progress, loaded_bytes, pid });
     }
 }
 

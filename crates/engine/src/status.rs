@@ -156,7 +156,7 @@ impl RankStatus {
     /// over all ranks does not fall while others load.
     pub(crate) fn enter(&mut self, phase: Phase, loaded_bytes: Option<(u64, u64)>) {
         let whole = self.loaded_bytes.map(|(_, total)| (total, total));
-        let is_loaded = matches!(phase, Phase::Waiting | Phase::Joining);
+        let is_loaded = matches!(phase, Phase::WarmingUp | Phase::Waiting | Phase::Joining);
         self.loaded_bytes = loaded_bytes.or(whole.filter(|_| is_loaded));
         self.phase = phase;
     }
@@ -503,7 +503,7 @@ mod tests {
         let mut rank = RankStatus::new(String::new());
         rank.enter(Phase::Loading, Some((3, 10)));
         assert_eq!(rank.loaded_bytes, Some((3, 10)));
-        for phase in [Phase::Waiting, Phase::Joining] {
+        for phase in [Phase::WarmingUp, Phase::Waiting, Phase::Joining] {
             rank.enter(phase, None);
             assert_eq!(rank.loaded_bytes, Some((10, 10)));
         }

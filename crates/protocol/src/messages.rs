@@ -207,6 +207,9 @@ pub enum FromRank {
         /// Total number of bytes to load.
         total_bytes: u64,
     },
+    /// The rank computes its first steps, for which some devices compile kernels. It is sent when they begin,
+    /// and then every second.
+    WarmingUp,
     /// The rank has loaded its shard into memory.
     Loaded(RankFacts),
     /// The rank has joined the group of this epoch.
@@ -269,6 +272,8 @@ pub enum Phase {
     Starting,
     /// Loading the shard into memory.
     Loading,
+    /// Computing its first steps, before it is in a group.
+    WarmingUp,
     /// Loaded; not in a group.
     Waiting,
     /// Forming a group.
@@ -285,6 +290,7 @@ impl Phase {
         match self {
             Phase::Starting => "starting",
             Phase::Loading => "loading",
+            Phase::WarmingUp => "warming up",
             Phase::Waiting => "waiting",
             Phase::Joining => "joining",
             Phase::Idle => "idle",

@@ -1,24 +1,25 @@
 //! Steps before the first request. A GPU compiles each kernel when it is first used, which can take longer
-//! than a step may; so a rank computes what steps compute before it says that it is loaded.
+//! than a step may; so a rank computes what steps compute before it says that it is loaded. Meanwhile it
+//! reports every second that it does.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use jackalope_mlx::{Error, Group, eval};
 use jackalope_models::{Batch, Model, Parallel, SequenceCache, Span};
-use jackalope_protocol::FromRank;
+use jackalope_protocol::{FromRank, Phase};
 
 use crate::control::Control;
 
-/// Time between two messages of progress.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lengths of the prompts of two sequences, which later decode together: kernels for many rows differ from
 /// those for few.
 const PROMPT_TOKENS: [usize; 2] = [128, 12];
 
-/// Computes steps of all kinds without the other ranks, and reports progress meanwhile. `rank` is that of
-/// the whole model among `num_ranks`.
+/// Computes steps of all kinds without the other ranks. `rank` is that of the whole model among
+/// `num_ranks`.
 ///
 /// # Errors
 /// Fails if the device does.
@@ -28,14 +29,15 @@ pub(crate) fn warm_up(
     [rank, num_ranks]: [usize; 2],
     control: &Control,
 ) -> Result<(), Error> {
-    let total_bytes = model.facts().bytes_read;
-    let progress = FromRank::Progress { done_bytes: total_bytes, total_bytes };
+    control.set_phase(Phase::WarmingUp);
     let (ended, has_ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while has_ended.recv_timeout(PROGRESS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            let mut has_more = Err(RecvTimeoutError::Timeout);
+            while has_more == Err(RecvTimeoutError::Timeout) {
                 // If the coordinator is gone, the control thread ends the process.
-                control.send(&progress).ok();
+                control.send(&FromRank::WarmingUp).ok();
+                has_more = has_ended.recv_timeout(REPORT_INTERVAL);
             }
         });
         let result = rehearse(model, parallel, [rank, num_ranks]);

@@ -71,22 +71,18 @@ impl Attempts {
         (self.stalled_since, self.down_since, self.moved_at) = (Some(now), Some(now), Some(now));
     }
 
-    /// Records that a rank has entered another phase or loaded more bytes.
-    pub(super) fn note_phase(
-        &mut self,
-        rank: usize,
-        phase: Phase,
-        loaded_bytes: u64,
-        now: Instant,
-    ) {
+    /// Records that a rank has entered another phase or got further in one, as
+    /// [`GroupEvent::Phase`](crate::GroupEvent::Phase) says.
+    pub(super) fn note_phase(&mut self, rank: usize, phase: Phase, progress: u64, now: Instant) {
         let order = match phase {
             Phase::Starting => 0,
             Phase::Loading => 1,
-            Phase::Waiting => 2,
-            Phase::Joining => 3,
-            Phase::Idle | Phase::Computing => 4,
+            Phase::WarmingUp => 2,
+            Phase::Waiting => 3,
+            Phase::Joining => 4,
+            Phase::Idle | Phase::Computing => 5,
         };
-        let reached = (order, loaded_bytes);
+        let reached = (order, progress);
         if 0 < order {
             self.moved_at = Some(now);
         }
@@ -259,6 +255,18 @@ mod tests {
         now += SECOND * 1000;
         attempts.note_loss(true, now);
         assert!(attempts.give_up_at().is_some_and(|at| now < at));
+    }
+
+    #[test]
+    fn first_steps_that_take_long_are_progress_while_they_report() {
+        let (mut attempts, mut now) = attempts();
+        for num_reports in 1..1000 {
+            attempts.note_phase(0, Phase::WarmingUp, num_reports, now);
+            now += SECOND;
+            assert!(attempts.give_up_at().is_some_and(|at| now < at));
+        }
+        now += RetryPolicy::default().standstill_max;
+        assert!(attempts.give_up_at().is_some_and(|at| at <= now), "there are no more reports");
     }
 
     #[test]

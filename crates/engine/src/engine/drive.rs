@@ -315,9 +315,8 @@ impl<G: RankGroup> Driver<G> {
     fn on_event(&mut self, event: GroupEvent) -> Result<(), EngineError> {
         let now = Instant::now();
         match event {
-            GroupEvent::Phase { rank, phase, loaded_bytes, pid } => {
-                let loaded = loaded_bytes.map_or(0, |(done, _)| done);
-                self.recovery.attempts.note_phase(rank, phase, loaded, now);
+            GroupEvent::Phase { rank, phase, progress, loaded_bytes, pid } => {
+                self.recovery.attempts.note_phase(rank, phase, progress, now);
                 self.reporting.modify(|status| {
                     let rank = &mut status.ranks[rank];
                     rank.enter(phase, loaded_bytes);

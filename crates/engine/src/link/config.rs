@@ -41,6 +41,8 @@ pub struct LinkTimeouts {
     pub load_stall: Duration,
     /// Loading in total.
     pub load: Duration,
+    /// Computing the first steps after loading, for which devices may compile kernels.
+    pub warm_up: Duration,
     /// Forming a group, in addition to the ranks' own timeout.
     pub join_margin: Duration,
     /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
@@ -63,6 +65,7 @@ impl Default for LinkTimeouts {
             replacement_hello: Duration::from_secs(10),
             load_stall: Duration::from_secs(60),
             load: Duration::from_secs(1800),
+            warm_up: Duration::from_secs(300),
             join_margin: Duration::from_secs(5),
             step: Duration::from_secs(10),
             heartbeat: Duration::from_secs(10),

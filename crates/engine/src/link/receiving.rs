@@ -21,8 +21,18 @@ impl Link {
                     self.report_phase(rank);
                 }
             }
+            FromRank::WarmingUp => {
+                match &mut slot.state {
+                    State::Loading { .. } => {
+                        slot.enter(State::WarmingUp { num_reports: 1 }, now);
+                    }
+                    State::WarmingUp { num_reports } => *num_reports += 1,
+                    _ => return,
+                }
+                self.report_phase(rank);
+            }
             // A rank that reconnected while it was loading may report this twice.
-            FromRank::Loaded(_) if !matches!(slot.state, State::Loading { .. }) => {}
+            FromRank::Loaded(_) if !slot.is_loading() => {}
             FromRank::Loaded(facts) => {
                 let setup = &self.config.assignments[rank].setup;
                 if let Err(message) = setup.check_cache_cost(rank, facts.cache_cost) {

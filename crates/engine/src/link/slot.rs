@@ -27,6 +27,10 @@ pub(super) enum State {
         done_bytes: u64,
         total_bytes: u64,
     },
+    /// Has its weights, and has reported so often that it computes its first steps.
+    WarmingUp {
+        num_reports: u64,
+    },
     /// Has its weights, but is not in a group.
     Loaded,
     Joining,
@@ -71,6 +75,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Whether its process has not said that it is loaded.
+    pub(super) fn is_loading(&self) -> bool {
+        matches!(self.state, State::Loading { .. } | State::WarmingUp { .. })
+    }
+
     pub(super) fn new(now: Instant) -> Slot {
         Slot {
             state: State::Absent,

@@ -161,6 +161,7 @@ impl Link {
                 let stall = Reason::Progress { done_bytes, total_bytes };
                 earlier(whole, wait(stall, progressed_at, timeouts.load_stall))
             }
+            State::WarmingUp { .. } => wait(Reason::WarmUp, slot.entered_at, timeouts.warm_up),
             State::Loaded => None,
             State::Joining => {
                 let join =
@@ -199,6 +200,7 @@ enum Reason {
     Hello,
     Progress { done_bytes: u64, total_bytes: u64 },
     Load,
+    WarmUp,
     Join,
     Step { step: u64, num_tokens: usize },
     Life,
@@ -220,6 +222,7 @@ impl fmt::Display for Wait {
                 write!(f, "loading stopped at {done_bytes} of {total}")?;
             }
             Reason::Load => f.write_str("it did not load")?,
+            Reason::WarmUp => f.write_str("it did not compute its first steps")?,
             Reason::Join => f.write_str("it did not join the group")?,
             Reason::Step { step, num_tokens } => {
                 let tokens = counted(num_tokens, "token");

@@ -503,6 +503,11 @@ fn a_rank_that_does_not_come_up_is_told_with_its_phase_and_time() {
     let expected = "loading stopped at 5 of 10 bytes within 0.3 s, ";
     assert!(failure.message.starts_with(expected), "{failure}");
     assert!(failure.message.ends_with(" s after it began loading"), "{failure}");
+
+    let failure = retried(Fault::StopsWarmingUp, |timeouts| timeouts.warm_up = brief);
+    assert_eq!(failure.phase, Phase::WarmingUp);
+    let expected = "it did not compute its first steps within 0.3 s, ";
+    assert!(failure.message.starts_with(expected), "{failure}");
 }
 
 #[test]

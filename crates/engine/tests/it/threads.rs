@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     /// Finds the checkpoint unusable.
     BadModel,
     StopsLoading,
+    /// Is alive, but does not end its first steps.
+    StopsWarmingUp,
     /// Its caches take other memory than the coordinator expects.
     OtherCacheCost,
     NeverJoins,
@@ -378,6 +380,11 @@ impl Rank {
             }
             _ => {
                 heart.send(&FromRank::Progress { done_bytes: 10, total_bytes: 10 })?;
+                heart.send(&FromRank::WarmingUp)?;
+                heart.send(&FromRank::WarmingUp)?;
+                if self.fault == Fault::StopsWarmingUp {
+                    return Ok(true);
+                }
                 let mut facts = fake_facts(VOCAB_SIZE, 4096);
                 if self.fault == Fault::OtherCacheCost {
                     facts.cache_cost.state_bytes += 8;
