@@ -10,8 +10,8 @@ use jackalope_config::quantization::QuantizationMap;
 use jackalope_config::rope::RopeConfig;
 use jackalope_spec::{
     AttentionSpec, BlockNorms, BlockResiduals, Dimension, FeedForward, HeadTable, LayerNorms,
-    LayerSpec, LogitsSpec, ModelSpec, NormKind, OriginalNumbers, PerLayerInputsSpec, SecondHalf,
-    StreamsSpec, TensorCut, TensorRole, TensorSpec,
+    LayerSpec, LogitsSpec, ModelSpec, NormKind, OriginalNumbers, PackedExperts, PerLayerInputsSpec,
+    SecondHalf, StreamsSpec, TensorCut, TensorRole, TensorSpec,
 };
 
 /// The fields of `config.json` that every family has.
@@ -60,6 +60,7 @@ pub(super) struct Description {
     pub(super) names: TensorNames,
     pub(super) unused: Vec<String>,
     pub(super) original_numbers: Option<OriginalNumbers>,
+    pub(super) packed: Option<PackedExperts>,
 }
 
 /// The modules outside of the layers.
@@ -145,6 +146,7 @@ impl DecoderConfig {
             names: TensorNames::PLAIN,
             unused: Vec::new(),
             original_numbers: None,
+            packed: None,
         }
     }
 }
@@ -234,6 +236,7 @@ impl Description {
             names: self.names,
             unused: self.unused,
             original_numbers: self.original_numbers,
+            packed: self.packed,
         }
     }
 }

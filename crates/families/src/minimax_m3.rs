@@ -14,13 +14,24 @@ use super::decoder::{Description, LayerBuilder};
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{dimension, parse};
 use jackalope_config::names::TensorNames;
-use jackalope_spec::{Activation, AttentionSpec, MlpSpec, NormKind};
+use jackalope_spec::{Activation, AttentionSpec, MlpSpec, NormKind, PackedExperts};
 
 const NAMES: ExpertNames = ExpertNames {
     projections: ["w1", "w3", "w2"],
     score_bias: Some("e_score_correction_bias"),
     shared: "shared_experts",
     ..ExpertNames::QWEN
+};
+
+/// As mlx-vlm stores experts of one size.
+const PACKED: PackedExperts = PackedExperts {
+    num_experts: 0,
+    gate_up: "switch_mlp.gate_up_proj",
+    down: "switch_mlp.down_proj",
+    each: NAMES.each,
+    projections: NAMES.projections,
+    shared: NAMES.shared,
+    shared_projections: ["gate_proj", "up_proj", "down_proj"],
 };
 
 /// Reads the language model of `minimax_m3_vl`, and `minimax_m3`.
@@ -54,5 +65,6 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         LayerBuilder { norm_kind, ..builder }.build(mixer, block)
     });
     let description = config.decoder.with_layers(sizes, layers.collect());
-    Ok(Description { norm_kind, ..description }.with_names(TensorNames::MINIMAX))
+    let packed = Some(PackedExperts { num_experts: sparse.num_experts, ..PACKED });
+    Ok(Description { norm_kind, packed, ..description }.with_names(TensorNames::MINIMAX))
 }

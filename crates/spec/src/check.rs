@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::head::HeadTable;
 use crate::layout::{ModelLayout, StoredTensor};
-use crate::model::{HeadTable, ModelSpec};
+use crate::model::ModelSpec;
 use crate::names::UnusedPart;
 use crate::quantization;
 use crate::report::{CheckReport, TensorProblem, UnusedTensors};
@@ -21,6 +22,20 @@ impl ModelSpec {
         headers: &'a TensorHeaders,
     ) -> impl Iterator<Item = &'a TensorSpec> {
         self.tensors(is_tied).filter(|it| it.is_in(|name| headers.contains_key(name)))
+    }
+
+    /// Returns the tensors of the language model, by the names in this description.
+    pub fn headers_of_model(&self, stored: &TensorHeaders) -> TensorHeaders {
+        let named = self.names.headers_of_model(stored);
+        let Some(packed) = &self.packed else { return named };
+        packed.unpacked(
+            named,
+            |header| &header.shape,
+            |header, part| TensorHeader {
+                shape: part.shape,
+                element_type: header.element_type.clone(),
+            },
+        )
     }
 
     /// Compares the tensors of a checkpoint with those that the model needs.
@@ -69,7 +84,7 @@ impl ModelSpec {
     pub fn layout(&self, headers: &TensorHeaders) -> Result<ModelLayout, CheckReport> {
         let unused = self.unused_tensors(headers);
         let stored_headers = headers;
-        let headers = &self.names.headers_of_model(headers);
+        let headers = &self.headers_of_model(headers);
         let mut check = Check { headers, used: BTreeSet::new(), problems: Vec::new() };
         let is_tied = match self.head_table {
             HeadTable::Tied => true,

@@ -13,12 +13,14 @@
 
 mod altup;
 mod check;
+mod head;
 mod latent;
 mod layout;
 mod model;
 mod modules;
 mod ngrams;
 mod originals;
+mod packed;
 mod per_layer;
 mod pooled;
 mod quantization;
@@ -34,6 +36,7 @@ use jackalope_config::{error, fields as config, names, rope};
 pub use altup::{AltUpLayer, AltUpSpec};
 pub use config::parse_config;
 pub use error::SpecError;
+pub use head::{HeadTable, LogitsSpec};
 pub use jackalope_config::quantization::{
     ModuleQuantization, QuantizationFormat, QuantizationMap, QuantizationMode, StatedFormat,
 };
@@ -41,9 +44,9 @@ pub use latent::{BlockChoice, IndexerSpec, LatentSpec, PoolChoice, PositionChoic
 pub use layout::{Division, LayerLayout, ModelLayout, WeightPart};
 pub use model::{
     Activation, AttentionSpec, CacheKind, DenseBeside, ExpertLatent, ExpertModules, ExpertsSpec,
-    FeedForward, HeadShape, HeadTable, LayerSpec, LogitsSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-    OutputGate, ParallelMixers, QkNorm, RouterGroups, RouterScores, RouterSpec, SecondHalf,
-    StackedModule, ValueKind,
+    FeedForward, HeadShape, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, OutputGate,
+    ParallelMixers, QkNorm, RouterGroups, RouterScores, RouterSpec, SecondHalf, StackedModule,
+    ValueKind,
 };
 pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
@@ -51,6 +54,7 @@ pub use modules::{
 pub use names::{TensorNames, UnusedPart};
 pub use ngrams::{NgramHash, NgramSpec, NgramTable};
 pub use originals::{NumberEdit, OriginalNumbers, OriginalSign, RowFactors};
+pub use packed::{PackedExperts, PackedPart};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
 pub use pooled::{PoolIndexerSpec, PoolSpec, PooledSpec};
 pub use recurrent::{

@@ -1,10 +1,12 @@
 //! The description of a model.
 
+use crate::head::{HeadTable, LogitsSpec};
 use crate::latent::{BlockChoice, IndexerSpec, LatentSpec, PoolChoice, PositionChoice};
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
 use crate::ngrams::NgramSpec;
 use crate::originals::OriginalNumbers;
+use crate::packed::PackedExperts;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
 use crate::pooled::PooledSpec;
 use crate::recurrent::{
@@ -64,6 +66,8 @@ pub struct ModelSpec {
     pub names: TensorNames,
     /// How the numbers in original checkpoints differ from those in conversions; `None` if they do not.
     pub original_numbers: Option<OriginalNumbers>,
+    /// How some checkpoints store the shared expert with the others; `None` if none does.
+    pub packed: Option<PackedExperts>,
 }
 
 impl ModelSpec {
@@ -93,31 +97,6 @@ pub struct NormKind {
     pub adds_one: bool,
     /// Whether the norms of the stream have biases.
     pub has_bias: bool,
-}
-
-/// How logits are scaled and capped.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogitsSpec {
-    /// Factor of every logit.
-    pub scale: f32,
-    /// With a cap, a scaled logit becomes `cap * tanh(logit / cap)`.
-    pub soft_cap: Option<f32>,
-}
-
-impl LogitsSpec {
-    /// Logits as they are.
-    pub const PLAIN: LogitsSpec = LogitsSpec { scale: 1.0, soft_cap: None };
-}
-
-/// Whether head and embedding are one table.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum HeadTable {
-    /// The unembedding is the embedding's own matrix.
-    Tied,
-    /// The head has a table of its own.
-    Own,
-    /// The configuration does not say: they are one if the checkpoint has no table for the head.
-    IfPresent,
 }
 
 /// A decoder layer.

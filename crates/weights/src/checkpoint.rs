@@ -51,7 +51,7 @@ impl Checkpoint {
         let stored = TensorIndex::open(files)?;
         let layout = spec.layout(&stored.headers());
         let layout = layout.map_err(|report| LoadError::Tensors { dir: dir.clone(), report })?;
-        let tensors = stored.of_model(&spec.names);
+        let tensors = stored.of_model(&spec);
         Ok(Checkpoint { dir, spec, layout, tensors })
     }
 

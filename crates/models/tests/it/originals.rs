@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use half::bf16;
 use jackalope_families::model_spec;
-use jackalope_models::Model;
+use jackalope_mlx::Group;
+use jackalope_models::{Model, Split};
 use jackalope_spec::{NumberEdit, TensorSpec};
 use serde_json::json;
 
@@ -223,6 +224,66 @@ fn originals_compute_the_bits_of_their_conversions() {
             let expected = Model::load(converted.dir(), &way.single(), &mut |_| {}).unwrap();
             let is_same = logits(&original, &golden.prompt) == logits(&expected, &golden.prompt);
             assert!(is_same, "{} ({way:?}): other bits than its conversion", case.name);
+        }
+    }
+}
+
+/// Packs the experts of a checkpoint as mlx-vlm does: gate and up in one matrix, and the expert that every
+/// token passes after the others.
+fn packed(case: &Case) -> BTreeMap<String, Tensor> {
+    let mut tensors: BTreeMap<String, Tensor> =
+        case.tensors.keys().map(|name| (name.clone(), case.tensor(name))).collect();
+    let ending = ".switch_mlp.gate_proj.";
+    let places = tensors.keys().filter_map(|name| name.split_once(ending));
+    let places: Vec<(String, String)> =
+        places.map(|(block, kind)| (block.to_owned(), kind.to_owned())).collect();
+    assert!(!places.is_empty(), "{}: no experts", case.name);
+    for (block, kind) in places {
+        for (module, parts) in
+            [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])]
+        {
+            let mut take = |owner: &str| {
+                let names = parts.iter().map(|part| format!("{block}.{owner}.{part}.{kind}"));
+                names.map(|name| tensors.remove(&name).unwrap()).collect::<Vec<Tensor>>()
+            };
+            let (routed, shared) = (take("switch_mlp"), take("shared_experts"));
+            let num_experts = routed[0].shape[0] as usize;
+            let mut bytes = Vec::new();
+            for expert in 0..num_experts {
+                for part in &routed {
+                    let len = part.bytes.len() / num_experts;
+                    bytes.extend(&part.bytes[expert * len..][..len]);
+                }
+            }
+            bytes.extend(shared.iter().flat_map(|part| part.bytes.clone()));
+            let mut shape = routed[0].shape.clone();
+            shape[0] += 1;
+            shape[1] *= parts.len() as u64;
+            let tensor = Tensor { dtype: routed[0].dtype.clone(), shape, bytes };
+            tensors.insert(format!("{block}.switch_mlp.{module}.{kind}"), tensor);
+        }
+    }
+    tensors
+}
+
+#[test]
+fn an_expert_packed_with_the_others_computes_the_same_bits() {
+    let golden = Golden::read();
+    for case in golden.chosen(&["minimax_m3-q4-f32", "minimax_m3-bf16"]) {
+        if !case.name.starts_with("minimax_m3-q4") && !case.name.starts_with("minimax_m3-bf16") {
+            continue;
+        }
+        let checkpoint = case.write_tensors(packed(case).into_iter());
+        for split in [Split::Tensor(vec![1]), Split::Tensor(vec![3, 1])] {
+            for rank in 0..split.num_ranks() {
+                let loaded = [checkpoint.dir(), case.write().dir()].map(|dir| {
+                    let parallel = Way::Kernels.alone(rank, &split);
+                    parallel.group().replace(Group::rehearsal(rank, split.num_ranks()));
+                    let model = Model::load(dir, &parallel, &mut |_| {}).unwrap();
+                    (logits(&model, &golden.prompt), model.facts().weights_bytes)
+                });
+                assert!(loaded[0] == loaded[1], "{}, rank {rank} of {split:?}", case.name);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jackalope_protocol::counted;
-use jackalope_spec::{ElementType, TensorHeader, TensorHeaders, TensorNames};
+use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders};
 use safetensors::tensor::Metadata;
 
 use super::files::{Files, Pieces};
@@ -49,6 +49,18 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
+    /// Returns a part of a tensor that has parts of the same size only.
+    fn part(&self, part: PackedPart) -> TensorEntry {
+        let num_bytes = self.num_bytes / part.num_parts as u64;
+        let element_type = self.header.element_type.clone();
+        TensorEntry {
+            file: Arc::clone(&self.file),
+            offset: self.offset + part.idx as u64 * num_bytes,
+            header: TensorHeader { element_type, shape: part.shape },
+            num_bytes,
+        }
+    }
+
     /// Returns the path of the file that holds the tensor.
     pub fn path(&self) -> &Path {
         &self.file.path
@@ -82,11 +94,14 @@ impl TensorIndex {
     }
 
     /// Returns the tensors of the language model, by the names in its description.
-    pub(super) fn of_model(self, names: &TensorNames) -> TensorIndex {
+    pub(super) fn of_model(self, spec: &ModelSpec) -> TensorIndex {
         let entries = self.entries.into_iter();
-        let named =
-            entries.filter_map(|(name, entry)| Some((names.of_model(&name)?.into_owned(), entry)));
-        TensorIndex { entries: named.collect() }
+        let named = entries
+            .filter_map(|(name, entry)| Some((spec.names.of_model(&name)?.into_owned(), entry)));
+        let entries: BTreeMap<String, TensorEntry> = named.collect();
+        let Some(packed) = &spec.packed else { return TensorIndex { entries } };
+        let entries = packed.unpacked(entries, |it| &it.header.shape, TensorEntry::part);
+        TensorIndex { entries }
     }
 
     /// Returns the tensor with this name.
