@@ -95,6 +95,8 @@ impl fmt::Display for QuantizationFormat {
 pub struct QuantizationMap {
     /// Bits and group size of the modules without an entry of their own.
     pub most: Option<StatedFormat>,
+    /// Whether the weights are an original's in MXFP8, whose tensors have other names than a conversion's.
+    pub is_original_mxfp8: bool,
     overrides: BTreeMap<String, ModuleQuantization>,
 }
 
@@ -147,6 +149,8 @@ impl QuantizationMap {
         {
             return Err(unsupported(method.as_str().unwrap_or("quant_method")));
         }
+        let method = foreign.and_then(|map| map.get("quant_method")).and_then(Value::as_str);
+        let is_original_mxfp8 = own.is_none() && method == Some("mxfp8");
         let mut overrides = BTreeMap::new();
         for (module, value) in own.or(foreign).into_iter().flatten() {
             let stated = match value {
@@ -160,15 +164,15 @@ impl QuantizationMap {
         let number = |name: &str| u32::try_from(own.or(foreign)?.get(name)?.as_u64()?).ok();
         let most = number("bits").zip(number("group_size"));
         let most = most.map(|(bits, group_size)| StatedFormat { bits, group_size });
-        Ok(QuantizationMap { most, overrides })
+        Ok(QuantizationMap { most, is_original_mxfp8, overrides })
     }
 
     /// Returns the map with modules named by `rename`; modules without a new name are left out.
     #[must_use]
     pub fn renamed(self, rename: impl Fn(&str) -> Option<String>) -> QuantizationMap {
-        let overrides = self.overrides.into_iter();
-        let overrides = overrides.filter_map(|(module, stated)| Some((rename(&module)?, stated)));
-        QuantizationMap { most: self.most, overrides: overrides.collect() }
+        let overrides = self.overrides.iter();
+        let overrides = overrides.filter_map(|(module, stated)| Some((rename(module)?, *stated)));
+        QuantizationMap { overrides: overrides.collect(), ..self }
     }
 
     /// Returns what is stated of a module by its own entry.

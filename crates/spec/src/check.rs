@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::head::HeadTable;
 use crate::layout::{ModelLayout, StoredTensor};
 use crate::model::ModelSpec;
+use crate::mxfp8;
 use crate::names::UnusedPart;
 use crate::quantization;
 use crate::report::{CheckReport, TensorProblem, UnusedTensors};
@@ -26,7 +27,10 @@ impl ModelSpec {
 
     /// Returns the tensors of the language model, by the names in this description.
     pub fn headers_of_model(&self, stored: &TensorHeaders) -> TensorHeaders {
-        let named = self.names.headers_of_model(stored);
+        let mut named = self.names.headers_of_model(stored);
+        if self.quantization.is_original_mxfp8 {
+            named = mxfp8::as_converted(named, |header| header);
+        }
         let Some(packed) = &self.packed else { return named };
         packed.unpacked(
             named,

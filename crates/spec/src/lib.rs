@@ -18,6 +18,7 @@ mod latent;
 mod layout;
 mod model;
 mod modules;
+pub mod mxfp8;
 mod ngrams;
 mod originals;
 mod packed;

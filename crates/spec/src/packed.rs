@@ -23,6 +23,16 @@ pub struct PackedExperts {
     pub shared_projections: [&'static str; 3],
 }
 
+/// Where a stored tensor belongs.
+struct Place<'n> {
+    /// The block of experts.
+    block: &'n str,
+    /// `weight`, `scales` or `biases`.
+    kind: &'n str,
+    /// The projections that it has of each expert.
+    projections: &'static [usize],
+}
+
 /// A projection of one expert in a stored tensor, which has parts of the same size only.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PackedPart {
@@ -48,9 +58,9 @@ impl PackedExperts {
         let is_packed =
             |block: &str| stored.contains_key(&format!("{block}.{}.weight", self.gate_up));
         let parts = stored.iter().filter_map(|(name, tensor)| {
-            let (block, kind, projections) = self.place(name)?;
-            let parts = self.parts((block, kind), projections, shape(tensor));
-            Some((name.clone(), parts.filter(|_| is_packed(block))?))
+            let place = self.place(name)?;
+            let parts = self.parts(&place, shape(tensor));
+            Some((name.clone(), parts.filter(|_| is_packed(place.block))?))
         });
         let parts: Vec<(String, Vec<PackedPart>)> = parts.collect();
         let mut tensors = stored;
@@ -61,23 +71,18 @@ impl PackedExperts {
         tensors
     }
 
-    /// Returns the block that a tensor belongs to, its kind (`weight`, `scales`, …), and its projections, if it
-    /// is one of all experts.
-    fn place<'n>(&self, name: &'n str) -> Option<(&'n str, &'n str, &'static [usize])> {
-        let modules: [(_, &'static [usize]); 2] = [(self.gate_up, &[0, 1]), (self.down, &[2])];
+    /// Returns the place of a tensor, if it is one of all experts.
+    fn place<'n>(&self, name: &'n str) -> Option<Place<'n>> {
+        let modules: [(_, &[usize]); 2] = [(self.gate_up, &[0, 1]), (self.down, &[2])];
         modules.into_iter().find_map(|(module, projections)| {
             let (block, kind) = name.split_once(&format!(".{module}."))?;
-            Some((block, kind, projections))
+            Some(Place { block, kind, projections })
         })
     }
 
     /// Returns the parts of a tensor; `None` if it has another shape.
-    fn parts(
-        &self,
-        (block, kind): (&str, &str),
-        projections: &[usize],
-        shape: &[usize],
-    ) -> Option<Vec<PackedPart>> {
+    fn parts(&self, place: &Place<'_>, shape: &[usize]) -> Option<Vec<PackedPart>> {
+        let &Place { block, kind, projections } = place;
         let all = self.num_experts + 1;
         let (num_matrices, of_part) = match shape {
             [] => (all, Vec::new()),

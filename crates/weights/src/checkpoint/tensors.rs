@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jackalope_protocol::counted;
-use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders};
+use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders, mxfp8};
 use safetensors::tensor::Metadata;
 
 use super::files::{Files, Pieces};
@@ -98,7 +98,10 @@ impl TensorIndex {
         let entries = self.entries.into_iter();
         let named = entries
             .filter_map(|(name, entry)| Some((spec.names.of_model(&name)?.into_owned(), entry)));
-        let entries: BTreeMap<String, TensorEntry> = named.collect();
+        let mut entries: BTreeMap<String, TensorEntry> = named.collect();
+        if spec.quantization.is_original_mxfp8 {
+            entries = mxfp8::as_converted(entries, |entry| &mut entry.header);
+        }
         let Some(packed) = &spec.packed else { return TensorIndex { entries } };
         let entries = packed.unpacked(entries, |it| &it.header.shape, TensorEntry::part);
         TensorIndex { entries }
