@@ -5,7 +5,7 @@
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use jackalope_mlx::{Error, Group, eval};
+use jackalope_mlx::{Error, Group, eval, memory};
 use jackalope_models::{Batch, Model, Parallel, SequenceCache, Span};
 use jackalope_protocol::{FromRank, Phase};
 
@@ -42,7 +42,8 @@ pub(crate) fn warm_up(
         });
         let result = rehearse(model, parallel, [rank, num_ranks]);
         drop(ended);
-        result
+        // What MLX keeps for later steps would count as memory that is not free.
+        result.and_then(|()| memory::clear_cache())
     })
 }
 
