@@ -80,13 +80,22 @@ impl KvArrays {
         self.with(others, |held, others| Array::concatenate(&[&held, others], 0))
     }
 
-    /// Returns these arrays with the positions of `own`, at most `capacity`, in one slot.
+    /// Returns these arrays with the positions of `own`, at most `capacity`, in one slot, and zeros after
+    /// them: a mask hides what an earlier sequence has left there, but not if that is no number.
     pub(super) fn with_slot(self, slot: usize, own: &KvArrays, capacity: usize) -> KvArrays {
         self.with(own, |all, own| {
             let (kv_heads, width) = (own.dim(1), own.dim(3));
-            let len = own.dim(2).min(dim(capacity));
-            let own = own.slice_axis(2, 0, len);
-            all.slice_update(&own, &[dim(slot), 0, 0, 0], &[dim(slot) + 1, kv_heads, len, width])
+            let (len, all_len) = (own.dim(2).min(dim(capacity)), dim(capacity));
+            let mut own = own.slice_axis(2, 0, len);
+            if len < all_len {
+                let rest = Array::zeros(&[1, kv_heads, all_len - len, width], own.dtype());
+                own = Array::concatenate(&[&own, &rest], 2);
+            }
+            all.slice_update(
+                &own,
+                &[dim(slot), 0, 0, 0],
+                &[dim(slot) + 1, kv_heads, all_len, width],
+            )
         })
     }
 

@@ -311,6 +311,8 @@ impl SlotClass {
 
 #[cfg(test)]
 mod tests {
+    use jackalope_mlx::dim;
+
     use super::*;
     use crate::KvShape;
 
@@ -382,6 +384,30 @@ mod tests {
         grown.len -= 1;
         assert_eq!(newest(&mut pool, &grown), 5.0);
         assert_eq!(pool.classes.len(), 1, "the smaller class is gone");
+    }
+
+    #[test]
+    fn a_sequence_finds_nothing_of_the_one_that_had_its_slot() {
+        let mut pool = pool();
+        let sequence = |blocks: usize| {
+            let own = Array::full(&[1, 1, dim(blocks * BLOCK_TOKENS), 2], 1.0, Dtype::F32);
+            let own = KvArrays { keys: own.clone(), values: Some(own), index: None };
+            let place = Rc::new(RefCell::new(Place::Own(vec![Some(own)])));
+            Decoding { place, len: blocks * BLOCK_TOKENS }
+        };
+        let broken = sequence(6);
+        pool.assign(std::slice::from_ref(&broken));
+        write(&mut pool, &broken, f32::NAN);
+        drop(broken);
+        let next = sequence(5);
+        pool.assign(std::slice::from_ref(&next));
+        assert_eq!(slot(&next), (6 * BLOCK_TOKENS, 0));
+        let held = pool.copy(6 * BLOCK_TOKENS, 0, 6 * BLOCK_TOKENS)[0].clone().unwrap();
+        for array in held.handles() {
+            let found = array.to_vec::<f32>().unwrap();
+            let (own, rest) = found.split_at(2 * 5 * BLOCK_TOKENS);
+            assert!(own.iter().all(|it| *it == 1.0) && rest.iter().all(|it| *it == 0.0));
+        }
     }
 
     #[test]
