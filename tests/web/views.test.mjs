@@ -63,19 +63,19 @@ test("views", { timeout: 170_000 }, async (t) => {
     await chats;
   });
 
-  await t.test("temperature and power are shown where a machine reports them", async (t) => {
+  await t.test("temperature, power and GPU load are shown where a machine reports them", async (t) => {
     const { page } = await open(t, url);
     await page.getByRole("img", { name: /this machine: .* weights/ }).waitFor();
     const reported = (await ask(url, "GET", "/v1/cluster")).body.machines[0];
-    for (const field of ["thermal", "cpu_watts", "gpu_watts"]) assert(field in reported, field);
+    for (const field of ["thermal", "cpu_watts", "gpu_watts", "gpu_percent"]) assert(field in reported, field);
     await page.route("**/v1/cluster*", async (route) => {
       const answer = await (await route.fetch()).json();
-      Object.assign(answer.machines[0], { thermal: "71 °C", cpu_watts: null, gpu_watts: 590.6 });
+      Object.assign(answer.machines[0], { thermal: "71 °C", cpu_watts: null, gpu_watts: 590.6, gpu_percent: 98 });
       await route.fulfill({ json: answer });
     });
-    await page.locator(".memory").getByText("71 °C · GPU 591 W", { exact: true }).waitFor();
+    await page.locator(".memory").getByText("71 °C · GPU 591 W · GPU 98 %", { exact: true }).waitFor();
     await page.getByRole("link", { name: "Machines" }).click();
-    await page.locator(".view-machines").getByText("71 °C · GPU 591 W", { exact: true }).waitFor();
+    await page.locator(".view-machines").getByText("71 °C · GPU 591 W · GPU 98 %", { exact: true }).waitFor();
   });
 
   await t.test("requests are listed with their times, filtered and explained", async (t) => {

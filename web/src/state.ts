@@ -36,10 +36,12 @@ export interface Machine {
   active_bytes: number;
   reusable_bytes: number;
   total_bytes: number | null;
-  /** Temperature or thermal state; null where the system does not report it, as the power. */
+  /** Temperature or thermal state; null where the system does not report it, as the power and the load. */
   thermal: string | null;
   cpu_watts: number | null;
   gpu_watts: number | null;
+  /** Load of the busiest GPU. */
+  gpu_percent: number | null;
   ranks: Rank[];
 }
 

@@ -1,5 +1,5 @@
-//! Reports memory, temperature and power of the ranks' machines to an engine, as long as the engine
-//! lives.
+//! Reports memory, temperature, power and GPU load of the ranks' machines to an engine, as long as the
+//! engine lives.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -74,8 +74,8 @@ pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHand
     thread.expect("a process that just started can start a thread");
 }
 
-/// Returns temperature and power of the machines that report any. Ranks on this machine have no name
-/// of a host.
+/// Returns temperature, power and GPU load of the machines that report any. Ranks on this machine have
+/// no name of a host.
 fn heat_of(told: &[(String, MachineReadings)]) -> Vec<MachineHeat> {
     let host = |host: &String| if host == THIS_MACHINE { String::new() } else { host.clone() };
     let reporting = told.iter().filter(|(_, it)| it.heat != Heat::default());

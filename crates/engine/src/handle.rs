@@ -245,8 +245,8 @@ impl EngineHandle {
         self.commands.send(Command::Memory(reading))
     }
 
-    /// Reports temperature and power of the machines, which only its status shows. Returns false if
-    /// the engine has ended.
+    /// Reports temperature, power and GPU load of the machines, which only its status shows. Returns
+    /// false if the engine has ended.
     pub fn report_heat(&self, heat: Vec<MachineHeat>) -> bool {
         self.commands.send(Command::Heat(heat))
     }

@@ -43,13 +43,13 @@ pub struct Status {
     pub recovery: RecoveryStats,
     /// Memory pressure, caused by other programs.
     pub pressure: PressureStatus,
-    /// Temperature and power of the machines that report them.
+    /// Temperature, power and GPU load of the machines that report them.
     pub heat: Vec<MachineHeat>,
     /// Links between machines that are known to be broken, also those that no rank needs now.
     pub broken_links: Vec<BrokenLink>,
 }
 
-/// Temperature and power of one machine.
+/// Temperature, power and GPU load of one machine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct MachineHeat {
     /// Name of the machine, as in [`RankStatus::host`].

@@ -1,4 +1,4 @@
-//! Temperature and power of this machine, and what else an agent reads regularly.
+//! Temperature, power and GPU load of this machine, and what else an agent reads regularly.
 //!
 //! The sensors are read by programs that may take seconds, so a thread reads them while the previous
 //! values are reported. They are read only as long as someone asks.
@@ -34,8 +34,8 @@ fn latest() -> MutexGuard<'static, Latest> {
     LATEST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns this machine's memory now, and its temperature and power a few seconds ago; the first call
-/// returns none of these.
+/// Returns this machine's memory now, and its temperature, power and GPU load a few seconds ago; the
+/// first call returns none of these.
 pub fn readings_here() -> MachineReadings {
     MachineReadings { memory: current::pressure(), heat: heat_here() }
 }

@@ -7,7 +7,7 @@
 //!     └────▶ stock (environment variables of MLX's own transports)
 //!   hostfile, facts ─▶ routes (addresses between ranks)
 //!   platform (macos, linux): the parts that depend on the operating system
-//!   heat (temperature and power of this machine)
+//!   heat (temperature, power and GPU load of this machine)
 //!   shell ─▶ facts (hardware and system of a machine), install (these programs on a machine)
 //!   agent: starts programs on its machine for a coordinator
 //!   trust: which coordinators may command this machine, and the keys of the machines it commands

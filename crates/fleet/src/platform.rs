@@ -6,6 +6,7 @@ mod chips;
 mod energy;
 pub mod linux;
 pub mod macos;
+mod percent;
 mod routing;
 mod version;
 

@@ -71,7 +71,7 @@ pub enum ToAgent {
     Bye,
     /// Stop the agent and all its programs.
     Stop,
-    /// Report the machine's memory, temperature and power.
+    /// Report the machine's memory, temperature, power and GPU load.
     Readings,
     /// Kill a process that an earlier agent of this machine started, if the process with this pid
     /// has this start time.
@@ -137,7 +137,7 @@ pub enum FromAgent {
     Status(Vec<ProgramStatus>),
     /// Heartbeat, sent once a second.
     Beat,
-    /// The machine's memory, temperature and power.
+    /// The machine's memory, temperature, power and GPU load.
     Readings(MachineReadings),
     /// The result of a [`ToAgent::Probe`].
     Probed {

@@ -57,7 +57,7 @@ impl fmt::Display for Thermal {
     }
 }
 
-/// Temperature and electrical power of a machine, as far as its system reports them.
+/// Temperature, electrical power and GPU load of a machine, as far as its system reports them.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Heat {
     /// Thermal state of the processors and GPUs.
@@ -66,6 +66,8 @@ pub struct Heat {
     pub cpu_watts: Option<u16>,
     /// Power of the GPUs, in watts.
     pub gpu_watts: Option<u16>,
+    /// Load of the busiest GPU: the percentage of time in which it computed.
+    pub gpu_percent: Option<u8>,
 }
 
 /// What an agent reads on its machine each time it is asked.
@@ -73,7 +75,7 @@ pub struct Heat {
 pub struct MachineReadings {
     /// State of the memory; absent if the system does not report it.
     pub memory: Option<MemoryPressure>,
-    /// Temperature and power.
+    /// Temperature, power and GPU load.
     pub heat: Heat,
 }
 

@@ -42,7 +42,7 @@ pub fn overview(state: &ServingState, activity: &Activity, num_samples: usize) -
     })
 }
 
-/// Returns temperature and power of the machines that report them, each with its host.
+/// Returns temperature, power and GPU load of the machines that report them, each with its host.
 pub fn heat_json(status: &Status) -> Vec<Value> {
     let object = |it: &MachineHeat| {
         json!({
@@ -50,6 +50,7 @@ pub fn heat_json(status: &Status) -> Vec<Value> {
             "thermal": it.heat.thermal.map(|thermal| thermal.to_string()),
             "cpu_watts": it.heat.cpu_watts,
             "gpu_watts": it.heat.gpu_watts,
+            "gpu_percent": it.heat.gpu_percent,
         })
     };
     status.heat.iter().map(object).collect()
@@ -101,6 +102,7 @@ fn machines(engines: &[(&ModelStatus, Status)], now: Instant) -> Vec<Value> {
             "thermal": heat.thermal.map(|it| it.to_string()),
             "cpu_watts": heat.cpu_watts,
             "gpu_watts": heat.gpu_watts,
+            "gpu_percent": heat.gpu_percent,
             "ranks": it.ranks,
         })
     };

@@ -113,10 +113,11 @@ function Memory({ machines }: { machines: Machine[] }) {
   );
 }
 
-/** Temperature and power, as far as the machine's system reports them. */
+/** Temperature, power and GPU load, as far as the machine's system reports them. */
 function heat(machine: Machine): string {
-  const watts = (name: string, value: number | null) => (value === null ? null : `${name} ${digits(value)} W`);
-  return [machine.thermal, watts("CPU", machine.cpu_watts), watts("GPU", machine.gpu_watts)].filter((it) => it !== null).join(" · ");
+  const number = (name: string, value: number | null, unit: string) => (value === null ? null : `${name} ${digits(value)} ${unit}`);
+  const numbers = [number("CPU", machine.cpu_watts, "W"), number("GPU", machine.gpu_watts, "W"), number("GPU", machine.gpu_percent, "%")];
+  return [machine.thermal, ...numbers].filter((it) => it !== null).join(" · ");
 }
 
 export function MachineMemory({ machine, isNamed = true }: { machine: Machine; isNamed?: boolean }) {

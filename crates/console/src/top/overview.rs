@@ -29,7 +29,7 @@ pub(crate) struct Overview {
     pub(crate) kv_used_bytes: u64,
     pub(crate) kv_budget_bytes: u64,
     pub(crate) ranks: Vec<RankRow>,
-    /// Temperature and power of the machines that report them, as sentences.
+    /// Temperature, power and GPU load of the machines that report them, as sentences.
     pub(crate) machines: Vec<String>,
     /// Models besides the default one, with their states.
     pub(crate) others: Vec<String>,
@@ -215,11 +215,18 @@ impl RankRow {
     }
 }
 
-/// Returns what a machine reports: `mac1: 71 °C, GPU 591 W`.
+/// Returns what a machine reports: `mac1: 71 °C, GPU 591 W, GPU 98 %`.
 fn heat(machine: &Value) -> Option<String> {
-    let watts = |name: &str, key: &str| Some(format!("{name} {} W", machine[key].as_u64()?));
+    let number = |name: &str, key: &str, unit: &str| {
+        Some(format!("{name} {} {unit}", machine[key].as_u64()?))
+    };
     let thermal = machine["thermal"].is_string().then(|| plain(&machine["thermal"]));
-    let parts = [thermal, watts("CPU", "cpu_watts"), watts("GPU", "gpu_watts")];
+    let parts = [
+        thermal,
+        number("CPU", "cpu_watts", "W"),
+        number("GPU", "gpu_watts", "W"),
+        number("GPU", "gpu_percent", "%"),
+    ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     let host = &machine["host"];
     let name = if host.is_string() { plain(host) } else { "here".to_owned() };
@@ -270,8 +277,10 @@ pub(super) mod tests {
                 {"id": "org/n", "default": false, "state": "unloaded"},
             ],
             "machines": [
-                {"host": "mac1", "thermal": "71 °C", "cpu_watts": 65, "gpu_watts": 591},
-                {"host": null, "thermal": "normal", "cpu_watts": null, "gpu_watts": null},
+                {"host": "mac1", "thermal": "71 °C", "cpu_watts": 65, "gpu_watts": 591,
+                 "gpu_percent": 98},
+                {"host": null, "thermal": "normal", "cpu_watts": null, "gpu_watts": null,
+                 "gpu_percent": 0},
                 {"host": "mac3", "thermal": null, "cpu_watts": null, "gpu_watts": null},
             ],
             "broken_links": [{"between": "a and b", "reason": "no answer", "seconds": 9}],
@@ -293,7 +302,7 @@ pub(super) mod tests {
             "KV cache 1.0 MiB of 1.0 GiB",
             "layers 0–4, heads 0–8, 3.0 MiB, 2.0 KiB, 5.0 GiB, 1.5 ms, 50 %",
             "starting, silent 9 s",
-            "mac1: 71 °C, CPU 65 W, GPU 591 W\nhere: normal\norg/n: unloaded",
+            "mac1: 71 °C, CPU 65 W, GPU 591 W, GPU 98 %\nhere: normal, GPU 0 %\norg/n: unloaded",
             "a and b do not reach each other, for 9 s: no answer",
         ] {
             assert!(text.contains(part), "{part} in {text}");

@@ -145,7 +145,7 @@ mod tests {
             "layers 0–4, heads 0–8",
             "silent 9 s",
             "a and b do not reach",
-            "mac1: 71 °C, CPU 65 W, GPU 591 W; here: normal",
+            "mac1: 71 °C, CPU 65 W, GPU 591 W, GPU 98 %; here: normal, GPU 0 %",
             "org/n: unloaded",
             "q quits",
         ] {

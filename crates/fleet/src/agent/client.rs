@@ -392,7 +392,7 @@ impl Agent {
         })
     }
 
-    /// Requests the machine's memory, temperature and power.
+    /// Requests the machine's memory, temperature, power and GPU load.
     ///
     /// # Errors
     /// Why no answer arrived.

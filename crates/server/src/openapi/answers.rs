@@ -237,9 +237,9 @@ pub(crate) struct HealthAnswer {
     queue_max: usize,
     /// Memory pressure on the machines; `tier` is `normal`, `warn` or `critical`.
     memory_pressure: Option<Fields>,
-    /// Temperature and power of the machines: `host` (null for the server's own), `thermal` (such as
-    /// `54 °C`, or `normal` on a Mac), `cpu_watts` and `gpu_watts`; null where the system does not
-    /// report them.
+    /// Temperature, power and GPU load of the machines: `host` (null for the server's own), `thermal`
+    /// (such as `54 °C`, or `normal` on a Mac), `cpu_watts`, `gpu_watts` and `gpu_percent` (the load
+    /// of the busiest GPU); null where the system does not report them.
     machines: Vec<Fields>,
     counters: Option<Fields>,
     /// Broken links between machines, with `between`, `reason` and `seconds`.

@@ -84,21 +84,25 @@ async fn the_overview_has_machines_ranks_and_models() {
 }
 
 #[tokio::test]
-async fn temperature_and_power_of_a_machine_are_in_the_overview_and_in_its_health() {
+async fn temperature_power_and_load_of_a_machine_are_in_the_overview_and_in_its_health() {
     let server = Setup::says("Hello").start().await;
     let silent = server.get("/v1/cluster").await.ok();
     assert_eq!(silent["machines"][0]["thermal"], Value::Null);
     assert_eq!(server.get("/health").await.ok()["machines"], json!([]));
-    let heat = Heat { thermal: Some(Thermal::Celsius(71)), cpu_watts: None, gpu_watts: Some(591) };
+    let thermal = Some(Thermal::Celsius(71));
+    let heat = Heat { thermal, cpu_watts: None, gpu_watts: Some(591), gpu_percent: Some(98) };
     let told = ["", "elsewhere"].map(|host| MachineHeat { host: host.to_owned(), heat });
     server.engine.report_heat(told.to_vec());
     server.until("it is reported", |it| !it.heat.is_empty()).await;
     let machines = server.get("/v1/cluster").await.ok()["machines"].clone();
     assert_eq!(machines.as_array().unwrap().len(), 1, "only machines of ranks: {machines}");
-    let shown = ["name", "thermal", "cpu_watts", "gpu_watts"].map(|key| machines[0][key].clone());
-    assert_eq!(json!(shown), json!(["this machine", "71 °C", null, 591]));
+    let keys = ["name", "thermal", "cpu_watts", "gpu_watts", "gpu_percent"];
+    let shown = keys.map(|key| machines[0][key].clone());
+    assert_eq!(json!(shown), json!(["this machine", "71 °C", null, 591, 98]));
     let health = server.get("/health").await.ok();
-    let here = json!({"host": null, "thermal": "71 °C", "cpu_watts": null, "gpu_watts": 591});
+    let here = json!({
+        "host": null, "thermal": "71 °C", "cpu_watts": null, "gpu_watts": 591, "gpu_percent": 98,
+    });
     assert_eq!(health["machines"][0], here);
     assert_eq!(health["machines"][1]["host"], "elsewhere");
 }

@@ -1,4 +1,4 @@
-//! Temperature and power on Linux: files under `/sys`, and `nvidia-smi`.
+//! Temperature, power and GPU load on Linux: files under `/sys`, and `nvidia-smi`.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use jackalope_protocol::machine::Heat;
 
 use crate::platform::energy::EnergyReading;
+use crate::platform::percent::percent;
 use crate::process::output_of;
 
 const NVIDIA_ARGS: [&str; 2] =
-    ["--query-gpu=temperature.gpu,power.draw", "--format=csv,noheader,nounits"];
+    ["--query-gpu=temperature.gpu,power.draw,utilization.gpu", "--format=csv,noheader,nounits"];
 const NVIDIA_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum plausible power of the processors or the GPUs of a machine, in watts.
@@ -26,25 +27,44 @@ const FILE_BYTES_MAX: u64 = 256;
 /// Maximum number of entries of a folder that are read.
 const ENTRIES_MAX: usize = 256;
 
-/// Reads this machine's temperature and power; takes as long as `nvidia-smi`, where there is one.
+/// Reads this machine's temperature, power and GPU load; takes as long as `nvidia-smi`, where there is
+/// one.
 pub fn heat(before: &mut Option<EnergyReading>) -> Heat {
     let gpus = output_of("nvidia-smi", &NVIDIA_ARGS, NVIDIA_TIMEOUT).unwrap_or_default();
     read_from(Path::new("/sys"), &gpus, before, Instant::now())
 }
 
-/// Reads the files below `sys`. `gpus` has a line `CELSIUS, WATTS` for each GPU.
+/// A GPU, as `nvidia-smi` reports it: numbers, or words such as `[N/A]`.
+struct GpuLine<'a> {
+    celsius: &'a str,
+    watts: &'a str,
+    percent: &'a str,
+}
+
+impl GpuLine<'_> {
+    /// Parses a line `CELSIUS, WATTS, PERCENT`.
+    fn parse(line: &str) -> Option<GpuLine<'_>> {
+        let mut fields = line.split(',').map(str::trim);
+        let mut next = || fields.next();
+        Some(GpuLine { celsius: next()?, watts: next()?, percent: next()? })
+    }
+}
+
+/// Reads the files below `sys`. `gpus` has a line for each GPU.
 fn read_from(sys: &Path, gpus: &str, before: &mut Option<EnergyReading>, now: Instant) -> Heat {
-    let gpus: Vec<(&str, &str)> = gpus.lines().filter_map(|line| line.split_once(',')).collect();
+    let gpus: Vec<GpuLine<'_>> = gpus.lines().filter_map(GpuLine::parse).collect();
     // The power of some of the GPUs would look like the power of all.
-    let gpu_watts = gpus.iter().map(|(_, watts)| watts.trim().parse::<f64>().ok()).sum();
+    let gpu_watts = gpus.iter().map(|it| it.watts.parse::<f64>().ok()).sum();
+    let gpu_percent = gpus.iter().filter_map(|it| percent(it.percent)).max();
     let zones = entries(&sys.join("class/thermal"), "thermal_zone").map(|it| it.join("temp"));
     // AMD's processors have no thermal zone.
     let amd = entries(&sys.join("class/hwmon"), "hwmon").filter(|it| name(it) == "k10temp");
     let files = zones.chain(amd.map(|it| it.join("temp1_input")));
     let mut milli_celsius: Vec<String> = files.filter_map(|it| content(&it)).collect();
-    milli_celsius.extend(gpus.iter().map(|(celsius, _)| format!("{}000", celsius.trim())));
+    milli_celsius.extend(gpus.iter().map(|it| format!("{}000", it.celsius)));
     let thermal = super::hottest(&milli_celsius.join("\n"));
-    Heat { thermal, cpu_watts: cpu_watts(sys, before, now), gpu_watts: plausible(gpu_watts) }
+    let cpu_watts = cpu_watts(sys, before, now);
+    Heat { thermal, cpu_watts, gpu_watts: plausible(gpu_watts), gpu_percent }
 }
 
 /// Returns the mean power of the processor packages since the previous reading. Only root may
@@ -143,14 +163,15 @@ mod tests {
         sys.energy("intel-rapl:1", "package-1", "7000000");
         sys.energy("intel-rapl:2", "psys", "90000000");
         let celsius = |it| Some(Thermal::Celsius(it));
-        let first = read("71, 302.61\n68, 287.90\n", 1);
-        assert_eq!(first, Heat { thermal: celsius(71), cpu_watts: None, gpu_watts: Some(591) });
+        let hot = Heat { thermal: celsius(71), ..Heat::default() };
+        let first = read("71, 302.61, 35\n68, 287.90, 98\n", 1);
+        assert_eq!(first, Heat { gpu_watts: Some(591), gpu_percent: Some(98), ..hot });
         sys.energy("intel-rapl:1", "package-1", "607000000");
-        let later = read("71, 302.61\n68, [N/A]\n", 6);
-        assert_eq!(later, Heat { thermal: celsius(71), cpu_watts: Some(120), gpu_watts: None });
+        let later = read("71, 302.61, 0\n68, [N/A], [N/A]\n", 6);
+        assert_eq!(later, Heat { cpu_watts: Some(120), gpu_percent: Some(0), ..hot });
         sys.energy("intel-rapl:1", "package-1", "8000000");
         let wrapped = read("", 11);
-        assert_eq!(wrapped, Heat { thermal: celsius(63), cpu_watts: None, gpu_watts: None });
+        assert_eq!(wrapped, Heat { thermal: celsius(63), ..Heat::default() });
         sys.energy("intel-rapl:1", "package-1", "9000000");
         assert_eq!(read("", 400).cpu_watts, None, "the counters may have begun again");
         sys.energy("intel-rapl:1", "package-1", "609000000");
@@ -171,8 +192,19 @@ mod tests {
         sys.write("class/thermal/thermal_zone4/temp", "1".repeat(10_000));
         sys.write("class/thermal/thermal_zone5/type", "a zone that reports nothing");
         sys.write("class/powercap/intel-rapl:0/name", "package-0");
-        for gpus in ["nan, nan\n", "inf, inf\n", "0, 0.00\n", "-40, -3\n", "1, 1e300\n"] {
-            let thermal = gpus.starts_with('1').then_some(Thermal::Celsius(1));
+        for gpus in [
+            "nan, nan, nan\n",
+            "inf, inf, inf\n",
+            "0, 0.00, \n",
+            "-40, -3, -1\n",
+            "1, 1e300, 101\n",
+            "1, [N/A], [N/A]\n",
+            "1, [Unknown Error], 99999999999999999999\n",
+            "71, 302.61\n",
+            "NVIDIA-SMI has failed because it couldn't communicate with the driver.\n",
+            ", , \n",
+        ] {
+            let thermal = gpus.starts_with("1,").then_some(Thermal::Celsius(1));
             assert_eq!(read(gpus, 0), Heat { thermal, ..Heat::default() }, "{gpus}");
         }
         for (seconds, energy) in [(1, "7"), (2, "-1"), (3, "7"), (4, "7"), (4, "900000000")] {
