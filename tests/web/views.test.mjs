@@ -45,6 +45,7 @@ test("views", { timeout: 170_000 }, async (t) => {
   await t.test("the overview shows machines, ranks, links, memory and rates", async (t) => {
     const { page } = await open(t, url);
     await page.getByRole("img", { name: /Cluster of 1 machine.*rank 0 of jackalope-mini.*heads 0–3.*rank 1/ }).waitFor();
+    await page.getByRole("img", { name: /rank 0 of jackalope-mini.* connected over tcp; rank 1/ }).waitFor();
     await page.getByText(/between ranks [\d.]+ Gbit\/s/).waitFor();
     await page.getByRole("img", { name: /this machine: .* weights, .* KV cache/ }).waitFor();
     const generated = page.locator(".tile", { hasText: "Generated" });
@@ -61,6 +62,23 @@ test("views", { timeout: 170_000 }, async (t) => {
     await picture(page, "web-overview");
     seen = true;
     await chats;
+  });
+
+  await t.test("the transport and the RDMA devices of a rank are shown", async (t) => {
+    const { page } = await open(t, url);
+    await page.getByRole("img", { name: /connected over tcp/ }).waitFor();
+    await page.route("**/v1/cluster*", async (route) => {
+      const answer = await (await route.fetch()).json();
+      const [first, second] = answer.machines[0].ranks;
+      Object.assign(first, { transport: "jaccl", rdma: ["rdma_en5", "rdma_en4"] });
+      Object.assign(second, { transport: "jaccl", rdma: ["rdma_en3", "rdma_en4", "rdma_en5"] });
+      await route.fulfill({ json: answer });
+    });
+    await page.getByRole("img", { name: /connected over jaccl rdma_en5 rdma_en4; rank 1/ }).waitFor();
+    await page.locator(".graph").getByText("jaccl rdma_en5 rdma_en4", { exact: true }).waitFor();
+    await page.locator(".graph").getByText("jaccl rdma_en3 rdma_en4 rd…", { exact: true }).waitFor();
+    await page.getByRole("link", { name: "Machines" }).click();
+    await page.getByRole("cell", { name: "jaccl rdma_en3 rdma_en4 rdma_en5", exact: true }).waitFor();
   });
 
   await t.test("temperature, power and GPU load are shown where a machine reports them", async (t) => {

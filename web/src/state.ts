@@ -12,6 +12,10 @@ export interface Rank {
   round_trip_us: number | null;
   loaded_bytes: { done: number; total: number } | null;
   device: string | null;
+  /** Transport of the collectives: tcp, ring, jaccl or nccl; null if there is no other rank. */
+  transport: string | null;
+  /** RDMA devices towards the other ranks; empty unless the transport uses RDMA. */
+  rdma: string[] | null;
   architecture: string | null;
   num_layers: number | null;
   layers: [number, number] | null;

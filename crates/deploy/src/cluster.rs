@@ -385,12 +385,11 @@ fn place_by_hand(
     let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
     let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
     check_encryption(ranks.encryption, backend)?;
-    let num_ranks = u32::try_from(hosts.len()).expect("a hostfile is short");
     let nodes: Vec<routes::RouteNode<'_>> =
         hosts.iter().map(|host| routes::RouteNode { host, facts: None }).collect();
     let split = ranks.split.given_or_even(model_dir, hosts.len(), backend)?;
     let setup = Setup {
-        num_ranks,
+        num_ranks: u32::try_from(hosts.len()).expect("a hostfile is short"),
         num_threads: ranks.num_threads.unwrap_or(0),
         silence_timeout_ms: millis(SILENCE_TIMEOUT),
         orphan_ms: millis(ranks.hosts.lease),
@@ -419,6 +418,7 @@ fn place_by_hand(
         host: host.name(),
         routes,
         encrypt,
+        rdma: host.rdma_towards((0..hosts.len()).filter(|_| backend == Backend::Jaccl)),
         ticket: rank_process::ticket_by_hand(&secret, rank),
     };
     let ways = hosts.iter().zip(routes).zip(encrypted);

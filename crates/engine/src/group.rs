@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jackalope_protocol::{Phase, RankFacts, RankMemory, StepOutput, StepPlan, StepTimings};
 
 use crate::command::Message;
-use crate::{BrokenLink, Failure};
+use crate::{BrokenLink, Failure, RankTransport};
 
 /// All ranks together. Lives on the engine's thread and is driven by it; blocking operations
 /// (sockets) run on threads of their own, which send reports through the [`Reporter`].
@@ -29,6 +29,10 @@ pub trait RankGroup: Send + 'static {
     }
     /// Returns, for each pair of ranks, whether the connection between them is encrypted.
     fn encrypts(&self) -> Vec<Vec<bool>> {
+        Vec::new()
+    }
+    /// Returns the transport of each rank's collectives; empty if there is one rank or none is known.
+    fn transports(&self) -> Vec<RankTransport> {
         Vec::new()
     }
     /// Returns a failure if a rank cannot be replaced now because its machine is unreachable.

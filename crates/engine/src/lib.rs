@@ -57,5 +57,5 @@ pub use request::{
 pub use scheduler::{OutputMismatch, ScheduleStats, Scheduler, SchedulerLimits};
 pub use status::{
     BrokenLink, Counters, EngineState, Histogram, HostWork, KvStatus, MachineHeat, PrefixStats,
-    RankStatus, RecoveryStats, Status, StepStats, TimingSums,
+    RankStatus, RankTransport, RecoveryStats, Status, StepStats, TimingSums,
 };

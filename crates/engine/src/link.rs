@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use jackalope_protocol::{FrameError, FromRank, Phase, StepPlan, ToRank, frame};
 
-use crate::{BrokenLink, Failure, GroupEvent, RankGroup, Reporter};
+use crate::{BrokenLink, Failure, GroupEvent, RankGroup, RankTransport, Reporter};
 use accept::{Acceptor, Tickets};
 pub use config::{LinkConfig, LinkError, LinkTimeouts};
 use ending::{Dying, EXIT_GRACE, KILL_GRACE, Remains, Spawned, aside, bury, have_ended_by};
@@ -267,6 +267,16 @@ impl RankGroup for Link {
                 given => given.to_vec(),
             };
         self.config.assignments.iter().enumerate().map(of_assignment).collect()
+    }
+
+    fn transports(&self) -> Vec<RankTransport> {
+        let assignments = &self.config.assignments;
+        let of_assignment = |it: &RankAssignment| RankTransport {
+            backend: it.setup.backend,
+            rdma: it.rdma.clone(),
+        };
+        let has_peers = 1 < assignments.len();
+        assignments.iter().filter(|_| has_peers).map(of_assignment).collect()
     }
 
     fn trouble(&self) -> Option<Failure> {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use jackalope_protocol::machine::Heat;
-use jackalope_protocol::{KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
+use jackalope_protocol::{Backend, KernelTimings, Phase, RankFacts, RankMemory, StepTimings};
 
 use crate::{Buckets, Failure, MissReason, PressureStatus, RequestLimits, RequestStats};
 
@@ -133,12 +133,33 @@ pub struct RankStatus {
     pub timings: TimingSums,
     /// Whether its connection to each rank is encrypted, by rank; empty before the first group.
     pub encrypts: Vec<bool>,
+    /// Transport of its collectives; `None` if there is no other rank.
+    pub transport: Option<RankTransport>,
+}
+
+/// Transport of a rank's collectives.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RankTransport {
+    /// The transport.
+    pub backend: Backend,
+    /// RDMA devices through which the rank reaches the others, as the hostfile names them; empty
+    /// unless the transport uses RDMA.
+    pub rdma: Vec<String>,
 }
 
 impl RankStatus {
-    pub(crate) fn new(host: String) -> RankStatus {
+    /// Creates the status of each rank from its machine. `transports` has an entry for each rank, or
+    /// none at all.
+    pub(crate) fn starting(hosts: Vec<String>, transports: Vec<RankTransport>) -> Vec<RankStatus> {
+        let transports = transports.into_iter().map(Some).chain(std::iter::repeat(None));
+        let status = |(host, transport)| RankStatus { transport, ..RankStatus::new(host) };
+        hosts.into_iter().zip(transports).map(status).collect()
+    }
+
+    fn new(host: String) -> RankStatus {
         RankStatus {
             host,
+            transport: None,
             pid: None,
             phase: Phase::Starting,
             loaded_bytes: None,

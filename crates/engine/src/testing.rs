@@ -17,7 +17,10 @@ use jackalope_protocol::{
 };
 
 use crate::event::CONNECTION_LOST;
-use crate::{CacheCapacity, CacheDemand, Failure, GroupEvent, RankCapacity, RankGroup, Reporter};
+use crate::{
+    CacheCapacity, CacheDemand, Failure, GroupEvent, RankCapacity, RankGroup, RankTransport,
+    Reporter,
+};
 
 /// Chosen by a [`NextToken`] whose logits are not numbers.
 pub const NOT_A_NUMBER: TokenId = TokenId::MAX;
@@ -352,6 +355,8 @@ impl FakeCache {
 pub struct FakeOptions {
     /// Number of ranks.
     pub num_ranks: usize,
+    /// Transport of each rank, if it is to be known.
+    pub transports: Vec<RankTransport>,
     /// Facts that each one reports.
     pub facts: RankFacts,
     /// Time a step takes. With zero, look-ahead never happens.
@@ -377,6 +382,7 @@ impl Default for FakeOptions {
     fn default() -> FakeOptions {
         FakeOptions {
             num_ranks: 2,
+            transports: Vec::new(),
             facts: fake_facts(1000, 4096),
             step_time: Duration::ZERO,
             start_time: Duration::ZERO,
@@ -542,6 +548,10 @@ impl RankGroup for FakeRanks {
 
     fn num_ranks(&self) -> usize {
         self.options.num_ranks
+    }
+
+    fn transports(&self) -> Vec<RankTransport> {
+        self.options.transports.clone()
     }
 
     fn start(&mut self, reporter: Reporter<FakeOrder>, now: Instant) {

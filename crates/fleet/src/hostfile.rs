@@ -96,6 +96,20 @@ pub struct Host {
     pub listen: Vec<ListenAddr>,
 }
 
+impl Host {
+    /// Returns the RDMA devices of this host towards the ranks at these positions of the hostfile,
+    /// each once.
+    pub fn rdma_towards(&self, positions: impl IntoIterator<Item = usize>) -> Vec<String> {
+        let mut devices: Vec<String> = Vec::new();
+        for device in positions.into_iter().filter_map(|to| self.rdma.get(to)).flatten() {
+            if !devices.contains(device) {
+                devices.push(device.clone());
+            }
+        }
+        devices
+    }
+}
+
 /// An address of the form `host:port`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ListenAddr {

@@ -328,6 +328,8 @@ fn rank_json(rank: usize, status: &RankStatus, now: Instant) -> Value {
         "facts": status.facts,
         "memory": status.memory,
         "encrypts": status.encrypts,
+        "transport": status.transport.as_ref().map(|it| it.backend),
+        "rdma": status.transport.as_ref().map(|it| &it.rdma),
         "steps": status.steps,
         "total_us": status.timings.total_us,
         "collectives_us": status.timings.collectives_us,

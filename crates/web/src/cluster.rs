@@ -122,6 +122,8 @@ fn rank_json(model: &str, rank: usize, it: &RankStatus, now: Instant) -> Value {
         "round_trip_us": it.round_trip.map(|it| it.as_micros() as u64),
         "loaded_bytes": loaded,
         "device": facts.map(|facts| &facts.device),
+        "transport": it.transport.as_ref().map(|it| it.backend),
+        "rdma": it.transport.as_ref().map(|it| &it.rdma),
         "architecture": facts.map(|facts| &facts.architecture),
         "num_layers": facts.map(|facts| facts.num_layers),
         "layers": facts.map(|facts| [facts.layers.start, facts.layers.end]),

@@ -5,7 +5,10 @@ import type { Cluster, Link, Machine, Rank } from "../state";
 import { useWidth } from "./parts";
 
 const COORDINATOR = { width: 168, height: 46 };
-const MACHINE = { width: 212, head: 34, rank: 44, pad: 10 };
+const MACHINE = { width: 212, head: 34, rank: 44, transport: 15, pad: 10 };
+
+/** Maximum number of characters of a rank's transport in the graph. */
+const TRANSPORT_CHARS = 27;
 const GAP = { x: 44, y: 74, arc: 46 };
 
 interface Box {
@@ -15,8 +18,17 @@ interface Box {
   height: number;
 }
 
+function rankHeight(rank: Rank) {
+  return MACHINE.rank + (rank.transport === null ? 0 : MACHINE.transport);
+}
+
+/** The distance of a machine's upper edge from the rank at this position in it, or from its end. */
+function rankTop(machine: Machine, idx: number) {
+  return machine.ranks.slice(0, idx).reduce((sum, it) => sum + rankHeight(it), MACHINE.head);
+}
+
 function heightOf(machine: Machine) {
-  return MACHINE.head + machine.ranks.length * MACHINE.rank + MACHINE.pad;
+  return rankTop(machine, machine.ranks.length) + MACHINE.pad;
 }
 
 /** Places machines in rows below the coordinator. */
@@ -41,6 +53,12 @@ export function holds(rank: Rank): string {
   const [start, end] = rank.layers;
   const layers = start === 0 && end === rank.num_layers ? `all ${end} layers` : `layers ${start}–${end - 1}`;
   return rank.heads === null ? layers : `${layers}, heads ${rank.heads[0]}–${rank.heads[1] - 1}`;
+}
+
+/** The transport of a rank's collectives, with its RDMA devices; none if there is no other rank. */
+export function transport(rank: Rank): string | null {
+  if (rank.transport === null) return null;
+  return [rank.transport, ...(rank.rdma ?? [])].join(" ");
 }
 
 export function phaseTone(rank: Rank): string {
@@ -89,9 +107,10 @@ function RankBox({ rank, heads, x, y }: { rank: Rank; heads: number; x: number; 
   const { start, end, all, words } = part(rank, heads);
   const inner = MACHINE.width - 2 * MACHINE.pad;
   const bar = inner - 20;
+  const over = transport(rank);
   return (
     <g transform={`translate(${x + MACHINE.pad} ${y})`}>
-      <rect class="g-rank" width={inner} height={MACHINE.rank - 6} rx="7" />
+      <rect class="g-rank" width={inner} height={rankHeight(rank) - 6} rx="7" />
       <circle class={`g-dot ${phaseTone(rank)}`} cx="14" cy="14" r="4" />
       <text class="g-rank-name" x="24" y="18">
         rank {rank.rank}
@@ -101,6 +120,11 @@ function RankBox({ rank, heads, x, y }: { rank: Rank; heads: number; x: number; 
       </text>
       <rect class="g-track" x="10" y="27" width={bar} height="4" rx="2" />
       <rect class="g-layers" x={10 + (bar * start) / all} y="27" width={Math.max(2, (bar * (end - start)) / all)} height="4" rx="2" />
+      {over !== null && (
+        <text class="g-small" x="10" y="46">
+          {over.length <= TRANSPORT_CHARS ? over : `${over.slice(0, TRANSPORT_CHARS - 1)}…`}
+        </text>
+      )}
     </g>
   );
 }
@@ -118,7 +142,7 @@ function MachineBox({ box, inner, heads }: { box: Box; inner: Link | undefined; 
         {device.toUpperCase()}
       </text>
       {machine.ranks.map((rank, idx) => (
-        <RankBox rank={rank} heads={heads.get(rank.model) ?? 0} x={x} y={y + MACHINE.head + idx * MACHINE.rank} />
+        <RankBox rank={rank} heads={heads.get(rank.model) ?? 0} x={x} y={y + rankTop(machine, idx)} />
       ))}
       {inner !== undefined && (
         <text class="g-small" x={x + MACHINE.width / 2} y={y + height + 18} text-anchor="middle">
@@ -174,10 +198,15 @@ function Arc({ one, other, link }: { one: Box; other: Box; link: Link }) {
   );
 }
 
+function overWords(rank: Rank): string {
+  const over = transport(rank);
+  return over === null ? "" : `, connected over ${over}`;
+}
+
 /** The graph in words, for screen readers. */
 function inWords(cluster: Cluster): string {
   const machines = cluster.machines.map((machine) => {
-    const ranks = machine.ranks.map((it) => `rank ${it.rank} of ${shortName(it.model)} is ${it.phase} and holds ${holds(it)}`);
+    const ranks = machine.ranks.map((it) => `rank ${it.rank} of ${shortName(it.model)} is ${it.phase} and holds ${holds(it)}${overWords(it)}`);
     return `${machine.name}: ${ranks.join("; ")}`;
   });
   return `Cluster of ${plural(cluster.machines.length, "machine")}. ${machines.join(". ")}`;

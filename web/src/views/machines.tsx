@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { call, callSlowly, message } from "../api";
 import { bytes, count, digits, duration, percent, plural, seconds, shortName } from "../format";
 import { type Link, type Machine, type Rank, cluster } from "../state";
-import { holds, rate } from "../ui/graph";
+import { holds, rate, transport } from "../ui/graph";
 import { Badge, Button, Card, CopyButton, Empty, Problem, type Tone } from "../ui/parts";
 import { MachineMemory } from "./overview";
 
@@ -53,7 +53,7 @@ function MachineCard({ machine }: { machine: Machine }) {
         <table>
           <thead>
             <tr>
-              {["Rank", "Model", "Holds", "Phase", "Weights", "KV cache", "Round trip", "Steps", "Communication", "Process"].map((it) => (
+              {["Rank", "Model", "Holds", "Phase", "Transport", "Weights", "KV cache", "Round trip", "Steps", "Communication", "Process"].map((it) => (
                 <th scope="col">{it}</th>
               ))}
             </tr>
@@ -84,6 +84,7 @@ function RankRow({ rank }: { rank: Rank }) {
       <td>
         <Badge tone={toneOfPhase(rank)}>{rank.phase}</Badge>
       </td>
+      <td>{transport(rank) ?? "–"}</td>
       <td>{bytes(rank.weights_bytes)}</td>
       <td>{bytes(rank.kv_bytes)}</td>
       <td>{rank.round_trip_us === null ? "–" : seconds(rank.round_trip_us / 1e6)}</td>

@@ -52,6 +52,8 @@ pub(crate) struct RankRow {
     pub(crate) silent_ms: u64,
     /// Percentage of the steps' time that the rank spends in collectives.
     pub(crate) collectives_percent: f64,
+    /// Transport of the collectives and its RDMA devices; empty if there is no other rank.
+    pub(crate) transport: String,
 }
 
 impl Overview {
@@ -100,6 +102,7 @@ impl Overview {
                 "weights_bytes": it.weights_bytes, "kv_bytes": it.kv_bytes,
                 "free_bytes": it.free_bytes, "round_trip_us": it.round_trip_us,
                 "silent_ms": it.silent_ms, "collectives_percent": it.collectives_percent,
+                "transport": it.transport,
             })
         };
         json!({
@@ -162,8 +165,18 @@ impl Overview {
 
 impl RankRow {
     /// Names of the columns.
-    pub(crate) const HEADS: [&str; 9] =
-        ["rank", "machine", "state", "holds", "weights", "KV", "free", "round trip", "collectives"];
+    pub(crate) const HEADS: [&str; 10] = [
+        "rank",
+        "machine",
+        "state",
+        "holds",
+        "weights",
+        "KV",
+        "free",
+        "round trip",
+        "collectives",
+        "transport",
+    ];
 
     fn new(rank: &Value) -> RankRow {
         let number = |value: &Value| value.as_u64().unwrap_or_default();
@@ -188,12 +201,13 @@ impl RankRow {
             free_bytes: number(&facts["free_bytes"]),
             round_trip_us: rank["round_trip_us"].as_u64(),
             silent_ms: number(&rank["silent_ms"]),
+            transport: transport(rank),
             collectives_percent: 100.0 * micros("collectives_us") / micros("total_us").max(1.0),
         }
     }
 
     /// Returns the texts of the columns.
-    pub(crate) fn cells(&self) -> [String; 9] {
+    pub(crate) fn cells(&self) -> [String; 10] {
         let trip = self.round_trip_us.map(|it| format!("{:.1} ms", it as f64 / 1000.0));
         // Below the interval of heartbeats, silence is normal.
         let silent = if self.silent_ms < 5000 {
@@ -211,8 +225,16 @@ impl RankRow {
             size(self.free_bytes),
             trip.unwrap_or_else(|| "?".to_owned()),
             format!("{:.0} %", self.collectives_percent),
+            self.transport.clone(),
         ]
     }
+}
+
+/// Returns a rank's transport and RDMA devices: `jaccl rdma_en5 rdma_en4`.
+fn transport(rank: &Value) -> String {
+    let devices = rank["rdma"].as_array().into_iter().flatten();
+    let words = Some(&rank["transport"]).into_iter().chain(devices).filter(|it| it.is_string());
+    words.map(plain).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns what a machine reports: `mac1: 71 °C, GPU 591 W, GPU 98 %`.
@@ -267,6 +289,7 @@ pub(super) mod tests {
             "ranks": [
                 {"rank": 0, "host": "mac1\u{1b}[2J", "phase": "idle", "silent_ms": 10,
                  "round_trip_us": 1500, "collectives_us": 30, "total_us": 60,
+                 "transport": "jaccl", "rdma": ["rdma_en5", "rdma_en4\u{1b}[2J"],
                  "memory": {"kv_bytes": 2048},
                  "facts": {"weights_bytes": 3 << 20, "free_bytes": 5_u64 << 30,
                            "layers": {"start": 0, "end": 4}, "heads": {"start": 0, "end": 8}}},
@@ -300,7 +323,7 @@ pub(super) mod tests {
             "41.5 tokens/s in the last minute, at most 60.0",
             "2 of 64 running, 3 of 256 waiting",
             "KV cache 1.0 MiB of 1.0 GiB",
-            "layers 0–4, heads 0–8, 3.0 MiB, 2.0 KiB, 5.0 GiB, 1.5 ms, 50 %",
+            "layers 0–4, heads 0–8, 3.0 MiB, 2.0 KiB, 5.0 GiB, 1.5 ms, 50 %, jaccl rdma_en5 rdma_en4[2J",
             "starting, silent 9 s",
             "mac1: 71 °C, CPU 65 W, GPU 591 W, GPU 98 %\nhere: normal, GPU 0 %\norg/n: unloaded",
             "a and b do not reach each other, for 9 s: no answer",
@@ -309,6 +332,7 @@ pub(super) mod tests {
         }
         let told = overview().json();
         assert_eq!(told["ranks"][0]["weights_bytes"], 3 << 20);
+        assert_eq!(told["ranks"][1]["transport"], "");
         assert_eq!(told["tokens_per_second"]["peak"], 60.0);
         assert_eq!(told["other_models"][0], "org/n: unloaded");
     }

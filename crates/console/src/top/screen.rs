@@ -13,7 +13,7 @@ use super::overview::RankRow;
 const SPEED_ROWS: u16 = 7;
 
 /// Minimum width of the terminal, and the number of columns of the table from that width on.
-const COLUMNS_BY_WIDTH: [(u16, usize); 4] = [(104, 9), (80, 7), (60, 4), (0, 3)];
+const COLUMNS_BY_WIDTH: [(u16, usize); 5] = [(128, 10), (104, 9), (80, 7), (60, 4), (0, 3)];
 
 /// Colours, or none.
 struct Palette {
@@ -133,6 +133,8 @@ mod tests {
 
     #[test]
     fn a_screen_shows_speed_queue_cache_ranks_and_links() {
+        let wide = text(150, 30);
+        assert!(wide.contains("transport") && wide.contains("jaccl rdma_en5 rdma_en4"), "{wide}");
         let text = text(120, 30);
         for part in [
             "org/m",

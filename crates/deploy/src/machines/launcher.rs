@@ -13,7 +13,7 @@ use jackalope_fleet::nodes::{Node, Nodes};
 use jackalope_fleet::routes::{self, Encryption, routes};
 use jackalope_fleet::stock;
 use jackalope_placement::reach::{Candidate, ReachableGroup, groups};
-use jackalope_protocol::{ExpectedContent, Setup};
+use jackalope_protocol::{Backend, ExpectedContent, Setup};
 use tracing::{info, warn};
 
 use super::links::{Answer, Links, PROBE_DEADLINE, Pair, Prober, return_after};
@@ -189,7 +189,11 @@ impl AgentLauncher {
             let key = key.expect("a machine that has told about itself has proved its key");
             let ticket = self.places.tickets.of(rank, &key);
             let (routes, encrypt) = (routes[rank].clone(), encrypted[rank].clone());
-            RankAssignment { setup, host: self.places.hosts[at].name(), routes, encrypt, ticket }
+            let host = &self.places.hosts[at];
+            let is_rdma = setup.backend == Backend::Jaccl;
+            let towards = positions.iter().copied().filter(|_| is_rdma);
+            let rdma = host.rdma_towards(towards);
+            RankAssignment { setup, host: host.name(), routes, encrypt, rdma, ticket }
         };
         Ok((0..positions.len()).map(seat).collect())
     }

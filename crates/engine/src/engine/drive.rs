@@ -31,8 +31,8 @@ use super::{EngineConfig, EngineError};
 use crate::command::{Command, Gauges, Listener, Message, Question};
 use crate::constraint_pool::ConstraintPool;
 use crate::{
-    EngineState, Event, Failure, GroupEvent, RankGroup, Reporter, Request, RequestId, Scheduler,
-    Status,
+    EngineState, Event, Failure, GroupEvent, RankGroup, RankStatus, Reporter, Request, RequestId,
+    Scheduler, Status,
 };
 use recovery::{Recovery, too_little_memory};
 
@@ -58,8 +58,9 @@ enum Flow {
 
 impl<G: RankGroup> Driver<G> {
     pub(super) fn new(config: EngineConfig, group: G, gauges: Arc<Gauges>) -> Driver<G> {
+        let ranks = RankStatus::starting(group.hosts(), group.transports());
         Driver {
-            reporting: Reporting::new(&config, group.hosts(), gauges),
+            reporting: Reporting::new(&config, ranks, gauges),
             recovery: Recovery::new(config.retry),
             steps: StepClock::default(),
             pressure: PressureGuard::new(config.pressure),

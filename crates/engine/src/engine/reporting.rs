@@ -34,11 +34,15 @@ pub(super) struct CompletedStep {
 }
 
 impl Reporting {
-    pub(super) fn new(config: &EngineConfig, hosts: Vec<String>, gauges: Arc<Gauges>) -> Reporting {
+    pub(super) fn new(
+        config: &EngineConfig,
+        ranks: Vec<RankStatus>,
+        gauges: Arc<Gauges>,
+    ) -> Reporting {
         let status = Status {
             state: EngineState::Starting,
             limits: None,
-            ranks: hosts.into_iter().map(RankStatus::new).collect(),
+            ranks,
             queued: 0,
             queue_max: config.queue_max as usize,
             running: 0,

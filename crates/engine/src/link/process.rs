@@ -24,6 +24,8 @@ pub struct RankAssignment {
     pub routes: Vec<IpAddr>,
     /// Whether its connection to each rank's data plane is encrypted, by rank. If empty, all are.
     pub encrypt: Vec<bool>,
+    /// RDMA devices through which it reaches the other ranks, if the transport uses RDMA.
+    pub rdma: Vec<String>,
     /// Secret with which its rank authenticates, known to no other rank. It is passed to the rank's
     /// process; where ranks outlive a coordinator, the next coordinator derives the same one.
     pub ticket: Secret,
@@ -42,6 +44,7 @@ impl RankAssignment {
             host: String::new(),
             routes: Vec::new(),
             encrypt: Vec::new(),
+            rdma: Vec::new(),
             ticket: ticket(),
         };
         (0..setup.num_ranks).map(|_| assignment()).collect()

@@ -50,6 +50,8 @@ fn an_object_says_everything() {
     assert_eq!(file.envs, [env("MLX_METAL_FAST_SYNCH", "1"), env("A", "b=c"), env("EMPTY", "")]);
     assert!(file.hosts[0].is_local() && !file.hosts[1].is_local() && !file.is_local());
     assert_eq!(file.hosts[0].rdma[1], ["rdma_en5", "rdma_en4"]);
+    assert_eq!(file.hosts[0].rdma_towards([0, 1, 1, 7]), ["rdma_en5", "rdma_en4"]);
+    assert!(file.hosts[0].rdma_towards([0]).is_empty());
     assert_eq!(file.hosts[1].ssh, "me@mac2");
     assert_eq!(file.hosts[1].rdma, [vec!["rdma_en3".to_owned(), "rdma_en5".to_owned()], vec![]]);
 }

@@ -230,6 +230,9 @@ pub(crate) struct HealthAnswer {
     version: String,
     uptime_seconds: u64,
     world_size: usize,
+    /// The ranks, among others with `host`, `phase`, `facts`, `memory`, `transport` (of collectives:
+    /// `tcp`, `ring`, `jaccl` or `nccl`; null if there is no other rank) and `rdma` (its RDMA devices
+    /// towards the others, with `jaccl`).
     ranks: Vec<Fields>,
     open_streams: usize,
     running: usize,

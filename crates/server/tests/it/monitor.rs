@@ -2,8 +2,9 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request};
-use jackalope_engine::MachineHeat;
 use jackalope_engine::testing::FakeOrder;
+use jackalope_engine::{MachineHeat, RankTransport};
+use jackalope_protocol::Backend;
 use jackalope_protocol::machine::{Heat, Thermal};
 use serde_json::{Value, json};
 
@@ -81,6 +82,36 @@ async fn the_overview_has_machines_ranks_and_models() {
     assert_eq!((&model["state"], &model["is_default"]), (&json!("ready"), &json!(true)));
     assert_eq!(model["counters"]["requests"], 1);
     assert_eq!(overview["recoveries"], json!([]));
+}
+
+#[tokio::test]
+async fn ranks_have_their_transport_and_its_rdma_devices() {
+    let keys = ["transport", "rdma"];
+    let ranks = async |setup: Setup| {
+        let server = setup.start().await;
+        let cluster = server.get("/v1/cluster").await.ok()["machines"][0]["ranks"].clone();
+        let health = server.get("/health").await.ok()["ranks"].clone();
+        let shown = |ranks: &Value| {
+            json!([0, 1].map(|rank: usize| keys.map(|key| ranks[rank][key].clone())))
+        };
+        assert_eq!(shown(&cluster), shown(&health));
+        shown(&health)
+    };
+    assert_eq!(ranks(Setup::says("Hello")).await, json!([[null, null], [null, null]]));
+    let transport = |backend, devices: &[&str]| RankTransport {
+        backend,
+        rdma: devices.iter().map(|&it| it.to_owned()).collect(),
+    };
+    let mut setup = Setup::says("Hello");
+    setup.transports = vec![
+        transport(Backend::Jaccl, &["rdma_en5", "rdma_en4"]),
+        transport(Backend::Jaccl, &["rdma_en3"]),
+    ];
+    let rdma = json!([["jaccl", ["rdma_en5", "rdma_en4"]], ["jaccl", ["rdma_en3"]]]);
+    assert_eq!(ranks(setup).await, rdma);
+    let mut setup = Setup::says("Hello");
+    setup.transports = vec![transport(Backend::Tcp, &[]); 2];
+    assert_eq!(ranks(setup).await, json!([["tcp", []], ["tcp", []]]));
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use jackalope_engine::testing::{
     FakeControl, FakeOptions, FakeRanks, NextToken, fake_facts, pseudo_model, scripted_model,
 };
-use jackalope_engine::{Engine, EngineConfig, EngineHandle, EngineThread, Status};
+use jackalope_engine::{Engine, EngineConfig, EngineHandle, EngineThread, RankTransport, Status};
 use jackalope_protocol::TokenId;
 use jackalope_server::{ModelDetails, RunningModel, ServerConfig, ServerState, router};
 use jackalope_text::ModelText;
@@ -35,6 +35,7 @@ pub(crate) struct Setup {
     pub(crate) enable_thinking: Option<bool>,
     pub(crate) details: Option<ModelDetails>,
     pub(crate) start_time: Duration,
+    pub(crate) transports: Vec<RankTransport>,
     pub(crate) context_tokens: u32,
     pub(crate) state_bytes: u64,
 }
@@ -72,6 +73,7 @@ impl Setup {
             enable_thinking: None,
             details: None,
             start_time: Duration::ZERO,
+            transports: Vec::new(),
             context_tokens: CONTEXT_TOKENS,
             state_bytes: 0,
         }
@@ -109,6 +111,7 @@ impl Setup {
         facts.cache_cost.state_bytes = self.state_bytes;
         let (ranks, control) = FakeRanks::new(FakeOptions {
             num_ranks: 2,
+            transports: self.transports,
             facts,
             step_time: Duration::ZERO,
             start_time: self.start_time,

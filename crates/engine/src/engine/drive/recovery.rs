@@ -69,8 +69,9 @@ impl<G: RankGroup> Driver<G> {
         let message = format!("the cluster is planned anew for {}", counted(hosts.len(), "rank"));
         let (phase, last_words) = (Phase::Starting, String::new());
         let failure = Failure { rank: None, host: None, phase, message, last_words };
+        let ranks = RankStatus::starting(hosts, self.group.transports());
         self.reporting.status.send_modify(|status| {
-            status.ranks = hosts.into_iter().map(RankStatus::new).collect();
+            status.ranks = ranks;
             if was_standing {
                 status.recovery.begin(&failure, now);
             }
