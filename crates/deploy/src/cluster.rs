@@ -441,11 +441,10 @@ fn place_by_hand(
         },
         first_epoch: first_epoch(),
     };
-    let names = hosts.iter().map(Host::name).collect();
     let first = ranks.hosts.first_here.then(|| ranks.hosts.rank_env.clone());
     let data_ports = ranks.hosts.data_ports;
     let launcher = Box::new(ByHand {
-        hosts: names,
+        hosts: hosts.iter().map(Host::name).collect(),
         control,
         data_ips,
         data_ports,
