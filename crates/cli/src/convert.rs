@@ -119,6 +119,7 @@ impl HostsArgs {
             first_here: false,
             rank_env: Vec::new(),
             models_from: self.models_from.clone(),
+            copy_port: self.copy_port,
             give_up_after: Duration::from_secs(self.give_up_after),
             absent_after: (!self.no_elastic).then_some(absent_after),
         })

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use jackalope_deploy::models::FixedLibrary;
 use jackalope_deploy::server_record::variable_of;
 use jackalope_deploy::{LocalContext, machines};
 use jackalope_fleet::home::Home;
@@ -232,6 +233,7 @@ impl Environment {
                     .map(str::to_owned),
             },
             observer: Arc::new(Terminal),
+            fixed_library: FixedLibrary::default(),
         };
         Environment {
             local,

@@ -37,11 +37,11 @@ pub(crate) async fn run(args: PullArgs, environment: &Environment) -> anyhow::Re
         }
     };
     report(&args, &pulled)?;
-    let PullArgs { hosts, reach, json, .. } = args;
+    let PullArgs { hosts, copy_port, reach, json, .. } = args;
     let Some(hosts) = hosts else { return Ok(()) };
     let model = pulled.dir().to_path_buf();
     let connections = DEFAULT_CONNECTIONS;
-    let sync = ModelsSyncArgs { model, hosts, from: None, connections, reach, json };
+    let sync = ModelsSyncArgs { model, hosts, from: None, connections, copy_port, reach, json };
     models::sync(sync, environment).await
 }
 

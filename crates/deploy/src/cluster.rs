@@ -319,7 +319,9 @@ async fn place_on(
             .await?;
     let nodes = Arc::new(nodes);
     let models_from = ranks.hosts.models_from.as_deref();
-    let computing = models::ModelMachines { nodes: &nodes, hosts: &hosts, model, models_from };
+    let copy_port = ranks.hosts.copy_port;
+    let computing =
+        models::ModelMachines { nodes: &nodes, hosts: &hosts, model, models_from, copy_port };
     let (models, content) = models::places(computing, context, &ours).await?;
     // File states are valid on their own machine only.
     let content = Some(ExpectedContent { states: Vec::new(), ..content });

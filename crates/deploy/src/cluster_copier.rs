@@ -45,6 +45,7 @@ struct CopierState {
     /// A hostfile, or names separated by commas. It is read for each request.
     hosts: String,
     reach: ReachConfig,
+    copy_port: u16,
     registry: ModelRegistry,
 }
 
@@ -86,7 +87,8 @@ impl ClusterCopier {
             return None;
         }
         let (context, reach) = (context.clone(), hosts.reach.clone());
-        let state = Arc::new(CopierState { context, hosts: names, reach, registry });
+        let copy_port = hosts.copy_port;
+        let state = Arc::new(CopierState { context, hosts: names, reach, copy_port, registry });
         Some(ClusterCopier {
             state,
             tasks: Mutex::default(),
@@ -150,6 +152,11 @@ impl CopierState {
         Ok(machines.iter().filter(|it| !it.is_local()).map(|it| it.name()).collect())
     }
 
+    fn members<'a>(&'a self, only: Option<&'a [String]>) -> CopyMembers<'a> {
+        let (hosts, reach, copy_port) = (&self.hosts, &self.reach, self.copy_port);
+        CopyMembers { hosts, only, from: None, reach, copy_port }
+    }
+
     /// Returns the path of a model's directory on this machine, and the name by which other machines
     /// find it when it is loaded.
     fn locate(&self, id: &str) -> Result<(String, String), DeployError> {
@@ -162,7 +169,7 @@ impl CopierState {
         let (model, name) = self.locate(id)?;
         // Nothing is installed for a question.
         let reach = ReachConfig { bootstraps: false, ..self.reach.clone() };
-        let members = CopyMembers { hosts: &self.hosts, only: None, from: None, reach: &reach };
+        let members = CopyMembers { reach: &reach, ..self.members(None) };
         let group = CopyGroup::reach(members, &self.context).await?;
         let work = move || group.holdings(&model, &name).map(|found| (group, found));
         let (group, (total_bytes, found)) = tokio::task::spawn_blocking(work).await??;
@@ -189,9 +196,7 @@ impl CopierState {
         let (model, name) = self.locate(id)?;
         let say = |status: &str| CopyProgress::Working { status: status.to_owned() };
         progress.send(say("reaching the machines")).await.ok();
-        let members =
-            CopyMembers { hosts: &self.hosts, only: Some(hosts), from: None, reach: &self.reach };
-        let group = CopyGroup::reach(members, &self.context).await?;
+        let group = CopyGroup::reach(self.members(Some(hosts)), &self.context).await?;
         for (host, err) in group.unreached() {
             let reason = error::text(err);
             progress.send(of_machine(host, MachineProgress::Failed { reason })).await.ok();

@@ -102,6 +102,8 @@ pub struct HostsConfig {
     pub rank_env: Vec<(String, String)>,
     /// Machine from which machines that lack the model read it.
     pub models_from: Option<String>,
+    /// Port on which other machines read and copy this machine's models; 0 lets the system choose.
+    pub copy_port: u16,
     /// Time without progress after which requests that wait for ranks fail.
     pub give_up_after: Duration,
     /// Time after which an absent machine is left out, if the others suffice; absent: never.
@@ -122,6 +124,7 @@ impl Default for HostsConfig {
             first_here: false,
             rank_env: Vec::new(),
             models_from: None,
+            copy_port: 0,
             give_up_after: Duration::from_secs(60),
             absent_after: Some(Duration::from_secs(15)),
         }

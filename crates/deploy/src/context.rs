@@ -11,6 +11,7 @@ use jackalope_store::pull::{Destination, HubAccess, PullConfig};
 use jackalope_store::{Place, PlaceKind, RepoId, Stores};
 
 use crate::error::DeployError;
+use crate::models::FixedLibrary;
 
 /// Shows people what happens.
 pub trait Observer: Progress {
@@ -39,6 +40,8 @@ pub struct LocalContext {
     pub hub: HubAccess,
     /// Shows progress and messages.
     pub observer: Arc<dyn Observer>,
+    /// The library that this process has opened on a chosen port.
+    pub fixed_library: FixedLibrary,
 }
 
 impl LocalContext {
@@ -51,6 +54,7 @@ impl LocalContext {
             cache_dir: None,
             hub: HubAccess::default(),
             observer: Arc::new(Silent),
+            fixed_library: FixedLibrary::default(),
         }
     }
 

@@ -199,7 +199,10 @@ pub enum DeployError {
     #[error(transparent)]
     Link(#[from] LinkError),
     /// This machine cannot serve its models to others.
-    #[error("listening on {addr}: {source}")]
+    #[error(
+        "listening on {addr} for machines that copy models: {source}\n\
+         hint: another program has the port; `--copy-port` names another one, 0 any free port"
+    )]
     Library {
         /// The address.
         addr: SocketAddr,

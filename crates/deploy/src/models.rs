@@ -2,6 +2,7 @@
 
 mod copy;
 mod member;
+mod open_library;
 mod sources;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ pub use copy::{
     HostHolding,
 };
 pub use member::{Member, library_of};
+pub use open_library::FixedLibrary;
 pub(crate) use sources::{ModelMachines, ModelPlace, places};
 
 use crate::context::LocalContext;

@@ -17,6 +17,7 @@ const ZERO: &[&str] = &[
     "absent-after",
     "bandwidth",
     "control-port",
+    "copy-port",
     "discover",
     "grace",
     "idle-unload",

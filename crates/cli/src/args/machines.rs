@@ -38,6 +38,9 @@ pub(crate) struct HostsArgs {
     /// copy: a machine of the hostfile, or `localhost`.
     #[arg(long, value_name = "HOST", requires = "machines", conflicts_with = "by_hand")]
     pub(crate) models_from: Option<String>,
+    /// Port on which other machines read or copy this machine's models; 0: any free port.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(crate) copy_port: u16,
     /// Time without progress of any rank after which waiting requests fail, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub(crate) give_up_after: u64,

@@ -33,6 +33,9 @@ pub(crate) struct PullArgs {
     /// separated by commas.
     #[arg(long, value_name = "FILE|NAMES")]
     pub(crate) hosts: Option<String>,
+    /// Port on which the other machines copy the model from this one; 0: any free port.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(crate) copy_port: u16,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
     /// Print one JSON object instead of text.
@@ -98,6 +101,9 @@ pub(crate) struct ModelsSyncArgs {
     /// Number of connections between two machines.
     #[arg(long, default_value_t = DEFAULT_CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) connections: u32,
+    /// Port on which the other machines copy the model from this one; 0: any free port.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(crate) copy_port: u16,
     #[command(flatten)]
     pub(crate) reach: ReachArgs,
     /// Print one JSON object per machine instead of text.

@@ -17,7 +17,8 @@ use crate::progress::{Transfer, Upload, Uploads};
 pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyhow::Result<()> {
     let reach = args.reach.config(environment);
     let (hosts, from) = (args.hosts.as_str(), args.from.as_deref());
-    let members = CopyMembers { hosts, only: None, from, reach: &reach };
+    let copy_port = args.copy_port;
+    let members = CopyMembers { hosts, only: None, from, reach: &reach, copy_port };
     let group = CopyGroup::reach(members, &environment.local).await?.all_reached()?;
     let model = group.at_source(&args.model, &environment.local)?;
     let num_connections = args.connections;

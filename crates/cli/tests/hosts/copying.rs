@@ -16,6 +16,9 @@ const ADMIN: &str = "admin-key-of-the-test";
 const USER: &str = "user-key-of-the-test";
 const MODEL: &str = "org/big";
 
+/// Port from which the other machines copy: questions and copies share it.
+const COPY_PORT: u16 = 18082;
+
 /// Bytes that make the model large enough to be interrupted: eight ranges.
 const FILLER_BYTES: usize = 64 << 20;
 
@@ -101,7 +104,7 @@ fn a_copy_over_http_is_cancelled_resumed_and_ends_with_equal_files() {
     let full = lab.hosts[1].models_dir();
     fs::create_dir_all(&full).unwrap();
     lab.hide(1, &full);
-    let keys = format!("--admin-key {ADMIN} --api-key {USER}");
+    let keys = format!("--admin-key {ADMIN} --api-key {USER} --copy-port {COPY_PORT}");
     let server = lab.serve(&shipped(), &format!("{keys} --models-dir {}", folder.display()));
 
     let body = json!({"model": MODEL});
@@ -136,6 +139,8 @@ fn a_copy_over_http_is_cancelled_resumed_and_ends_with_equal_files() {
     let running = follow(&server, "progress", is_under_way);
     assert_eq!((&running["id"], &running["state"]), (&json!(id), &json!("running")), "{running}");
     assert_eq!(start(&server), id, "it runs already");
+    assert_eq!(holdings(&server).len(), 2, "a question during the copy");
+    assert!(lab.listens(0, COPY_PORT));
     let (_, list) = ask(&server, ADMIN, "DELETE", &format!("/v1/copies/{id}"), None);
     assert_eq!(list["copies"][0]["state"], "cancelled", "{list}");
     assert_eq!(list["copies"][0]["machines"][1]["state"], "cancelled", "{list}");

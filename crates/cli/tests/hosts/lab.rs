@@ -300,6 +300,18 @@ impl Lab {
         }
     }
 
+    /// Whether a program of this host listens on a TCP port.
+    pub(crate) fn listens(&self, at: usize, port: u16) -> bool {
+        let table = self.run_on(at, &["cat", "/proc/net/tcp", "/proc/net/tcp6"]).end().stdout;
+        let port = format!(":{port:04X}");
+        // 0A means LISTEN.
+        let is_it = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.get(1).is_some_and(|it| it.ends_with(&port)) && words.get(3) == Some(&"0A")
+        };
+        table.lines().any(is_it)
+    }
+
     pub(crate) fn run(&self, args: &[&str]) -> Ended {
         self.start(args, "").end()
     }

@@ -149,11 +149,12 @@ fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
     // `serve` runs on a machine without ranks.
     let args = ["serve", "--hosts", "host-b,host-c", "--model", model.path().to_str().unwrap()];
     let rest = ["--models-from", "localhost", "--host", "0.0.0.0", "--insecure", "--port", "8080"];
-    let program = lab.start(&[&args[..], &rest, &["--json"]].concat(), "");
+    let program = lab.start(&[&args[..], &rest, &["--copy-port", "18082", "--json"]].concat(), "");
     let mut server = crate::http::Server::of(program);
     server.url = format!("http://{}:8080", lab.hosts[0].ip);
     assert_eq!(server.announced["ranks"].as_array().unwrap().len(), 2);
     assert_eq!(server.complete(&prompt), alone);
+    assert!(lab.listens(0, 18082), "the ranks read the model from the port that was chosen");
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn a_model_is_copied_to_all_machines_compared_and_served_from_where_each_has_it(
         rows.iter().map(|row| (row["host"].as_str().unwrap().to_owned(), copied(row))).collect()
     };
     let both = |is_copied| vec![("mac8".to_owned(), is_copied), ("mac9".to_owned(), is_copied)];
+    refuses_a_port_that_is_taken(&machines, &reach);
     assert_eq!(copied(&machines), both(true));
     assert_eq!(copied(&machines), both(false));
     let check = [&["models", "check", "jack/mini", "--hash"], &reach[..]].concat();
@@ -65,6 +66,25 @@ fn a_model_is_copied_to_all_machines_compared_and_served_from_where_each_has_it(
     assert!(machines.root.join("ours/models_mlx/jack/mini/config.json").is_file());
 
     serve_from_another_path(&machines, &port);
+}
+
+/// Other machines copy from the port that the user chose, and from no other.
+fn refuses_a_port_that_is_taken(machines: &Machines, reach: &[&str]) {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let sync = [&["models", "sync", "jack/mini", "--copy-port", &port], reach].concat();
+    let refused = machines.run(&sync);
+    assert!(!refused.status.success(), "{refused:?}");
+    for part in [&format!(":{port} for machines that copy models"), "hint:", "`--copy-port`"] {
+        assert!(refused.stderr.contains(part), "{part} in {refused:?}");
+    }
+    assert!(!machines.root.join("mac8/models_mlx/jack/mini").exists());
+    drop(taken);
+    let copied = machines.run(&sync);
+    assert!(copied.status.success(), "{copied:?}");
+    for host in ["mac8", "mac9"] {
+        fs::remove_dir_all(machines.root.join(host).join("models_mlx/jack/mini")).unwrap();
+    }
 }
 
 /// Each rank loads the model from its machine's own path; a machine with a different model is named at once.

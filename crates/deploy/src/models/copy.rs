@@ -35,10 +35,13 @@ pub struct CopyMembers<'a> {
     pub from: Option<&'a str>,
     /// How machines are reached.
     pub reach: &'a ReachConfig,
+    /// Port on which this machine's library listens; 0 lets the system choose.
+    pub copy_port: u16,
 }
 
 /// Machines between which models are copied, with an agent on each. This machine's library is open
-/// to the others until this value is dropped.
+/// to the others: on a free port until this value is dropped, on a chosen port as long as the process
+/// runs.
 #[derive(Debug)]
 pub struct CopyGroup {
     members: Vec<Member>,
@@ -166,7 +169,7 @@ impl CopyGroup {
         }
         let here = machines.into_iter().find(Host::is_local);
         if members.from.is_none() || here.is_some() {
-            group.push(Member::here(here, context, &ours, &group)?);
+            group.push(Member::here(here, context, &ours, &group, members.copy_port)?);
         }
         let mut found = CopyGroup { source: 0, members: group, ours, unreached, _nodes: connected };
         // The machine of this process is the last one.

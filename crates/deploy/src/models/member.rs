@@ -5,9 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jackalope_fleet::agent::{self, Agent, AgentConfig, Trust};
+use jackalope_fleet::agent::{Agent, AgentConfig, Trust};
 use jackalope_fleet::hostfile::Host;
-use jackalope_fleet::listen::listen_on;
 use jackalope_fleet::local::find_rank_program;
 use jackalope_fleet::nodes::Node;
 use jackalope_fleet::routes::{self, routes};
@@ -55,8 +54,8 @@ impl Member {
         Member { host, facts, addrs, key, our_ip, is_here: false, is_over }
     }
 
-    /// Creates the member for this machine. Opens its library to `others`, without an agent, until
-    /// [`Member::close`], or else for as long as this process runs.
+    /// Creates the member for this machine. Opens its library to `others`, without an agent: on a
+    /// free port until [`Member::close`], on `port` for as long as this process runs.
     ///
     /// # Errors
     /// If this machine cannot listen, or is not installed.
@@ -65,6 +64,7 @@ impl Member {
         context: &LocalContext,
         ours: &Credentials,
         others: &[Member],
+        port: u16,
     ) -> Result<Member, DeployError> {
         let this = || Host { ssh: Ipv4Addr::LOCALHOST.to_string(), ..Host::default() };
         let host = host.unwrap_or_else(this);
@@ -83,12 +83,6 @@ impl Member {
         let home: IpAddr = Ipv4Addr::LOCALHOST.into();
         let theirs = others.iter().flat_map(|it| member.ips_from(it));
         let ips: BTreeSet<IpAddr> = theirs.chain([home]).collect();
-        let ips: Vec<IpAddr> = ips.into_iter().collect();
-        let listeners = listen_on(&ips, 0);
-        let listeners =
-            listeners.map_err(|(addr, source)| DeployError::Library { addr, source })?;
-        let first = listeners.first().expect("it listens on the loopback address");
-        member.addrs = vec![SocketAddr::new(home, first.local_addr()?.port())];
         let config = AgentConfig {
             secret: ours.secret,
             identity: ours.identity.clone(),
@@ -102,14 +96,12 @@ impl Member {
             linger: None,
             is_over,
         };
-        let mut first = Some(listeners);
-        let listeners = Box::new(move || first.take().unwrap_or_default());
-        // This thread ends with the library or the process.
-        std::thread::spawn(move || agent::serve_on(listeners, config));
+        let port = context.fixed_library.open(&ips, port, config)?;
+        member.addrs = vec![SocketAddr::new(home, port)];
         Ok(member)
     }
 
-    /// Closes the library that this process serves for the member, if it does.
+    /// Closes the library that this process serves for the member on a free port, if it does.
     pub fn close(&self) {
         self.is_over.store(true, Ordering::SeqCst);
     }

@@ -49,6 +49,8 @@ pub(crate) struct ModelMachines<'a> {
     pub(crate) model: &'a Located,
     /// Machine from which machines that lack the model may read it.
     pub(crate) models_from: Option<&'a str>,
+    /// Port on which this machine's library listens for them; 0 lets the system choose.
+    pub(crate) copy_port: u16,
 }
 
 /// Returns, for each node, where its ranks read the model, and the content that they must find. A
@@ -64,7 +66,7 @@ pub(crate) async fn places(
     context: &LocalContext,
     ours: &Credentials,
 ) -> Result<(Vec<ModelPlace>, ExpectedContent), DeployError> {
-    let ModelMachines { nodes, hosts, model, models_from } = machines;
+    let ModelMachines { nodes, hosts, model, models_from, copy_port } = machines;
     let (machines, _) = nodes::machines(hosts);
     assert_eq!(machines.len(), nodes.nodes.len(), "every machine has an agent");
     let (own, found) = {
@@ -97,7 +99,7 @@ pub(crate) async fn places(
             None if is_this_machine(from) => {
                 let others: Vec<Member> = (0..machines.len()).map(member).collect();
                 let here = SameModel { dir: text(&model.dir)?, states: own.states.clone() };
-                Some((Member::here(None, context, ours, &others)?, here))
+                Some((Member::here(None, context, ours, &others, copy_port)?, here))
             }
             None => return Err(SourceError::Unknown { from: from.to_owned() }.into()),
         },
