@@ -4,6 +4,9 @@
 
 use std::collections::BTreeMap;
 
+/// Maximum number of parts of all tensors. The published MiniMax M3 has 65,000 in 4 bits.
+const PARTS_MAX: usize = 1 << 19;
+
 /// Names of the tensors of packed experts, below their block, and of those that they stand for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PackedExperts {
@@ -48,7 +51,7 @@ pub struct PackedPart {
 
 impl PackedExperts {
     /// Replaces stored tensors by their parts. `shape` returns a tensor's dimensions, none if only its name is
-    /// known; `take` returns a part.
+    /// known; `take` returns a part. Tensors with more than [`PARTS_MAX`] parts stay as they are.
     pub fn unpacked<T>(
         &self,
         stored: BTreeMap<String, T>,
@@ -61,6 +64,11 @@ impl PackedExperts {
             let place = self.place(name)?;
             let parts = self.parts(&place, shape(tensor));
             Some((name.clone(), parts.filter(|_| is_packed(place.block))?))
+        });
+        let mut num_parts = 0;
+        let parts = parts.take_while(|(_, parts)| {
+            num_parts += parts.len();
+            num_parts <= PARTS_MAX
         });
         let parts: Vec<(String, Vec<PackedPart>)> = parts.collect();
         let mut tensors = stored;
@@ -164,6 +172,12 @@ mod tests {
         for shape in [&[4, 8, 4][..], &[1, 8, 4], &[3, 7, 4], &[3]] {
             stays(&[("b.switch_mlp.gate_up_proj.weight", shape)]);
         }
+        let mut stored = BTreeMap::new();
+        for block in 0..PARTS_MAX {
+            stored.insert(format!("{block}.switch_mlp.gate_up_proj.weight"), ());
+        }
+        let found = PACKED.unpacked(stored, |()| &[], |(), _| ());
+        assert!(found.len() <= 2 * PARTS_MAX, "{}", found.len());
         // Without a shared expert, and by names alone.
         assert_eq!(unpacked(&[("b.switch_mlp.gate_up_proj.weight", &[2, 8, 4])]).len(), 4);
         assert_eq!(unpacked(&[("b.switch_mlp.gate_up_proj.weight", &[])]).len(), 6);
