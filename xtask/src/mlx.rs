@@ -87,13 +87,18 @@ fn install(cuda: bool) -> Result<PathBuf> {
     Ok(prefix)
 }
 
+/// Returns the wheel of the library for CUDA on this machine's processor.
+pub(crate) fn cuda_wheel() -> Result<&'static Wheel> {
+    let platform = Platform::of(std::env::consts::OS, std::env::consts::ARCH, None, true)?;
+    platform.wheels().first().context("no library for CUDA")
+}
+
 /// Returns the prefix of the library for CUDA without NVIDIA's own, brought if it is not here: for
 /// machines that have those. The build goes on to link against what is selected.
 pub(crate) fn cuda_library() -> Result<PathBuf> {
-    let platform = Platform::of(std::env::consts::OS, std::env::consts::ARCH, None, true)?;
-    let wheels = &platform.wheels()[..1];
+    let wheels = std::slice::from_ref(cuda_wheel()?);
     let root = process::target_dir().join("mlx");
-    let folder = root.join(format!("{}-library", platform.folder()));
+    let folder = root.join("cuda-library");
     if !holds(&folder, wheels) {
         bring(wheels, &root, &folder)?;
     }

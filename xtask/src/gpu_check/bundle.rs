@@ -8,7 +8,8 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 
 use super::programs::Programs;
-use crate::mlx::fetch::{self, sha256_of};
+use crate::mlx::cuda_wheel;
+use crate::mlx::fetch::{self, Target, sha256_of};
 use crate::{golden, process};
 
 /// Maximum size of a part in bytes.
@@ -118,21 +119,10 @@ fn bring_peer(dir: &Path) -> anyhow::Result<()> {
     let installer = fetch::find_installer()?;
     let packages = golden::PACKAGES.iter().map(|(name, version)| format!("{name}=={version}"));
     let packages: Vec<String> = packages.collect();
-    for version in PYTHON_VERSIONS {
-        let status = process::command(installer[0])
-            .args(&installer[1..])
-            .args(["download", "--quiet", "--no-deps", "--only-binary=:all:"])
-            .args(["--disable-pip-version-check", "--python-version", version])
-            .args(["--platform", "manylinux_2_35_x86_64", "--dest"])
-            .arg(dir)
-            .args(&packages)
-            .status()
-            .context("starting pip")?;
-        ensure!(
-            status.success(),
-            "pip could not bring {} for Python {version}",
-            packages.join(" ")
-        );
+    let platform_tag = cuda_wheel()?.platform_tag();
+    for python_version in PYTHON_VERSIONS {
+        let target = Target { python_version, platform_tag };
+        fetch::download_packages(installer, target, &packages, dir)?;
     }
     Ok(())
 }

@@ -39,11 +39,16 @@ pub(super) struct Stage {
 /// The checks, the most important first.
 pub(super) const STAGES: &[Stage] = &[
     check("goldens of all families", goldens),
-    check("recurrences", |it, end| tests(it, &it.recurrence_tests, "chunks", end)),
-    check("steps ahead", |it, end| tests(it, &it.rank_tests, "steps_that_run_ahead", end)),
-    check("sampling on the device", |it, end| tests(it, &it.rank_tests, "device_sampler", end)),
-    check("batches with joins and leaves", |it, end| tests(it, &it.model_tests, "decoding", end)),
-    check("nodes of a step", |it, end| tests(it, &it.model_tests, "nodes", end)),
+    check("recurrences", |it, end| tests(it, &it.recurrence_tests, &["chunks"], end)),
+    // That a sequence samples the same tokens in any batch does not hold on GPUs.
+    check("steps ahead", |it, end| {
+        tests(it, &it.rank_tests, &["steps_that_run_ahead", "the_host_submits"], end)
+    }),
+    check("sampling on the device", |it, end| tests(it, &it.rank_tests, &["device_sampler"], end)),
+    check("batches with joins and leaves", |it, end| {
+        tests(it, &it.model_tests, &["decoding"], end)
+    }),
+    check("nodes of a step", |it, end| tests(it, &it.model_tests, &["nodes"], end)),
     check("two ranks on one device", two_ranks),
     check("a killed rank", killed_rank),
     check("Qwen3 with three small layers, bf16", |it, end| speed(it, TINY, end)),
@@ -64,26 +69,26 @@ const fn speed_of(name: &'static str, run: Run) -> Stage {
     Stage { name, needs_gpu: true, run }
 }
 
-/// Runs the tests whose names contain `filter`.
+/// Runs the tests whose names contain any of `filters`.
 fn tests(
     programs: &Programs,
     program: &Path,
-    filter: &str,
+    filters: &[&str],
     deadline: Instant,
 ) -> anyhow::Result<Outcome> {
-    let text = output(&mut test(programs, program, filter), deadline)?;
+    let text = output(&mut test(programs, program, filters), deadline)?;
     let summary = text.lines().find(|line| line.starts_with("test result:"));
     let summary = summary.context("the tests ended without a result")?;
-    ensure!(!summary.contains(" 0 passed"), "no test is called {filter}");
+    ensure!(!summary.contains(" 0 passed"), "no test is called {}", filters.join(" or "));
     let summary = summary.trim_start_matches("test result: ").split(';').next();
     Ok(Outcome::Passed(summary.unwrap_or_default().to_owned()))
 }
 
-/// Returns a command that runs the tests whose names contain `filter` one after the other, and computes
+/// Returns a command that runs the tests whose names contain any of `filters` in turn, and computes
 /// products of f32 in f32: MLX would round their factors to TF32 on some GPUs, as mlx-lm does.
-fn test(programs: &Programs, program: &Path, filter: &str) -> Command {
+fn test(programs: &Programs, program: &Path, filters: &[&str]) -> Command {
     let mut command = programs.command(program);
-    command.args([filter, "--test-threads", "1"]).env("MLX_ENABLE_TF32", "0");
+    command.args(filters).args(["--test-threads", "1"]).env("MLX_ENABLE_TF32", "0");
     command
 }
 
@@ -96,7 +101,7 @@ fn goldens(programs: &Programs, deadline: Instant) -> anyhow::Result<Outcome> {
     let failures = Mutex::new(Vec::new());
     let check_families = || {
         while let Some((name, cases)) = families.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut command = test(programs, &programs.model_tests, "golden::one_rank");
+            let mut command = test(programs, &programs.model_tests, &["golden::one_rank"]);
             command.env("JACKALOPE_GOLDEN", cases.join(","));
             if let Err(err) = output(&mut command, deadline) {
                 failures.lock().expect("no thread panics").push(format!("{name}: {err:#}"));

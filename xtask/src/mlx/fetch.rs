@@ -43,26 +43,52 @@ fn missing_installer() -> String {
         .to_owned()
 }
 
-/// Returns the installer's arguments for downloading exactly this wheel to `dir`.
-pub(crate) fn download_args(wheel: &Wheel, dir: &Path) -> Vec<String> {
+/// The interpreter and the platform for which wheels are downloaded.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) python_version: &'a str,
+    pub(crate) platform_tag: &'a str,
+}
+
+impl Target<'_> {
+    /// Returns that of a wheel without Python.
+    fn of(wheel: &Wheel) -> Target<'static> {
+        Target { python_version: PYTHON_VERSION, platform_tag: wheel.platform_tag() }
+    }
+}
+
+/// Returns the installer's arguments for downloading wheels of `packages`, without what they need, to `dir`.
+fn download_args(target: Target<'_>, packages: &[String], dir: &Path) -> Vec<String> {
     let mut args: Vec<String> =
         ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
             .map(str::to_owned)
             .to_vec();
     for (flag, value) in [
-        ("--python-version", PYTHON_VERSION),
-        ("--platform", wheel.platform_tag()),
+        ("--python-version", target.python_version),
+        ("--platform", target.platform_tag),
         ("--dest", &dir.to_string_lossy()),
     ] {
         args.extend([flag.to_owned(), value.to_owned()]);
     }
-    args.push(format!("{}=={}", wheel.project, wheel.version));
+    args.extend_from_slice(packages);
     args
 }
 
 /// Downloads `wheel` into `dir` and checks its hash.
 pub(crate) fn download(installer: &[&str], wheel: &Wheel, dir: &Path) -> Result<()> {
-    let args = download_args(wheel, dir);
+    download_packages(installer, Target::of(wheel), &[wheel.requirement()], dir)?;
+    let found = sha256_of(&dir.join(wheel.file_name()))?;
+    check_hash(&wheel.file_name(), wheel.sha256, &found)
+}
+
+/// Downloads wheels of `packages`, such as `mlx==0.32.4`, into `dir`.
+pub(crate) fn download_packages(
+    installer: &[&str],
+    target: Target<'_>,
+    packages: &[String],
+    dir: &Path,
+) -> Result<()> {
+    let args = download_args(target, packages, dir);
     // The installer shows its own progress; our standard output stays clean for --json.
     let status = process::command(installer[0])
         .args(&installer[1..])
@@ -79,9 +105,7 @@ pub(crate) fn download(installer: &[&str], wheel: &Wheel, dir: &Path) -> Result<
             args.join(" ")
         );
     }
-    let path = dir.join(wheel.file_name());
-    let found = sha256_of(&path)?;
-    check_hash(&wheel.file_name(), wheel.sha256, &found)
+    Ok(())
 }
 
 /// Refuses a file whose content is not the pinned one.
@@ -130,7 +154,8 @@ mod tests {
     #[test]
     fn the_installer_is_asked_for_exactly_the_pinned_wheel() {
         let wheel = Platform::LinuxX86 { cuda: false }.wheels()[0];
-        let args = download_args(&wheel, Path::new("/tmp/w")).join(" ");
+        let packages = [wheel.requirement()];
+        let args = download_args(Target::of(&wheel), &packages, Path::new("/tmp/w")).join(" ");
         assert_eq!(
             args,
             "download --no-deps --only-binary=:all: --disable-pip-version-check \

@@ -27,6 +27,11 @@ impl Wheel {
         format!("{}-{}-{}.whl", self.project.replace('-', "_"), self.version, self.tags)
     }
 
+    /// Returns what an installer is asked for.
+    pub(crate) fn requirement(&self) -> String {
+        format!("{}=={}", self.project, self.version)
+    }
+
     /// Returns the platform tag for the installer: the first one in the file name.
     pub(crate) fn platform_tag(&self) -> &'static str {
         let platforms = self.tags.rsplit('-').next().expect("rsplit yields at least one part");

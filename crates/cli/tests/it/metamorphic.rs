@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{exact, shipped};
 use crate::http::{Answer, Server};
-use crate::program::{run_json, send};
+use crate::program::{Program, run_json, send};
 
 /// The beginnings of texts, as tokens.
 const PROMPTS: [&str; 5] =
@@ -204,4 +204,24 @@ fn a_long_prompt_in_many_chunks_is_answered_as_in_one() {
     assert_eq!(chunks, whole);
     assert_eq!(whole.tokens.len(), 48);
     assert!(num_whole + 17 <= num_chunks, "{num_whole} steps, {num_chunks} in chunks");
+}
+
+/// With MLX's own operations, as on GPUs: ranks compute their first steps before they serve, however the model
+/// is split, and the tokens are those of one rank.
+#[test]
+fn ranks_that_compute_with_mlx_warm_up_and_answer_as_one() {
+    let body = json!({"prompt": [20, 21, 22], "max_tokens": 6, "ignore_eos": true,
+        "temperature": 0, "return_token_ids": true});
+    let answers = ["--ranks 1", "--ranks 2", "--ranks 2 --split pipeline"].map(|args| {
+        let words = ["serve", "--model", exact().to_str().unwrap(), "--port", "0", "--json"];
+        let words: Vec<&str> = words.into_iter().chain(args.split(' ')).collect();
+        let env = [("JACKALOPE_CPU", "stock")];
+        let server = Server::of(Program::start_with(&words, "", &env));
+        let lines = server.get("/v1/logs").1["lines"].as_array().unwrap().clone();
+        let is_warm =
+            |line: &&Value| line["text"].as_str().unwrap().contains("computing its first steps");
+        assert_eq!(lines.iter().filter(is_warm).count(), server.ranks().len(), "{args}: {lines:?}");
+        server.complete(&body)
+    });
+    assert!(answers.iter().all(|it| *it == answers[0]), "{answers:?}");
 }

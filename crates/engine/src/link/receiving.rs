@@ -24,6 +24,7 @@ impl Link {
             FromRank::WarmingUp => {
                 match &mut slot.state {
                     State::Loading { .. } => {
+                        info!(rank, "computing its first steps");
                         slot.enter(State::WarmingUp { num_reports: 1 }, now);
                     }
                     State::WarmingUp { num_reports } => *num_reports += 1,

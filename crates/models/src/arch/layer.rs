@@ -46,7 +46,7 @@ enum Rest {
 }
 
 /// Whether what follows a layer's mixer reads nothing but its own row of the stream.
-fn keeps_needed_rows(spec: &LayerSpec) -> bool {
+fn rest_reads_own_rows(spec: &LayerSpec) -> bool {
     let has_altup = matches!(spec.streams, Some(jackalope_spec::LayerStreams::AltUp(_)));
     !spec.is_parallel && spec.second.is_none() && !spec.reads_tokens() && !has_altup
 }
@@ -85,7 +85,7 @@ impl DecoderLayer {
             is_parallel,
             streams,
             ngrams: ngrams.transpose()?,
-            keeps_needed_rows: parts.is_last && keeps_needed_rows(parts.spec),
+            keeps_needed_rows: parts.is_last && rest_reads_own_rows(parts.spec),
         })
     }
 
