@@ -151,7 +151,8 @@ fn workers_of_a_token_are_found_and_serve() {
     let words = [&words[..], &rest, &by_token].concat();
     let mut server = Server::of(lab.start_on(0, &words, &NO_SSH));
     server.url = format!("http://{}:8080", lab.hosts[0].ip);
-    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
+    let answer = server
+        .ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 5);
     assert_eq!(server.health()["world_size"], 3);
 }
@@ -176,7 +177,8 @@ fn a_cable_with_nothing_but_link_local_addresses_is_enough() {
     let rest = ["--host", "0.0.0.0", "--insecure", "--json"];
     let mut server = Server::of(lab.start_on(0, &[&words[..], &rest].concat(), &NO_SSH));
     server.url = format!("http://{}:8080", lab.hosts[0].ip);
-    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
+    let answer = server
+        .ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 5);
     assert_eq!(server.health()["world_size"], 2);
 }

@@ -28,7 +28,8 @@ fn three_hosts_serve_one_model_and_end_together() {
     let hosts: Vec<&str> =
         health["ranks"].as_array().unwrap().iter().map(|it| it["host"].as_str().unwrap()).collect();
     assert_eq!(hosts, ["127.0.0.1", "host-b", "host-c"]);
-    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5}));
+    let answer = server
+        .ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 5, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 5);
     // The first SSH connection copied the secret, and no other user can read it.
     let secret = |idx: usize| std::fs::read_to_string(lab.hosts[idx].home.join("secret")).unwrap();

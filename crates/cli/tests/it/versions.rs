@@ -143,6 +143,7 @@ fn an_agent_of_another_version_is_refused_and_looks_after_those_of_its_own() {
     assert!(!refused.status.success(), "{refused:?}");
     assert_told(&refused.stderr);
     let server = Server::of(ours.start(&serve(port)));
-    let answer = server.ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 3}));
+    let answer = server
+        .ask("/v1/completions", &json!({"prompt": "hello", "max_tokens": 3, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 3);
 }
