@@ -111,6 +111,12 @@ impl ExpertRows {
         group.expert * features..(group.expert + 1) * features
     }
 
+    /// Returns the vector of the expert of `group` from `vectors` `[experts, features]`.
+    fn vector(&self, group: &Group, vectors: Elements<'_>) -> Vec<f32> {
+        let features = vectors.len() / self.num_experts;
+        vectors.part(group.expert * features..(group.expert + 1) * features).to_f32()
+    }
+
     #[track_caller]
     fn features(&self, matrix: &Matrix<'_>) -> usize {
         let (rows, experts) = (matrix.num_rows(), self.num_experts);
@@ -246,10 +252,12 @@ pub fn divisible_expert_matmul(
 pub fn add_expert_bias(results: &mut [f32], rows: &ExpertRows, biases: Elements<'_>) {
     let features = biases.len() / rows.num_experts.max(1);
     assert_eq!(results.len(), rows.len() * features, "a bias for each result");
-    let biases = biases.to_f32();
-    for ((expert, ..), row) in rows.iter().zip(results.chunks_exact_mut(features.max(1))) {
-        let bias = &biases[expert * features..(expert + 1) * features];
-        row.iter_mut().zip(bias).for_each(|(result, bias)| *result += bias);
+    let mut results = results.chunks_exact_mut(features.max(1));
+    for group in &rows.groups {
+        let bias = rows.vector(group, biases);
+        for row in results.by_ref().take(group.tokens.len()) {
+            row.iter_mut().zip(&bias).for_each(|(result, bias)| *result += bias);
+        }
     }
 }
 
@@ -262,13 +270,15 @@ pub fn add_expert_bias(results: &mut [f32], rows: &ExpertRows, biases: Elements<
 pub fn add_weighted_biases(sums: &mut [f64], rows: &ExpertRows, biases: Elements<'_>) {
     let features = biases.len() / rows.num_experts.max(1);
     assert_eq!(sums.len(), rows.num_tokens * features, "a bias for each sum");
-    let biases = biases.to_f32();
-    for (expert, token, weight) in rows.iter() {
-        let bias = &biases[expert * features..(expert + 1) * features];
-        for (sum, bias) in sums[token * features..].iter_mut().zip(bias) {
-            let mut term = GridSum::EMPTY;
-            term.add(bias * weight);
-            *sum += term.value();
+    let mut weights = rows.weights.iter();
+    for group in &rows.groups {
+        let bias = rows.vector(group, biases);
+        for (token, weight) in group.tokens.iter().zip(&mut weights) {
+            for (sum, bias) in sums[token * features..].iter_mut().zip(&bias) {
+                let mut term = GridSum::EMPTY;
+                term.add(bias * weight);
+                *sum += term.value();
+            }
         }
     }
 }

@@ -21,6 +21,10 @@ const MARK: &str = "jackalope_synthetic";
 
 const GROUP_SIZE: usize = 64;
 
+/// Largest magnitude of the elements of biases, convolutions and other tensors that are not quantised. Numbers near
+/// zero would be slow: processors compute with subnormal ones many times slower.
+const VECTOR_LIMIT: f32 = 0.125;
+
 /// Bits of routers, whatever those of the other weights: mlx-lm quantises them in this way.
 const ROUTER_BITS: u32 = 8;
 
@@ -151,7 +155,7 @@ impl SyntheticModel {
                 let kind = match tensor.role {
                     TensorRole::Norm => Kind::Ones,
                     TensorRole::RouterTable => Kind::Indices(num_experts),
-                    _ => Kind::Near(0.0),
+                    _ => Kind::Spread(VECTOR_LIMIT),
                 };
                 let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
                 tensors.push(Tensor { name, shape, kind });
@@ -260,6 +264,28 @@ fn write_weights(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_number_is_subnormal() {
+        let config = json!({
+            "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "sliding_window": 128, "vocab_size": 512, "rms_norm_eps": 1e-5,
+            "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 150_000,
+            "max_position_embeddings": 4096, "tie_word_embeddings": false,
+        });
+        let model = SyntheticModel::new(config, 4).unwrap();
+        let halves = model.tensors.iter().filter(|tensor| tensor.kind.dtype() == "BF16");
+        for tensor in halves {
+            let mut content = Vec::new();
+            tensor.write(7, &mut content).unwrap();
+            for half in content.as_chunks::<2>().0 {
+                let value = f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16);
+                assert!(value == 0.0 || value.is_normal(), "{value:e} in {}", tensor.name);
+            }
+        }
+        assert!(model.tensors.iter().any(|tensor| tensor.name.ends_with("experts.down_proj.bias")));
+    }
 
     #[test]
     fn the_sizes_are_those_of_the_real_models() {
