@@ -6,12 +6,14 @@
 //! same random number, but in single precision: a sampled token differs from the host's only where
 //! rounding moves that number across the border between the shares of two tokens.
 
-use std::collections::BTreeMap;
+mod penalties;
 
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_protocol::{RowMask, Sampling, TokenId};
 
 use crate::sampler;
+
+use self::penalties::penalised;
 
 /// Number of weights in a block. Weights are summed within blocks, and then the sums of the blocks,
 /// because the rounding error of a sum grows with its number of terms.
@@ -29,6 +31,9 @@ pub(crate) struct SampledRow<'a> {
     pub(crate) sampling: &'a Sampling,
     /// The tokens before the one to sample. Only their number is used unless there are penalties.
     pub(crate) history: &'a [TokenId],
+    /// Set if the device still computes the last token of `history`, whose place another one takes there:
+    /// its index among the tokens of the earlier step.
+    pub(crate) pending: Option<usize>,
 }
 
 /// Sampled tokens on the device.
@@ -51,10 +56,18 @@ pub(crate) struct DeviceLogprobs {
     pub(crate) top_values: Array,
 }
 
-/// Samples a token from each row of `logits`, f32 `[rows, vocab]`.
-pub(crate) fn sample(logits: &Array, rows: &[SampledRow<'_>]) -> DeviceTokens {
+/// Samples a token from each row of `logits`, f32 `[rows, vocab]`. `earlier` has the tokens of the earlier step,
+/// u32 `[its rows]`.
+///
+/// # Panics
+/// Panics if a row has a pending token and there is no earlier step.
+pub(crate) fn sample(
+    logits: &Array,
+    rows: &[SampledRow<'_>],
+    earlier: Option<&Array>,
+) -> DeviceTokens {
     let vocab_size = logits.dim(1) as usize;
-    let (changed, allowed) = (change(logits, rows), masks(rows, vocab_size));
+    let (changed, allowed) = (penalised(logits, rows, earlier), masks(rows, vocab_size));
     let masked = allowed.as_ref().map_or(changed.clone(), |allowed| {
         Array::where_(allowed, &changed, &Array::scalar(f32::NEG_INFINITY))
     });
@@ -86,80 +99,6 @@ pub(crate) fn logprobs(logits: &Array, tokens: &Array, num_top: usize) -> Device
     let top = logits.neg().argsort(1).slice_axis(1, 0, num_top);
     let top_values = logits.take_along_axis(&top, 1).sub(&log_total);
     DeviceLogprobs { own, top, top_values }
-}
-
-/// Whether the host must know every token before the one to sample.
-pub(crate) fn needs_history(sampling: &Sampling) -> bool {
-    sampling.repetition_penalty != 1.0
-        || sampling.presence_penalty != 0.0
-        || sampling.frequency_penalty != 0.0
-}
-
-/// The change of one logit by bias and penalties.
-#[derive(Clone, Copy, Debug)]
-struct Change {
-    bias: f32,
-    /// Divides a positive logit and multiplies a negative one.
-    repetition: f32,
-    subtracted: f32,
-}
-
-/// Applies bias and penalties to `logits` `[rows, vocab]`, in the order of the host's sampler.
-fn change(logits: &Array, rows: &[SampledRow<'_>]) -> Array {
-    let mut at: [Vec<i32>; 2] = [Vec::new(), Vec::new()];
-    let mut changes: [Vec<f32>; 3] = [Vec::new(), Vec::new(), Vec::new()];
-    for (idx, row) in rows.iter().enumerate() {
-        for (token, change) in changes_of(row, logits.dim(1)) {
-            at[0].push(dim(idx));
-            at[1].push(token);
-            changes[0].push(change.bias);
-            changes[1].push(change.repetition);
-            changes[2].push(change.subtracted);
-        }
-    }
-    let num_changes = dim(at[0].len());
-    if num_changes == 0 {
-        return logits.clone();
-    }
-    let flat: Vec<i32> =
-        at[0].iter().zip(&at[1]).map(|(row, token)| row * logits.dim(1) + token).collect();
-    let flat = Array::from_slice(&flat, &[num_changes]);
-    let [bias, repetition, subtracted] =
-        changes.map(|values| Array::from_slice(&values, &[num_changes]));
-    let biased = logits.flatten(0, 1).take(&flat, 0).add(&bias);
-    let is_negative = biased.less(&Array::scalar(0.0));
-    let repeated = Array::where_(&is_negative, &biased.mul(&repetition), &biased.div(&repetition));
-    let update = repeated.sub(&subtracted).reshape(&[num_changes, 1, 1]);
-    let at = at.map(|indices| Array::from_slice(&indices, &[num_changes]));
-    logits.scatter(at.each_ref(), [0, 1], &update)
-}
-
-/// Returns the changes of a row's logits by token.
-fn changes_of(row: &SampledRow<'_>, vocab_size: i32) -> BTreeMap<i32, Change> {
-    let SampledRow { sampling, history } = *row;
-    let none = Change { bias: 0.0, repetition: 1.0, subtracted: 0.0 };
-    let mut changes = BTreeMap::new();
-    let id = |token: TokenId| i32::try_from(token).ok().filter(|id| *id < vocab_size);
-    for (token, bias) in &sampling.logit_bias {
-        if let Some(token) = id(*token) {
-            changes.entry(token).or_insert(none).bias += bias;
-        }
-    }
-    if sampling.repetition_penalty != 1.0 {
-        for token in sampler::repetition_context(history, sampling).iter().copied().filter_map(id) {
-            changes.entry(token).or_insert(none).repetition = sampling.repetition_penalty;
-        }
-    }
-    if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
-        let output = history.get(sampling.num_prompt_tokens as usize..).unwrap_or_default();
-        for (token, count) in sampler::counts(output) {
-            if let Some(token) = id(token) {
-                changes.entry(token).or_insert(none).subtracted =
-                    sampling.presence_penalty + sampling.frequency_penalty * count as f32;
-            }
-        }
-    }
-    changes
 }
 
 /// Returns a boolean array `[rows, vocab]`, true for the tokens that may be sampled; `None` if no
@@ -326,7 +265,7 @@ impl<'a> Choice<'a> {
     fn uniforms(&self, rows: &[usize]) -> Array {
         let scale = f64::from(1_u32 << UNIFORM_BITS);
         let uniforms = rows.iter().map(|&row| {
-            let SampledRow { sampling, history } = self.rows[row];
+            let SampledRow { sampling, history, .. } = self.rows[row];
             let uniform = sampler::uniform(sampling.seed, history.len() as u64);
             ((uniform * scale).floor() / scale) as f32
         });

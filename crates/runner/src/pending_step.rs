@@ -26,6 +26,11 @@ pub(crate) struct PendingStep {
 }
 
 impl PendingStep {
+    /// Returns the index among `tokens` of the token that the step samples for `cache`.
+    pub(crate) fn row_of(&self, cache: CacheId) -> Option<usize> {
+        self.caches.iter().position(|it| *it == cache)
+    }
+
     /// Whether the device still computes the step.
     pub(crate) fn is_computing(&self) -> bool {
         !self.done.iter().all(Array::is_available)

@@ -50,7 +50,11 @@ fn random_sampling(case: u64) -> Sampling {
 
 fn device_tokens(logits: &[f32], rows: &[SampledRow<'_>]) -> Vec<TokenId> {
     let shape = [dim(rows.len()), dim(logits.len() / rows.len())];
-    sample(&Array::from_slice(logits, &shape), rows).tokens.to_vec().unwrap()
+    sample(&Array::from_slice(logits, &shape), rows, None).tokens.to_vec().unwrap()
+}
+
+fn known<'a>(sampling: &'a Sampling, history: &'a [TokenId]) -> SampledRow<'a> {
+    SampledRow { sampling, history, pending: None }
 }
 
 #[test]
@@ -66,7 +70,7 @@ fn the_device_samples_the_tokens_of_the_host_whatever_is_asked_for() {
             })
             .collect();
         let rows: Vec<SampledRow<'_>> =
-            cases.iter().map(|(sampling, history)| SampledRow { sampling, history }).collect();
+            cases.iter().map(|(sampling, history)| known(sampling, history)).collect();
         let found = device_tokens(&logits, &rows);
         for (idx, (sampling, history)) in cases.iter().enumerate() {
             let own = &logits[idx * VOCAB_SIZE..][..VOCAB_SIZE];
@@ -74,6 +78,47 @@ fn the_device_samples_the_tokens_of_the_host_whatever_is_asked_for() {
             assert_eq!(found[idx], expected, "row {idx} of round {round}: {sampling:?}");
             // The other rows change nothing.
             assert_eq!(device_tokens(own, &rows[idx..=idx]), [expected], "row {idx} alone");
+        }
+    }
+}
+
+/// A token that the device still computes changes logits as one that the host knows.
+#[test]
+fn a_pending_token_counts_as_a_known_one() {
+    let num_rows = 60;
+    for round in 0..12 {
+        // Few tokens, so that most pending ones were sampled before or have a bias.
+        let num_tokens = [4, 90, VOCAB_SIZE as u64][round as usize % 3];
+        let cases: Vec<(Sampling, Vec<TokenId>)> = (0..num_rows as u64)
+            .map(|row| {
+                let case = round * 1000 + row;
+                let tokens = (0..2 + case % 17).map(|it| splitmix64(it ^ case) % num_tokens);
+                (random_sampling(case), tokens.map(|token| token as TokenId).collect())
+            })
+            .collect();
+        let logits = random_logits(num_rows, round + 1);
+        let logits = Array::from_slice(&logits, &[dim(num_rows), dim(VOCAB_SIZE)]);
+        // The tokens of the earlier step are in another order; every fifth is known, and there are others.
+        let earlier: Vec<TokenId> = cases.iter().rev().map(|(_, it)| *it.last().unwrap()).collect();
+        let earlier = Array::from_slice(&earlier, &[dim(num_rows)]);
+        let mut pending_cases = cases.clone();
+        let pending = |row: usize| (!row.is_multiple_of(5)).then(|| num_rows - 1 - row);
+        for (row, (_, history)) in pending_cases.iter_mut().enumerate() {
+            if pending(row).is_some() {
+                *history.last_mut().unwrap() = 0;
+            }
+        }
+        let rows: Vec<SampledRow<'_>> =
+            cases.iter().map(|(sampling, history)| known(sampling, history)).collect();
+        let waiting = pending_cases.iter().enumerate().map(|(row, (sampling, history))| {
+            SampledRow { sampling, history, pending: pending(row) }
+        });
+        let expected = penalised(&logits, &rows, None).to_vec::<f32>().unwrap();
+        let found = penalised(&logits, &waiting.collect::<Vec<_>>(), Some(&earlier));
+        let found = found.to_vec::<f32>().unwrap();
+        for (idx, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let (row, token) = (idx / VOCAB_SIZE, idx % VOCAB_SIZE);
+            assert_eq!(found, expected, "token {token} of row {row}: {:?}", cases[row]);
         }
     }
 }
@@ -99,7 +144,7 @@ fn a_million_samples_of_the_device_follow_the_probabilities_of_the_host() {
             let samplings: Vec<Sampling> =
                 (0..ROWS).map(|row| Sampling { seed: seed(row), ..sampling.clone() }).collect();
             let rows: Vec<SampledRow<'_>> =
-                samplings.iter().map(|sampling| SampledRow { sampling, history: &[] }).collect();
+                samplings.iter().map(|sampling| known(sampling, &[])).collect();
             device_tokens(&all, &rows).iter().for_each(|token| counts[*token as usize] += 1.0);
         }
         let kept = candidates(&logits, &sampling);
@@ -135,8 +180,8 @@ fn logits_that_are_not_numbers_are_reported_for_their_row_alone() {
     .concat();
     for temperature in [0.0, 1.0] {
         let sampling = Sampling { temperature, top_k: 2, ..Sampling::greedy(0) };
-        let rows = [SampledRow { sampling: &sampling, history: &[] }; 5];
-        let found = sample(&Array::from_slice(&logits, &[5, 3]), &rows);
+        let rows = [known(&sampling, &[]); 5];
+        let found = sample(&Array::from_slice(&logits, &[5, 3]), &rows, None);
         let are_numbers = found.are_numbers.pin().unwrap();
         assert_eq!(are_numbers.values::<u8>(), [1, 0, 0, 0, 1]);
         assert_eq!(found.tokens.to_vec::<u32>().unwrap()[1..], [0, 0, 0, 1]);

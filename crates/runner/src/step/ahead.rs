@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use jackalope_mlx::{Array, Dtype, HostCounters, host_counters};
 use jackalope_models::Model;
-use jackalope_protocol::{
-    CacheId, Input, Row, Sampled, Scored, StepOutput, StepPlan, StepTimings, TokenId,
-};
+use jackalope_protocol::{CacheId, Sampled, Scored, StepOutput, StepPlan, StepTimings, TokenId};
 
-use super::{Inputs, Logits, NeededPositions, Stepper, dim, micros, num_scored, rows, slices};
+use super::{
+    Inputs, Logits, NeededPositions, Sequence, Stepper, dim, micros, num_scored, rows, slices,
+};
 use crate::device_sampler::{self, SampledRow};
 use crate::pending_step::{
     DeviceAnswers, PendingStep, SampledRows, ScoredPosition, ScoredPositions, SliceAnswers,
@@ -67,17 +67,11 @@ impl Stepper {
         let num_logits =
             plan.rows.iter().map(|row| num_scored(row) + usize::from(row.sample.is_some()));
         let num_slices = slices(num_logits.sum(), model.facts().vocab_size as usize).len();
-        let is_ready = |row: &Row| {
-            let follows = matches!(row.input, Input::Previous);
-            let sampling = row.sample.as_ref();
-            let counts = sampling.is_some_and(device_sampler::needs_history);
-            row.embed.is_none() && !(follows && counts)
-        };
         self.pending.len() < PENDING_STEPS_MAX
             && plan.forks.is_empty()
             && !plan.returns_memory
             && num_slices <= 1
-            && plan.rows.iter().all(is_ready)
+            && plan.rows.iter().all(|row| row.embed.is_none())
     }
 
     /// Submits the rest of a step to the device: sampling and scoring on rank 0, and the sum that gives
@@ -152,6 +146,8 @@ impl Stepper {
         logits: &Logits<'_>,
     ) -> SliceAnswers {
         let range = &logits.range;
+        // The step whose tokens this one continues with, if the device still computes them.
+        let earlier = self.pending.back();
         let at = |indices: &[usize]| taken(logits.values, indices, range.start);
         let sampled = needed.sampled.iter().filter(|(_, idx)| range.contains(idx));
         let (row_indices, indices): (Vec<usize>, Vec<usize>) = sampled.copied().unzip();
@@ -159,11 +155,16 @@ impl Stepper {
             let rows = row_indices.iter().map(|row_idx| {
                 let row = &plan.rows[*row_idx];
                 let sampling = row.sample.as_ref().expect("only sampling rows are listed");
-                SampledRow { sampling, history: &self.sequences[&row.cache].tokens }
+                let Sequence { tokens, unknown, .. } = &self.sequences[&row.cache];
+                let newest = unknown.filter(|it| it.at + 1 == tokens.len());
+                let pending = newest.and_then(|it| {
+                    earlier.filter(|earlier| earlier.step == it.step)?.row_of(row.cache)
+                });
+                SampledRow { sampling, history: tokens, pending }
             });
             let rows: Vec<SampledRow<'_>> = rows.collect();
             let own = at(&indices);
-            let found = device_sampler::sample(&own, &rows);
+            let found = device_sampler::sample(&own, &rows, earlier.map(|earlier| &earlier.tokens));
             let num_tops: Vec<Option<u8>> = rows.iter().map(|it| it.sampling.logprobs).collect();
             let num_top = num_tops.iter().copied().max().flatten();
             let logprobs = num_top

@@ -99,19 +99,22 @@ fn samplings() -> Vec<Sampling> {
         Sampling::greedy(0),
         Sampling { top_p: 0.9, logprobs: Some(2), ..warm.clone() },
         Sampling { top_k: 20, seed: 6, ..warm.clone() },
-        Sampling { mask: RowMask::Except((500..900).collect()), ..warm },
+        Sampling { mask: RowMask::Except((500..900).collect()), ..warm.clone() },
+        Sampling { repetition_penalty: 1.3, repetition_context: 4, ..Sampling::greedy(0) },
+        Sampling {
+            presence_penalty: 1.5,
+            frequency_penalty: 0.5,
+            logit_bias: vec![(300, 4.0)],
+            ..warm
+        },
     ]
 }
 
 #[test]
 fn steps_that_run_ahead_sample_the_tokens_of_steps_in_turn() {
     let model = model(Compute::Stock);
-    let plain = plans(&samplings());
-    assert_eq!(tokens(&ahead(&model, &plain)), tokens(&in_turn(&model, &plain)));
-    // Penalties need the tokens on the host, which then waits for them.
-    let penalised = Sampling { repetition_penalty: 1.3, ..Sampling::greedy(0) };
-    let penalised = plans(&[samplings(), vec![penalised]].concat());
-    assert_eq!(tokens(&ahead(&model, &penalised)), tokens(&in_turn(&model, &penalised)));
+    let plans = plans(&samplings());
+    assert_eq!(tokens(&ahead(&model, &plans)), tokens(&in_turn(&model, &plans)));
 }
 
 #[test]
@@ -140,7 +143,8 @@ fn the_host_submits_each_step_once_waits_once_and_copies_tokens_only() {
     let model = model(Compute::Stock);
     let vocab_size = u64::from(model.facts().vocab_size);
     let warm = Sampling { temperature: 0.8, top_p: 0.9, seed: 5, ..Sampling::greedy(0) };
-    let plans = plans(&[Sampling::greedy(0), warm.clone(), warm]);
+    let penalised = Sampling { frequency_penalty: 0.5, ..warm.clone() };
+    let plans = plans(&[Sampling::greedy(0), warm, penalised]);
     let mut stepper = stepper();
     let (decoding, others) = plans.split_at(plans.len() - 6);
     for plan in decoding {
