@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use jackalope_mlx::fast::RopeOffset;
-use jackalope_mlx::{Array, Dtype, dim, fast, gpu_kind};
+use jackalope_mlx::{Array, Dtype, GpuKind, dim, fast, gpu_kind};
+use jackalope_protocol::KV_BLOCK_TOKENS;
 
 use super::indexer::{StockChooser, StockIndex};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
@@ -17,6 +18,12 @@ const SCORES_BYTES_MAX: usize = 256 << 20;
 
 /// Widths of the heads for which MLX's fused operation on GPUs computes many queries.
 const FUSED_HEAD_DIMS: [i32; 3] = [64, 80, 128];
+
+/// On CUDA, the queries of a prompt are padded to a multiple of this number.
+const PADDED_QUERIES: usize = 128;
+
+/// On CUDA, the keys of a prompt are padded to a multiple of this number; arrays of keys have as many.
+const PADDED_KEYS: usize = KV_BLOCK_TOKENS as usize;
 
 /// Queries `[tokens, heads, key_dim]`, keys and values of a step's rows, before the rotation.
 #[derive(Debug)]
@@ -54,6 +61,14 @@ impl StockValues {
 }
 
 impl StockKv {
+    /// Returns the layer whose keys and values the layer `layer_idx` reads.
+    fn layer(&self, layer_idx: usize) -> usize {
+        match self {
+            StockKv::New { .. } => layer_idx,
+            StockKv::OfLayer(source) => *source,
+        }
+    }
+
     /// Returns the keys and values of what is held.
     fn held(&self, held: KvArrays) -> [Array; 2] {
         let KvArrays { keys, values, .. } = held;
@@ -171,6 +186,15 @@ impl StockAttention<'_> {
             })
         });
         let [keys, values] = heads.kv.held(held);
+        if gpu_kind() == Some(GpuKind::Cuda)
+            && self.is_fused(&q, &values)
+            && self.reach == Reach::ALL
+        {
+            let stop = span.start + span.rows.len();
+            let padded =
+                cache.held(heads.kv.layer(self.layer_idx), stop.next_multiple_of(PADDED_KEYS));
+            return self.attend_padded(&q, &heads.kv.held(padded), stop);
+        }
         let rows_max = self.rows_at_once(&q, &keys, &values);
         let out = fast::by_queries([&q, &keys, &values], rows_max, |[q, k, v], rows| {
             let Some(mask) = &chosen else { return self.attend(q, k, v) };
@@ -179,6 +203,23 @@ impl StockAttention<'_> {
             self.weigh(q, k, v, fast::Mask::Array(&mask))
         });
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
+    }
+
+    /// Computes causal attention of queries to the last of `num_keys` keys, which more may follow, for lengths of
+    /// which there are few: on CUDA, MLX has cuDNN prepare a plan for each pair of lengths, which takes longer than a
+    /// step, and keeps it.
+    fn attend_padded(&self, q: &Array, kv: &[Array; 2], num_keys: usize) -> Array {
+        let [keys, values] = kv;
+        let (heads, num_queries, width) = (q.dim(1), q.dim(2), q.dim(3));
+        // As many queries as keys follow, so that each query sees what it saw.
+        let after = keys.dim(2) - dim(num_keys);
+        let all = (num_queries + after) as usize;
+        let before = dim(all.next_multiple_of(PADDED_QUERIES)) - dim(all);
+        let padding = |len| Array::zeros(&[1, heads, len, width], q.dtype());
+        let padded = Array::concatenate(&[&padding(before), q, &padding(after)], 2);
+        let out = self.weigh(&padded, keys, values, fast::Mask::Causal);
+        let out = out.slice_axis(2, before, before + num_queries);
+        out.transpose(&[0, 2, 1, 3]).reshape(&[num_queries, -1])
     }
 
     /// Rotates queries (`norm_idx` 0) or keys (1), and applies their norm afterwards in models that
@@ -195,15 +236,19 @@ impl StockAttention<'_> {
         fast::AttentionScores { scale: self.scale, mask, sinks: self.sinks }
     }
 
-    /// Returns the number of queries whose scores may be in memory at once.
-    fn rows_at_once(&self, q: &Array, k: &Array, v: &Array) -> i32 {
+    /// Whether MLX has a fused operation for many queries.
+    fn is_fused(&self, q: &Array, v: &Array) -> bool {
         // A mask of its own for each head would be large.
-        let is_fused = gpu_kind().is_some()
+        gpu_kind().is_some()
             && self.chooser.is_none()
             && self.soft_cap.is_none()
             && q.dim(3) == v.dim(3)
-            && FUSED_HEAD_DIMS.contains(&q.dim(3));
-        if is_fused {
+            && FUSED_HEAD_DIMS.contains(&q.dim(3))
+    }
+
+    /// Returns the number of queries whose scores may be in memory at once.
+    fn rows_at_once(&self, q: &Array, k: &Array, v: &Array) -> i32 {
+        if self.is_fused(q, v) {
             return q.dim(2);
         }
         let row_bytes = q.dim(1) as usize * k.dim(2) as usize * size_of::<f32>();
@@ -264,22 +309,49 @@ mod tests {
         Array::from_slice(&(0..len).map(value).collect::<Vec<_>>(), shape)
     }
 
+    fn plain() -> StockAttention<'static> {
+        StockAttention {
+            layer_idx: 0,
+            rope: None,
+            chooser: None,
+            scale: 0.5,
+            soft_cap: None,
+            reach: Reach::ALL,
+            norms: None,
+            sinks: None,
+        }
+    }
+
+    #[test]
+    fn padded_lengths_change_no_result() {
+        for (num_queries, num_keys) in
+            [(2, 2), (127, 127), (128, 256), (200, 300), (3, 511), (256, 257)]
+        {
+            let capacity = dim((num_keys as usize).next_multiple_of(PADDED_KEYS));
+            let q = random(&[1, 4, num_queries, 8], 1);
+            let kv = [2, 3].map(|seed| random(&[1, 2, capacity, 8], seed));
+            let [k, v] = kv.each_ref().map(|x| x.slice_axis(2, 0, num_keys));
+            let expected = plain().attend(&q, &k, &v).transpose(&[0, 2, 1, 3]);
+            let found = plain().attend_padded(&q, &kv, num_keys as usize);
+            assert_eq!(found.shape(), [num_queries, 32]);
+            let (found, expected) =
+                (found.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(
+                    (found - expected).abs() < 1e-5,
+                    "{num_queries} of {num_keys}: {found} {expected}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn blocks_of_queries_compute_what_all_do_at_once() {
         let (q, k, v) =
             (random(&[1, 4, 11, 8], 1), random(&[1, 2, 30, 8], 2), random(&[1, 2, 30, 8], 3));
         let window = Reach { window: Some(7), chunk: None };
         for (soft_cap, reach) in [(None, Reach::ALL), (Some(3.0), Reach::ALL), (None, window)] {
-            let attention = StockAttention {
-                layer_idx: 0,
-                rope: None,
-                chooser: None,
-                scale: 0.5,
-                soft_cap,
-                reach,
-                norms: None,
-                sinks: None,
-            };
+            let attention = StockAttention { soft_cap, reach, ..plain() };
             let computed = |rows_max| {
                 let attend = |[q, k, v]: [&Array; 3], _| attention.attend(q, k, v);
                 let out = fast::by_queries([&q, &k, &v], rows_max, attend);
