@@ -339,8 +339,8 @@ Array scatter(const array& a, Refs indices, Dims axes, const array& update) {
 Array where_(const array& condition, const array& a, const array& b) {
   return boxed(mx::where(condition, a, b));
 }
-Array depends(const array& a, const array& dependency) {
-  return boxed(mx::depends({a}, {dependency})[0]);
+Array depends(const array& a, Refs dependencies) {
+  return boxed(mx::depends({a}, to_vector(dependencies))[0]);
 }
 
 #define BINARY(name)                              \

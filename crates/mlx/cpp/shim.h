@@ -68,7 +68,7 @@ Array take(const array& a, const array& indices, int32_t axis);
 Array take_along_axis(const array& a, const array& indices, int32_t axis);
 Array scatter(const array& a, Refs indices, Dims axes, const array& update);
 Array where_(const array& condition, const array& a, const array& b);
-Array depends(const array& a, const array& dependency);
+Array depends(const array& a, Refs dependencies);
 
 Array add(const array& a, const array& b);
 Array subtract(const array& a, const array& b);

@@ -166,7 +166,7 @@ pub(crate) mod bridge {
             update: &RawArray,
         ) -> Result<UniquePtr<RawArray>>;
         fn where_(condition: &RawArray, a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
-        fn depends(a: &RawArray, dependency: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn depends(a: &RawArray, dependencies: &[ArrayRef]) -> Result<UniquePtr<RawArray>>;
 
         // Element by element.
         fn add(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;

@@ -158,10 +158,10 @@ impl Array {
         built("where", bridge::where_(&condition.0, &a.0, &b.0))
     }
 
-    /// Returns the same values, computed after `dependency`.
+    /// Returns the same values, computed after `dependencies`.
     #[track_caller]
-    pub fn after(&self, dependency: &Array) -> Array {
-        built("depends", bridge::depends(&self.0, &dependency.0))
+    pub fn after(&self, dependencies: &[&Array]) -> Array {
+        built("depends", bridge::depends(&self.0, &refs(dependencies)))
     }
 }
 

@@ -164,7 +164,7 @@ impl Ngrams {
                 })
             }
             Compute::Stock => {
-                let rows = self.stock_rows(tokens, step).after(streams);
+                let rows = self.stock_rows(tokens, step).after(&[streams]);
                 let rows = self.parallel.all_sum(&rows);
                 self.stock_add(streams, &rows, step)
             }

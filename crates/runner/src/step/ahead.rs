@@ -108,7 +108,7 @@ impl Stepper {
         let found = answers.slices.iter().filter_map(|slice| Some(&slice.sampled.as_ref()?.found));
         let found: Vec<&Array> = found.map(|found| &found.tokens).collect();
         let own = match found.as_slice() {
-            [] => Array::zeros(&[dim(caches.len())], Dtype::U32).after(&done[0]),
+            [] => Array::zeros(&[dim(caches.len())], Dtype::U32).after(&[&done[0]]),
             [one] => (*one).clone(),
             several => Array::concatenate(several, 0),
         };
