@@ -2,12 +2,13 @@
 //!
 //! The cache of a sequence holds, for each layer of a rank, what its description (`LayerCacheShape`) says. Positions lie
 //! in pages of a KV block each for our kernels, in arrays for MLX's operations: those of sequences that
-//! decode side by side in slots. This crate knows no layers.
+//! decode side by side in slots, those of layers with windows in blocks. This crate knows no layers.
 //!
 //! Lengths change when a step's graph is built, contents when it is evaluated. Graphs are evaluated
 //! in the order in which they were built.
 
 mod arrays;
+mod blocks;
 mod pages;
 mod slots;
 mod windows;
@@ -25,14 +26,15 @@ use self::slots::Place;
 use self::windows::WindowBlocks;
 
 pub use self::arrays::KvArrays;
+pub use self::blocks::{BlockPool, BlockRows};
 pub use self::pages::{LayerPages, Page, PoolPages, float};
-pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool};
+pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool, capacity_class};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;
 
 /// The keys and values that a layer keeps of each position on this rank.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct KvShape {
     /// Number of key and value heads.
     pub kv_heads: usize,
@@ -226,10 +228,11 @@ impl SequenceCache {
             states: layer.state().map(|_| LayerStates::default()),
         };
         let layers = shape.layers.iter().map(layer).collect();
-        let place = Rc::new(RefCell::new(Place::Own(vec![None; shape.layers.len()])));
+        let num_arrays = shape.slots.borrow().num_arrays();
+        let place = Rc::new(RefCell::new(Place::Own(vec![None; num_arrays])));
         let (shape, kept) = (shape.clone(), Vec::new());
         let state_slot = StateSlot::default();
-        let windows = WindowBlocks::new(if has_pages { shape.window_tokens() } else { 0 });
+        let windows = WindowBlocks::new(shape.window_tokens());
         SequenceCache { shape, layers, place, state_slot, len: 0, capacity: 0, windows, kept }
     }
 
@@ -288,8 +291,7 @@ impl SequenceCache {
         }
     }
 
-    /// Frees blocks of layers with windows, which no later row reads. Does nothing for MLX's
-    /// operations, which keep all positions.
+    /// Frees blocks of layers with windows, which no later row reads.
     ///
     /// # Errors
     /// Fails if a step that wrote to this cache fails.
@@ -297,7 +299,10 @@ impl SequenceCache {
         if !self.windows.is_used() {
             return Ok(());
         }
-        if let Some(last_step) = &*self.shape.last_step.borrow() {
+        // Kernels write to pages when the graph is evaluated, which was built before.
+        if let Some(last_step) = &*self.shape.last_step.borrow()
+            && self.shape.has_pages
+        {
             last_step.eval()?;
         }
         let blocks = blocks.start..blocks.end.min(self.capacity / BLOCK_TOKENS);
@@ -352,7 +357,7 @@ impl SequenceCache {
         };
         let capacity = tokens.next_multiple_of(BLOCK_TOKENS);
         let window_start = window_start.min(capacity / BLOCK_TOKENS);
-        let windows = self.windows.fork(window_start);
+        let windows = self.windows.fork(window_start, capacity / BLOCK_TOKENS);
         let layers = self.layers.iter().zip(&*self.shape.layers).map(|(layer, shape)| {
             let first = if shape.frees_pages() { window_start } else { 0 };
             layer.fork([first, window_start], capacity / BLOCK_TOKENS, at)
@@ -427,15 +432,17 @@ impl SequenceCache {
     fn fork_place(&self, capacity: usize) -> Place {
         match &*self.place.borrow() {
             Place::Own(held) => {
-                let fork = |held: &Option<KvArrays>| {
-                    held.as_ref().filter(|_| 0 < capacity).map(|held| held.fork(capacity))
+                let slots = self.shape.slots.borrow();
+                let fork = |(number, held): (usize, &Option<KvArrays>)| {
+                    let held = held.as_ref().filter(|_| 0 < capacity)?;
+                    Some(held.fork(slots.num_rows(number, capacity)))
                 };
-                Place::Own(held.iter().map(fork).collect())
+                Place::Own(held.iter().enumerate().map(fork).collect())
             }
             &Place::Slot { class, slot } if 0 < capacity => {
                 Place::Own(self.shape.slots.borrow_mut().copy(class, slot, capacity))
             }
-            Place::Slot { .. } => Place::Own(vec![None; self.shape.layers.len()]),
+            Place::Slot { .. } => Place::Own(vec![None; self.shape.slots.borrow().num_arrays()]),
         }
     }
 
@@ -494,8 +501,12 @@ impl SequenceCache {
 
     /// Reserves memory for `num_tokens` more positions and counts them as held.
     pub fn extend(&mut self, num_tokens: usize) {
-        self.windows.extend(self.len, self.len + num_tokens);
-        self.len += num_tokens;
+        let (start, end) = (self.len, self.len + num_tokens);
+        self.windows.extend(start, end);
+        if !self.shape.has_pages && self.windows.is_used() {
+            self.windows.own(start, end, &mut self.shape.slots.borrow_mut().blocks);
+        }
+        self.len = end;
         self.capacity = self.capacity.max(self.len.next_multiple_of(BLOCK_TOKENS));
     }
 
@@ -516,13 +527,29 @@ impl SequenceCache {
     /// they are stored, at `start` to one layer and returns all keys and values up to their end. For MLX's operations,
     /// and sequences that are not in a slot.
     pub fn append(&mut self, layer_idx: usize, start: usize, new: &KvArrays) -> KvArrays {
+        self.append_rows(self.layer(layer_idx), start, new)
+    }
+
+    /// Appends what a layer keeps of pools, `[pools, 1, 1, dim]`, from the number `first` on. For MLX's
+    /// operations, and sequences that are not in a slot.
+    pub fn append_pools(&mut self, layer_idx: usize, first: usize, new: &KvArrays) {
+        let number = self.shape.slots.borrow().pools(self.layer(layer_idx));
+        let new = new.map(|pools| pools.transpose(&[2, 1, 0, 3]));
+        let pools = self.append_rows(number, first, &new);
+        self.shape.slots.borrow_mut().note_written([pools.keys]);
+    }
+
+    fn append_rows(&mut self, number: usize, start: usize, new: &KvArrays) -> KvArrays {
         let Place::Own(held) = &mut *self.place.borrow_mut() else {
             panic!("a sequence leaves its slot before it gets several tokens")
         };
-        let held = &mut held[layer_idx - self.shape.first_layer];
+        let held = &mut held[number];
         let stop = start + usize::try_from(new.keys.dim(2)).expect("a length is not negative");
-        let updated = KvArrays::updated(held.take(), new, start, self.capacity);
-        held.insert(updated).positions(0, stop)
+        let num_rows = self.shape.slots.borrow().num_rows(number, self.capacity);
+        let updated = KvArrays::updated(held.take(), new, start, num_rows);
+        let updated = held.insert(updated);
+        self.shape.slots.borrow_mut().note_written(updated.index.clone());
+        updated.rows(0, stop)
     }
 
     /// Returns one layer's keys and values of the first `len` positions. For MLX's operations, and
@@ -531,11 +558,32 @@ impl SequenceCache {
     /// # Panics
     /// Panics if the layer keeps none.
     pub fn held(&self, layer_idx: usize, len: usize) -> KvArrays {
+        self.held_rows(self.layer(layer_idx), len)
+    }
+
+    /// As [`SequenceCache::held`], for the first `len` pools.
+    pub fn held_pools(&self, layer_idx: usize, len: usize) -> KvArrays {
+        let number = self.shape.slots.borrow().pools(self.layer(layer_idx));
+        self.held_rows(number, len)
+    }
+
+    fn held_rows(&self, number: usize, len: usize) -> KvArrays {
         let Place::Own(held) = &*self.place.borrow() else {
             panic!("a sequence leaves its slot before it gets several tokens")
         };
-        let held = held[layer_idx - self.shape.first_layer].as_ref();
-        held.expect("a layer keeps keys before another one reads them").positions(0, len)
+        let held = held[number].as_ref();
+        held.expect("a layer keeps keys before another one reads them").rows(0, len)
+    }
+
+    /// Returns where held positions are in the blocks of layers with windows. For MLX's operations.
+    ///
+    /// # Panics
+    /// Panics if a position is not held.
+    pub fn block_rows(
+        &self,
+        positions: impl IntoIterator<Item = usize>,
+    ) -> impl Iterator<Item = usize> {
+        self.windows.rows(positions)
     }
 
     /// Returns the sequence as one that decodes in a slot.

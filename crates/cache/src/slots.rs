@@ -10,10 +10,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use jackalope_mlx::{Array, Dtype};
+use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::StateSlots;
 
-use super::arrays::KvArrays;
+use super::arrays::{ArrayShape, KvArrays};
+use super::blocks::BlockPool;
 use super::{BLOCK_TOKENS, LayerCacheShape};
 
 /// Number of steps without a token after which a sequence gives up its slot if others need room.
@@ -58,7 +59,8 @@ pub struct SlotMember {
 /// The slots of all sequences of a model.
 #[derive(Debug)]
 pub struct SlotPool {
-    shapes: Rc<[LayerCacheShape]>,
+    /// What each layer keeps of positions, then what each layer keeps of pools.
+    shapes: Vec<Option<ArrayShape>>,
     dtype: Dtype,
     /// Classes of slots, by capacity in tokens.
     classes: BTreeMap<usize, SlotClass>,
@@ -66,15 +68,18 @@ pub struct SlotPool {
     step: u64,
     /// Copies that must be made before the next step writes to their sources.
     copies: Vec<Array>,
+    /// What the step's graph writes and perhaps does not read.
+    unread: Vec<Array>,
     /// Slots of states.
     pub states: StateSlots,
+    /// Blocks of layers with windows.
+    pub blocks: BlockPool,
 }
 
 #[derive(Debug)]
 struct SlotClass {
     slots: Vec<Option<Occupant>>,
-    /// Arrays `[slots, kv_heads, capacity, dim]` of each layer that keeps positions; of such a layer,
-    /// `None` only while they are replaced.
+    /// Arrays `[slots, kv_heads, rows, dim]` of each of the shapes; `None` only while they are replaced.
     layers: Vec<Option<KvArrays>>,
 }
 
@@ -87,7 +92,7 @@ struct Occupant {
 
 /// Returns the capacity of the class for sequences of `len` tokens: 1, 2, 3, 4, 6, 8, 12, 16, …
 /// blocks, of which at most a third stays empty.
-fn class_for(len: usize) -> usize {
+pub fn capacity_class(len: usize) -> usize {
     let blocks = len.div_ceil(BLOCK_TOKENS);
     let power = blocks.next_power_of_two();
     let between = power / 4 * 3;
@@ -102,10 +107,14 @@ impl Decoding {
 
 impl SlotPool {
     /// Creates a pool without slots for the layers of a rank.
-    pub fn new(shapes: Rc<[LayerCacheShape]>, dtype: Dtype) -> SlotPool {
-        let states = StateSlots::new(shapes.len());
-        let classes = BTreeMap::new();
-        SlotPool { shapes, dtype, classes, step: 0, copies: Vec::new(), states }
+    pub fn new(layers: &[LayerCacheShape], dtype: Dtype) -> SlotPool {
+        let states = StateSlots::new(layers.len());
+        let blocks = BlockPool::new(layers, dtype);
+        let shapes = layers.iter().map(ArrayShape::of_sequence);
+        let [positions, pools] = [0, 1].map(|kind| shapes.clone().map(move |it| it[kind]));
+        let shapes = positions.chain(pools).collect();
+        let (classes, copies, unread) = (BTreeMap::new(), Vec::new(), Vec::new());
+        SlotPool { shapes, dtype, classes, step: 0, copies, unread, states, blocks }
     }
 
     /// Returns the copies that were begun since the last call.
@@ -113,12 +122,24 @@ impl SlotPool {
         std::mem::take(&mut self.copies)
     }
 
+    /// Notes arrays that a step's graph has written and perhaps does not read.
+    pub(super) fn note_written(&mut self, written: impl IntoIterator<Item = Array>) {
+        self.unread.extend(written);
+    }
+
+    /// Returns arrays that must be evaluated with the step whose graph was built, or they would become long
+    /// graphs.
+    pub fn take_unread(&mut self) -> Vec<Array> {
+        let blocks = self.blocks.take_unread();
+        std::mem::take(&mut self.unread).into_iter().chain(blocks).collect()
+    }
+
     /// Gives each sequence a slot of its class.
     pub fn assign(&mut self, decoding: &[Decoding]) -> Vec<SlotAssignment> {
         self.step += 1;
         let mut newcomers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (idx, sequence) in decoding.iter().enumerate() {
-            let class = class_for(sequence.len);
+            let class = capacity_class(sequence.len);
             let held = match *sequence.place.borrow() {
                 Place::Slot { class, slot } => Some((class, slot)),
                 Place::Own(_) => None,
@@ -156,6 +177,21 @@ impl SlotPool {
         class.slots[slot] = None;
     }
 
+    /// Returns the number of arrays of a sequence, of each layer for positions, then of each layer for pools.
+    pub(super) fn num_arrays(&self) -> usize {
+        self.shapes.len()
+    }
+
+    /// Returns the number of a layer's arrays of pools.
+    pub(super) fn pools(&self, layer: usize) -> usize {
+        self.shapes.len() / 2 + layer
+    }
+
+    /// Returns the number of rows for `num_positions` positions in the arrays of this number.
+    pub(super) fn num_rows(&self, number: usize, num_positions: usize) -> usize {
+        self.shapes[number].map_or(0, |shape| shape.num_rows(num_positions))
+    }
+
     /// Returns copies of the first `capacity` positions of a slot.
     pub(super) fn copy(
         &mut self,
@@ -163,9 +199,12 @@ impl SlotPool {
         slot: usize,
         capacity: usize,
     ) -> Vec<Option<KvArrays>> {
-        let layers = self.classes[&class].layers.iter();
-        let copy = |layer: &KvArrays| layer.slots(slot, slot + 1).fork(capacity);
-        let copies: Vec<Option<KvArrays>> = layers.map(|layer| layer.as_ref().map(copy)).collect();
+        let layers = self.classes[&class].layers.iter().enumerate();
+        let copies = layers.map(|(number, layer)| {
+            let layer = layer.as_ref()?.sequences(slot, slot + 1);
+            Some(layer.fork(self.num_rows(number, capacity)))
+        });
+        let copies: Vec<Option<KvArrays>> = copies.collect();
         self.copies.extend(copies.iter().flatten().flat_map(KvArrays::handles));
         copies
     }
@@ -181,13 +220,28 @@ impl SlotPool {
     ) -> KvArrays {
         let class = self.classes.get_mut(&class).expect("an assigned class exists");
         let held = class.layers[layer].take().expect("a class has all layers with positions");
-        class.layers[layer].insert(held.scattered(new, at)).clone()
+        let written = held.scattered(new, at);
+        class.layers[layer] = Some(written.clone());
+        self.note_written(written.index.clone());
+        written
     }
 
     /// Returns the keys and values of all slots of a layer, which has written those of the step.
     pub fn held(&self, class: usize, layer: usize) -> KvArrays {
         let held = self.classes[&class].layers[layer].as_ref();
         held.expect("a class has all layers with positions").clone()
+    }
+
+    /// Writes one new pool of each sequence into a layer, `[sequences, 1, 1, dim]`, at slots and numbers of
+    /// pools.
+    pub fn write_pools(&mut self, class: usize, layer: usize, new: &KvArrays, at: [&Array; 2]) {
+        let written = self.write(class, self.pools(layer), new, at);
+        self.note_written([written.keys]);
+    }
+
+    /// Returns what a layer keeps of the pools of all slots; those of the step are written.
+    pub fn held_pools(&self, class: usize, layer: usize) -> KvArrays {
+        self.held(class, self.pools(layer))
     }
 
     fn touch(&mut self, class: usize, slot: usize) {
@@ -200,8 +254,9 @@ impl SlotPool {
     /// those of sequences that have not decoded for a while, then new ones.
     fn make_room(&mut self, class: usize, needed: usize) {
         let entry = self.classes.entry(class).or_insert_with(|| {
-            let empty = |shape: &_| KvArrays::zeros(shape, 0, class, self.dtype);
-            SlotClass { slots: Vec::new(), layers: self.shapes.iter().map(empty).collect() }
+            let empty = |shape: &ArrayShape| room(shape, [0, class], self.dtype);
+            let layers = self.shapes.iter().map(|shape| shape.as_ref().map(empty));
+            SlotClass { slots: Vec::new(), layers: layers.collect() }
         });
         entry.forget_gone();
         let mut free = entry.slots.iter().filter(|slot| slot.is_none()).count();
@@ -218,8 +273,8 @@ impl SlotPool {
         let entry = self.classes.get_mut(&class).expect("the entry was just made");
         let num_slots = entry.slots.len();
         let more = (needed - free).max(num_slots / 4);
-        for (layer, shape) in entry.layers.iter_mut().zip(&*self.shapes) {
-            let room = KvArrays::zeros(shape, more, class, self.dtype);
+        for (layer, shape) in entry.layers.iter_mut().zip(&self.shapes) {
+            let room = shape.as_ref().map(|shape| room(shape, [more, class], self.dtype));
             *layer = layer.take().zip(room).map(|(held, room)| held.joined(&room));
         }
         entry.slots.resize_with(num_slots + more, || None);
@@ -231,10 +286,10 @@ impl SlotPool {
         let slot = free.expect("room was made");
         let own = place.replace(Place::Slot { class, slot });
         let Place::Own(own) = own else { panic!("a sequence in a slot moves out first") };
-        for (layer, own) in entry.layers.iter_mut().zip(own) {
-            if let Some(own) = own {
-                *layer = layer.take().map(|held| held.with_slot(slot, &own, class));
-            }
+        let nothing = |shape: &ArrayShape| room(shape, [1, 0], self.dtype);
+        for ((layer, own), shape) in entry.layers.iter_mut().zip(own).zip(&self.shapes) {
+            let own = own.or_else(|| shape.as_ref().map(nothing));
+            *layer = layer.take().zip(own).map(|(held, own)| held.with_slot(slot, &own));
         }
         let occupant = Occupant { place: Rc::downgrade(place), last_step: self.step };
         entry.slots[slot] = Some(occupant);
@@ -269,6 +324,12 @@ impl SlotPool {
         };
         members.into_iter().map(assignment).collect()
     }
+}
+
+/// Returns arrays for a number of sequences with a number of positions each.
+fn room(shape: &ArrayShape, [sequences, positions]: [usize; 2], dtype: Dtype) -> KvArrays {
+    let num_rows = dim(shape.num_rows(positions));
+    KvArrays::zeros(shape, dtype, |heads, width| vec![dim(sequences), heads, num_rows, width])
 }
 
 impl SlotClass {
@@ -311,18 +372,16 @@ impl SlotClass {
 
 #[cfg(test)]
 mod tests {
-    use jackalope_mlx::dim;
-
     use super::*;
     use crate::KvShape;
 
     fn pool() -> SlotPool {
         let shape = KvShape { kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0, pools: None };
-        SlotPool::new(Rc::from([LayerCacheShape::Positions(shape)]), Dtype::F32)
+        SlotPool::new(&[LayerCacheShape::Positions(shape)], Dtype::F32)
     }
 
     fn sequence(len: usize) -> Decoding {
-        Decoding { place: Rc::new(RefCell::new(Place::Own(vec![None]))), len }
+        Decoding { place: Rc::new(RefCell::new(Place::Own(vec![None; 2]))), len }
     }
 
     fn slot(sequence: &Decoding) -> (usize, usize) {
@@ -349,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_class_holds_its_sequences_and_little_more() {
-        let classes = [1, 256, 257, 513, 769, 1025, 1537, 2049, 3073].map(class_for);
+        let classes = [1, 256, 257, 513, 769, 1025, 1537, 2049, 3073].map(capacity_class);
         assert_eq!(classes, [1, 1, 2, 3, 4, 6, 8, 12, 16].map(|blocks| blocks * BLOCK_TOKENS));
     }
 
@@ -392,7 +451,7 @@ mod tests {
         let sequence = |blocks: usize| {
             let own = Array::full(&[1, 1, dim(blocks * BLOCK_TOKENS), 2], 1.0, Dtype::F32);
             let own = KvArrays { keys: own.clone(), values: Some(own), index: None };
-            let place = Rc::new(RefCell::new(Place::Own(vec![Some(own)])));
+            let place = Rc::new(RefCell::new(Place::Own(vec![Some(own), None])));
             Decoding { place, len: blocks * BLOCK_TOKENS }
         };
         let broken = sequence(6);

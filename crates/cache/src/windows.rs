@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 use jackalope_protocol::window_blocks;
 
 use super::BLOCK_TOKENS;
+use super::blocks::{Block, BlockPool};
 
 /// Which blocks of a cache are held in layers with windows: all that were not freed.
 #[derive(Clone, Debug, Default)]
@@ -14,11 +16,13 @@ pub(super) struct WindowBlocks {
     /// Number of positions that a query sees; 0 if nothing is ever freed.
     window_tokens: usize,
     freed: BTreeSet<usize>,
+    /// The held blocks, for MLX's operations.
+    blocks: Vec<Option<Rc<Block>>>,
 }
 
 impl WindowBlocks {
     pub(super) fn new(window_tokens: usize) -> WindowBlocks {
-        WindowBlocks { window_tokens, freed: BTreeSet::new() }
+        WindowBlocks { window_tokens, ..WindowBlocks::default() }
     }
 
     /// Whether blocks can be freed.
@@ -38,22 +42,55 @@ impl WindowBlocks {
     }
 
     pub(super) fn free(&mut self, blocks: Range<usize>) {
+        let end = blocks.end.min(self.blocks.len());
+        self.blocks[blocks.start.min(end)..end].fill(None);
         self.freed.extend(blocks);
     }
 
     /// Records that positions `start..end` are written.
     pub(super) fn extend(&mut self, start: usize, end: usize) {
-        (start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS))
-            .for_each(|it| _ = self.freed.remove(&it));
+        written_blocks(start, end).for_each(|it| _ = self.freed.remove(&it));
     }
 
-    /// Returns the blocks of a copy without those before `start`.
-    pub(super) fn fork(&self, start: usize) -> WindowBlocks {
+    /// Gives the sequence the blocks of positions `start..end`, which no other one holds.
+    pub(super) fn own(&mut self, start: usize, end: usize, pool: &mut BlockPool) {
+        let written = written_blocks(start, end);
+        if self.blocks.len() < written.end {
+            self.blocks.resize(written.end, None);
+        }
+        for number in written {
+            let is_continued = number * BLOCK_TOKENS < start;
+            let held = self.blocks[number].take().filter(|_| is_continued);
+            self.blocks[number] = Some(pool.own(held));
+        }
+    }
+
+    /// Returns the blocks of a copy of blocks before `end`, without those before `start`.
+    pub(super) fn fork(&self, start: usize, end: usize) -> WindowBlocks {
         let freed = if self.is_used() { 0..start } else { 0..0 };
-        WindowBlocks { window_tokens: self.window_tokens, freed: freed.collect() }
+        let shared = (0..end.min(self.blocks.len()))
+            .map(|number| self.blocks[number].clone().filter(|_| freed.end <= number));
+        let blocks = shared.collect();
+        WindowBlocks { window_tokens: self.window_tokens, freed: freed.collect(), blocks }
+    }
+
+    /// Returns where held positions are in the arrays of a [`BlockPool`].
+    pub(super) fn rows(
+        &self,
+        positions: impl IntoIterator<Item = usize>,
+    ) -> impl Iterator<Item = usize> {
+        positions.into_iter().map(|position| {
+            let block = self.blocks[position / BLOCK_TOKENS].as_ref();
+            block.expect("a read block is held").first_row() + position % BLOCK_TOKENS
+        })
     }
 
     fn window(&self, num_tokens: usize) -> Range<usize> {
         window_blocks(self.window_tokens, BLOCK_TOKENS, num_tokens)
     }
+}
+
+/// Returns the numbers of the blocks with positions `start..end`.
+fn written_blocks(start: usize, end: usize) -> Range<usize> {
+    start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)
 }

@@ -97,7 +97,7 @@ impl Model {
         let (network, counters) = arch::load(checkpoint, parallel, progress)?;
         let dimensions = network.dimensions();
         let layers: Rc<[LayerCacheShape]> = network.cache_shapes().into();
-        let slots = SlotPool::new(Rc::clone(&layers), counters.dtype);
+        let slots = SlotPool::new(&layers, counters.dtype);
         let cache_shape = CacheShape {
             first_layer: checkpoint.spec.num_caches(0..dimensions.layers.start),
             layers,
@@ -190,6 +190,11 @@ impl Model {
             rows => step.need(rows),
         }
         let h = self.network.forward(tokens, &mut step);
+        let unread = self.cache_shape.slots.borrow_mut().take_unread();
+        let h = match &unread.iter().collect::<Vec<_>>()[..] {
+            [] => h,
+            unread => h.after(unread),
+        };
         let is_unneeded = self.has_last_layer && batch.logits_at.is_empty();
         let result =
             if is_unneeded { Array::zeros(&[0, h.dim(-1)], Dtype::F32) } else { h.clone() };

@@ -1,8 +1,10 @@
 //! One step as the layers see it: rows of several sequences next to each other.
 
 mod choice;
+mod pool_plan;
 mod reach;
 mod stock_plan;
+mod window_plan;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -16,8 +18,12 @@ use jackalope_cache::SequenceCache;
 use jackalope_kernels::RotationTable;
 
 pub(crate) use self::choice::Choice;
+pub(crate) use self::pool_plan::{EndedPools, PoolKind};
 pub(crate) use self::reach::Reach;
 pub(crate) use self::stock_plan::{DecodeGroup, StockPlan, VisibleKeys};
+pub(crate) use self::window_plan::{
+    SeenPositions, WindowGroup, WindowPlan, WindowPrompt, WrittenRows,
+};
 
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -59,6 +65,10 @@ pub(crate) struct Step<'a, 'b> {
     pub(crate) caches: &'a mut [&'b mut SequenceCache],
     tables: Vec<(Rc<Rope>, Arc<RotationTable>)>,
     stock_plan: Option<Rc<StockPlan>>,
+    window_plans: Vec<(Reach, Rc<WindowPlan>)>,
+    slot_windows: Vec<(Reach, Rc<[SeenPositions]>)>,
+    ended_pools: Vec<(PoolKind, Option<Rc<EndedPools>>)>,
+    written_rows: Option<Rc<WrittenRows>>,
     /// Rows whose output is needed after the last layer; `None` if all are.
     needed: Option<Vec<usize>>,
     /// The positions that the last indexer has chosen.
@@ -80,11 +90,18 @@ impl<'a, 'b> Step<'a, 'b> {
             step_spans.push(StepSpan { rows: span.start_idx..next_idx, start: cache.len() });
             cache.extend(span.len);
         }
+        if let Some(cache) = caches.first() {
+            cache.slots().borrow_mut().blocks.prepare();
+        }
         Step {
             spans: step_spans,
             caches,
             tables: Vec::new(),
             stock_plan: None,
+            window_plans: Vec::new(),
+            slot_windows: Vec::new(),
+            ended_pools: Vec::new(),
+            written_rows: None,
             needed: None,
             choice: Choice::default(),
         }
@@ -137,5 +154,48 @@ impl<'a, 'b> Step<'a, 'b> {
             .take()
             .unwrap_or_else(|| Rc::new(StockPlan::new(&self.spans, self.caches)));
         Rc::clone(self.stock_plan.insert(plan))
+    }
+
+    /// Returns where the rows' positions are in the blocks of layers with windows; computed once per step.
+    pub(crate) fn written_rows(&mut self) -> Rc<WrittenRows> {
+        let rows = self
+            .written_rows
+            .take()
+            .unwrap_or_else(|| Rc::new(WrittenRows::new(&self.spans, self.caches)));
+        Rc::clone(self.written_rows.insert(rows))
+    }
+
+    /// Returns how layers whose queries see only some last positions are computed with MLX's operations;
+    /// decided once per step for all layers with this reach.
+    pub(crate) fn window_plan(&mut self, reach: Reach) -> Rc<WindowPlan> {
+        if let Some((_, plan)) = self.window_plans.iter().find(|(known, _)| *known == reach) {
+            return Rc::clone(plan);
+        }
+        let plan = Rc::new(WindowPlan::new(&self.spans, self.caches, reach));
+        self.window_plans.push((reach, Rc::clone(&plan)));
+        plan
+    }
+
+    /// Returns what the slots of each group of [`Step::stock_plan`] see of a window.
+    pub(crate) fn slot_windows(&mut self, reach: Reach) -> Rc<[SeenPositions]> {
+        if let Some((_, windows)) = self.slot_windows.iter().find(|(known, _)| *known == reach) {
+            return Rc::clone(windows);
+        }
+        let plan = self.stock_plan();
+        let of_group = |group| SeenPositions::of_slots(&self.spans, self.caches, group, reach);
+        let windows: Rc<[SeenPositions]> = plan.groups.iter().map(of_group).collect();
+        self.slot_windows.push((reach, Rc::clone(&windows)));
+        windows
+    }
+
+    /// Returns the pools that end in the step; `None` if none does.
+    pub(crate) fn ended_pools(&mut self, kind: PoolKind) -> Option<Rc<EndedPools>> {
+        if let Some((_, pools)) = self.ended_pools.iter().find(|(known, _)| *known == kind) {
+            return pools.clone();
+        }
+        let plan = self.stock_plan();
+        let pools = EndedPools::new(&self.spans, self.caches, &plan, kind).map(Rc::new);
+        self.ended_pools.push((kind, pools.clone()));
+        pools
     }
 }

@@ -89,11 +89,6 @@ impl Rope {
     /// Rotates the first elements of each head with MLX: `x` and the result are
     /// `[sequences, heads, seq, …]`, with the first row of each sequence at its `offset`.
     pub fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
-        self.stock_strided(x, offset, 1)
-    }
-
-    /// As [`Rope::stock`], with positions that are multiples of `stride`.
-    pub fn stock_strided(&self, x: &Array, offset: fast::RopeOffset<'_>, stride: usize) -> Array {
         if self.dims == 0 {
             return x.clone();
         }
@@ -102,7 +97,7 @@ impl Rope {
             dims: dim(self.dims),
             traditional: self.is_traditional,
             base: None,
-            scale: stride as f32,
+            scale: 1.0,
             offset,
             freqs: Some(&self.freqs),
         };

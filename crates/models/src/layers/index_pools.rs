@@ -1,21 +1,20 @@
 //! Positions that an indexer chooses in groups of neighbours; see [`jackalope_spec::IndexerSpec`] and
 //! [`jackalope_spec::PoolChoice`].
 //!
-//! With our kernels the key of a pool is computed once, when its last position is written, from the keys
-//! and perhaps gates of its positions. Those are read from the pages, rounded, so that nothing depends on how a
-//! prompt is cut into chunks. They are needed no longer than until the pool ends, and their pages are freed
-//! as those of windows are; a sequence can be cut where the keys and gates of the last pool are held. MLX's
-//! operations keep the keys and gates of all positions and compute the keys of the pools in each step.
+//! The key of a pool is computed once, when its last position is written, from the keys and perhaps gates of
+//! its positions. Those are read from the cache, rounded, so that nothing depends on how a prompt is cut into
+//! chunks. They are needed no longer than until the pool ends, and are freed as windows are; a sequence can be
+//! cut where the keys and gates of the last pool are held.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use jackalope_kernels::{Angles, Elements, ElementsMut, Float, Floats, PoolRule, Threads};
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
+use crate::step::{EndedPools, PoolKind};
 use jackalope_cache::{Page, PoolShape};
 use jackalope_parallel::norm::{Norm, NormKernel};
 use jackalope_parallel::rope::Rope;
@@ -73,24 +72,30 @@ impl IndexPools {
         Array::concatenate(&[keys, &gates], 1)
     }
 
-    /// Returns the keys of whole pools, `[sequences, 1, pools, head_dim]`, with MLX, from what is kept,
-    /// `[sequences, 1, positions, kept_dim]`.
-    pub(super) fn stock_keys(&self, kept: &Array) -> Array {
+    /// Returns which pools these are.
+    pub(super) fn kind(&self) -> PoolKind {
+        PoolKind { len: self.shape.len, overlaps: false }
+    }
+
+    /// Returns the keys of pools, `[pools, 1, 1, head_dim]`, with MLX, from what is kept of their positions,
+    /// `[pools, positions, kept_dim]`.
+    pub(super) fn stock_keys(&self, kept: &Array, pools: &EndedPools) -> Array {
         let (len, head_dim) = (dim(self.shape.len), dim(self.shape.dim));
-        let num_pools = kept.dim(2) / len;
-        let whole = kept.slice_axis(2, 0, num_pools * len);
-        let whole = whole.reshape(&[kept.dim(0), num_pools, len, kept.dim(3)]);
-        let places = match &self.keys {
-            PoolKeys::Gated { places, .. } => Array::from_slice(places, &[len, head_dim]),
-            PoolKeys::Mean { norm, rope } => {
-                let mean = whole.astype(Dtype::F32).mean(2, false).astype(kept.dtype());
-                let normed = norm.stock(&mean).expand_dims(1);
-                return rope.stock_strided(&normed, RopeOffset::First(0), self.shape.len);
+        let wide = kept.astype(Dtype::F32);
+        let keys = match &self.keys {
+            PoolKeys::Gated { places, .. } => {
+                let places = Array::from_slice(places, &[len, head_dim]);
+                let gates = wide.slice_axis(2, head_dim, 2 * head_dim).add(&places);
+                gates.softmax(1).mul(&wide.slice_axis(2, 0, head_dim)).sum(1, false)
             }
+            PoolKeys::Mean { .. } => wide.mean(1, false),
         };
-        let gates = whole.slice_axis(3, head_dim, 2 * head_dim).astype(Dtype::F32).add(&places);
-        let keys = whole.slice_axis(3, 0, head_dim).astype(Dtype::F32);
-        gates.softmax(2).mul(&keys).sum(2, false).expand_dims(1).astype(kept.dtype())
+        let keys = keys.astype(kept.dtype());
+        let apart = |keys: &Array| keys.expand_dims(1).expand_dims(1);
+        match &self.keys {
+            PoolKeys::Gated { .. } => apart(&keys),
+            PoolKeys::Mean { norm, rope } => rope.stock(&apart(&norm.stock(&keys)), pools.place()),
+        }
     }
 
     /// Returns which positions queries attend to, boolean `[…, positions]`, with MLX. `visible` is what

@@ -198,18 +198,16 @@ impl<'a> StockChooser<'a> {
     }
 
     /// Returns which keys the next part of the step attends to; `None` if it attends to all that it
-    /// sees. `choose` applies the layer's indexer to what it keeps,
-    /// `[sequences, 1, keys, kept_dim]`.
+    /// sees of `num_positions`. `choose` applies the layer's indexer.
     pub(super) fn next_mask(
         &self,
-        keys: Option<&Array>,
-        choose: impl FnOnce(&StockIndex<'_>, &Array) -> Array,
+        num_positions: i32,
+        choose: impl FnOnce(&StockIndex<'_>) -> Array,
     ) -> Option<Array> {
         let part = self.next_part.replace(self.next_part.get() + 1);
         let mut masks = self.choice.masks.borrow_mut();
         if let Some(index) = &self.index {
-            let keys = keys.expect("an indexer's keys are kept");
-            masks.push(index.chooses_of(keys.dim(2)).then(|| choose(index, keys)));
+            masks.push(index.chooses_of(num_positions).then(|| choose(index)));
         }
         masks[part].clone()
     }
@@ -225,40 +223,36 @@ pub(super) struct StockIndex<'a> {
     /// `[tokens, heads, 1]`, if heads choose together.
     pub(super) weights: Option<Array>,
     rope: Option<&'a Rc<Rope>>,
-    pools: Option<&'a IndexPools>,
+    pub(super) pools: Option<&'a IndexPools>,
     blocks: Option<Blocks>,
     sizes: IndexerSizes,
 }
 
 impl StockIndex<'_> {
-    /// Rotates what is kept, `[sequences, 1, seq, kept_dim]`, if keys of positions are rotated.
-    pub(super) fn kept_placed(&self, kept: &Array, place: RopeOffset<'_>) -> Array {
-        if self.pools.is_some() { kept.clone() } else { self.placed(kept, place) }
-    }
-
-    /// Rotates queries, `[sequences, heads, seq, head_dim]`, if they are rotated.
+    /// Rotates queries or keys, `[sequences, heads, seq, head_dim]`, if they are rotated.
     pub(super) fn placed(&self, x: &Array, place: RopeOffset<'_>) -> Array {
         self.rope.map_or(x.clone(), |rope| rope.stock(x, place))
     }
 
-    /// Returns whether queries attend to only some of `num_keys` keys.
-    fn chooses_of(&self, num_keys: i32) -> bool {
-        dim(self.sizes.attended_max) < num_keys
+    /// Returns whether queries attend to only some of `num_positions`.
+    fn chooses_of(&self, num_positions: i32) -> bool {
+        dim(self.sizes.attended_max) < num_positions
     }
 
-    /// Returns which of the keys that queries see they attend to: the best ones; of equal ones the
-    /// first. Rotated `queries` are `[sequences, heads, seq, head_dim]`, `weights`
-    /// `[sequences, heads, seq, 1]`, `kept` `[sequences, 1, keys, kept_dim]`; `visible` broadcasts to
-    /// the result, `[sequences, 1, seq, keys]`, or with `heads` if each chooses blocks.
+    /// Returns which of the first `num_positions` that queries see they attend to: the best ones; of equal ones
+    /// the first. Rotated `queries` are `[sequences, heads, seq, head_dim]`, `weights`
+    /// `[sequences, heads, seq, 1]`; `keys`, of positions or of whole pools, are
+    /// `[sequences, 1, keys, head_dim]`; `visible` broadcasts to the result,
+    /// `[sequences, 1, seq, num_positions]`, or with `heads` if each chooses blocks.
     pub(super) fn chosen(
         &self,
-        queries: &Array,
+        [queries, keys]: [&Array; 2],
         weights: Option<&Array>,
-        kept: &Array,
+        num_positions: i32,
         visible: Option<&Array>,
     ) -> Array {
         if let Some(blocks) = self.blocks {
-            return choice::best_blocks(queries, kept, visible, blocks);
+            return choice::best_blocks(queries, keys, visible, blocks);
         }
         let weights = weights.expect("heads that choose together have factors");
         // Factors in single precision ask for such scores.
@@ -266,14 +260,12 @@ impl StockIndex<'_> {
             Dtype::F32 => x.astype(Dtype::F32),
             _ => x.clone(),
         };
-        let scores = |keys: &Array| choice::scores(&wide(queries), weights, &wide(keys));
+        let scores = choice::scores(&wide(queries), weights, &wide(keys));
         let Some(pools) = self.pools else {
-            return choice::best(&scores(kept), visible, self.sizes.num_chosen);
+            return choice::best(&scores, visible, self.sizes.num_chosen);
         };
         let num_chosen = self.sizes.num_chosen / pools.shape.len;
-        pools.stock_chosen(kept.dim(2), visible, |seen| {
-            choice::best(&scores(&pools.stock_keys(kept)), seen, num_chosen)
-        })
+        pools.stock_chosen(num_positions, visible, |seen| choice::best(&scores, seen, num_chosen))
     }
 }
 

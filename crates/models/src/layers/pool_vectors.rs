@@ -1,19 +1,18 @@
 //! Vectors of pools of positions; see [`jackalope_spec::PoolSpec`].
 //!
-//! With our kernels a vector is computed once, when the last position of its pool is written, from the
-//! projections and gates of its positions. Those are read from the pages, rounded, so that nothing depends
-//! on how a prompt is cut into chunks. MLX's operations keep the projections and gates of all positions, and
-//! compute the vectors of all pools in each step.
+//! A vector is computed once, when the last position of its pool is written, from the projections and gates of
+//! its positions. Those are read from the cache, rounded, so that nothing depends on how a prompt is cut into
+//! chunks.
 
 use std::rc::Rc;
 
 use jackalope_kernels::{Angles, Elements, ElementsMut, PoolRule, Threads};
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_spec::{NormKind, PoolSpec};
 use jackalope_weights::{LoadError, Part, Weights};
 
 use crate::split::Cut;
+use crate::step::EndedPools;
 use jackalope_parallel::Parallel;
 use jackalope_parallel::linear::{HasBias, Linear};
 use jackalope_parallel::norm::{Norm, NormKernel, NormSettings};
@@ -88,29 +87,32 @@ impl PoolVectors {
         Array::concatenate(&[&values, &gates], 1)
     }
 
-    /// Returns the vectors of whole pools, `[sequences, 1, pools, dim]`, with MLX, from what is kept,
-    /// `[sequences, 1, positions, raw_dim]`. There is at least one.
-    pub(super) fn stock(&self, raw: &Array) -> Array {
+    /// Returns the vectors of pools, `[pools, 1, 1, dim]`, with MLX, from what is kept of the positions that they
+    /// are computed from, `[pools, positions, raw_dim]`.
+    pub(super) fn stock(&self, raw: &Array, pools: &EndedPools) -> Array {
         let &PoolRule { len, dim: width, lanes, ref places } = &self.rule;
-        let (sequences, num_pools) = (raw.dim(0), raw.dim(2) / dim(len));
-        let all = dim(lanes * width);
-        let whole = raw.slice_axis(2, 0, num_pools * dim(len));
-        let whole = whole.reshape(&[sequences, num_pools, dim(len), 2 * all]).astype(Dtype::F32);
-        let places = Array::from_slice(places, &[dim(len), all]);
-        let values = whole.slice_axis(3, 0, all);
-        let gates = whole.slice_axis(3, all, 2 * all).add(&places);
-        let (values, gates) = match lanes {
-            1 => (values, gates),
-            _ => {
-                let shape = [sequences, 1, dim(len), dim(width)];
-                let nothing = Array::full(&shape, f32::NEG_INFINITY, Dtype::F32);
-                let zeros = Array::zeros(&shape, Dtype::F32);
-                (joined(&values, &zeros), joined(&gates, &nothing))
-            }
+        let (len, width, all) = (dim(len), dim(width), dim(lanes * width));
+        let places = Array::from_slice(places, &[len, all]);
+        // Positions before the own ones belong to the first lane.
+        let lane = |lane: i32| {
+            let first = raw.dim(1) - (dim(lanes) - lane) * len;
+            let rows = raw.slice_axis(1, first, first + len).astype(Dtype::F32);
+            let part =
+                |x: &Array, at: i32| x.slice_axis(-1, at + lane * width, at + (lane + 1) * width);
+            [part(&rows, 0), part(&rows, all).add(&part(&places, 0))]
         };
-        let mean = gates.softmax(2).mul(&values).sum(2, false).astype(raw.dtype());
-        let vectors = self.norm.stock(&mean).expand_dims(1);
-        self.rope.stock_strided(&vectors, RopeOffset::First(0), len)
+        let [mut values, mut gates] = lane(0);
+        if lanes == 2 {
+            let [own_values, own_gates] = lane(1);
+            if let Some(has_earlier) = &pools.has_earlier {
+                gates = Array::where_(has_earlier, &gates, &Array::scalar(f32::NEG_INFINITY));
+            }
+            values = Array::concatenate(&[&values, &own_values], 1);
+            gates = Array::concatenate(&[&gates, &own_gates], 1);
+        }
+        let mean = gates.softmax(1).mul(&values).sum(1, false).astype(raw.dtype());
+        let vectors = self.norm.stock(&mean).expand_dims(1).expand_dims(1);
+        self.rope.stock(&vectors, pools.place())
     }
 
     /// Returns what computes vectors inside a primitive.
@@ -118,15 +120,6 @@ impl PoolVectors {
         let PoolVectors { ref rule, ref norm, ref rope, .. } = *self;
         PoolVectorsKernel { rule: rule.clone(), norm: norm.kernel(), angles: rope.angles() }
     }
-}
-
-/// Puts the first lane of each pool beside the last one of the next: `[…, pools, len, 2 * dim]` becomes
-/// `[…, pools, 2 * len, dim]`, with `first` before the first pool.
-fn joined(lanes: &Array, first: &Array) -> Array {
-    let (num_pools, width) = (lanes.dim(1), lanes.dim(3) / 2);
-    let earlier = lanes.slice_axis(3, 0, width).slice_axis(1, 0, num_pools - 1);
-    let earlier = Array::concatenate(&[first, &earlier], 1);
-    Array::concatenate(&[&earlier, &lanes.slice_axis(3, width, 2 * width)], 2)
 }
 
 /// Computes vectors of pools inside a primitive.

@@ -1,12 +1,14 @@
 //! Attention to a window beside pools, with MLX's operations.
 
-use jackalope_cache::{KvArrays, SequenceCache, SlotPool};
+use jackalope_cache::{BlockRows, KvArrays, SequenceCache};
 use jackalope_mlx::choice;
 use jackalope_mlx::fast::{self, RopeOffset};
 use jackalope_mlx::{Array, Dtype, dim};
 
 use super::pooled::{PoolIndexer, PooledAttention, PooledPools, scale};
-use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
+use crate::step::{
+    DecodeGroup, PoolKind, Reach, SeenPositions, Step, StepSpan, WindowGroup, WindowPrompt,
+};
 
 /// Number of queries of a prompt whose scores are in memory at once.
 const ROWS_MAX: usize = 512;
@@ -33,16 +35,22 @@ impl PooledAttention {
     /// Computes the groups' results `[tokens, groups * group_dim]` with MLX.
     pub(super) fn stock_groups(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let rows = self.stock_rows(x);
-        let plan = step.stock_plan();
-        let mut outs = Vec::with_capacity(plan.groups.len() + plan.prompts.len());
-        let layer = step.caches[0].layer(self.layer_idx);
-        for group in &plan.groups {
-            outs.push(self.stock_decode(&rows, group, &mut plan.slots.borrow_mut(), layer));
-        }
-        for &idx in &plan.prompts {
-            outs.push(self.stock_prompt(&rows, &step.spans[idx], step.caches[idx]));
-        }
-        let out = plan.in_order(&outs);
+        self.stock_write(&rows, step);
+        let plan = step.window_plan(self.reach());
+        let prompts = plan.prompts.iter().map(|prompt| {
+            let span = &step.spans[prompt.span_idx];
+            self.stock_prompt(&rows, prompt, span, step.caches[prompt.span_idx])
+        });
+        let prompts: Vec<Array> = prompts.collect();
+        let out = if self.parts.pools.is_some() {
+            let (plan, windows) = (step.stock_plan(), step.slot_windows(self.reach()));
+            let groups = plan.groups.iter().zip(&*windows);
+            let groups = groups.map(|(group, window)| self.stock_slots(&rows, group, window, step));
+            plan.in_order(&groups.chain(prompts).collect::<Vec<_>>())
+        } else {
+            let groups = plan.groups.iter().map(|group| self.stock_window(&rows, group, step));
+            plan.in_order(&groups.chain(prompts).collect::<Vec<_>>())
+        };
         let tokens = x.dim(0);
         let groups = dim(self.parts.heads.cut.heads.len());
         let out = out.reshape(&[tokens, groups, -1]).transpose(&[1, 0, 2]);
@@ -73,42 +81,86 @@ impl PooledAttention {
         }
     }
 
-    /// Computes one token of each sequence of a group, `[sequences, heads * head_dim]`.
-    fn stock_decode(
+    /// Writes the keys of the step's positions and what pools are computed from, and the pools that end.
+    fn stock_write(&self, rows: &StockRows, step: &mut Step<'_, '_>) {
+        let parts = &self.parts;
+        let written = step.written_rows();
+        let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
+        let place = RopeOffset::Each(&written.positions);
+        let new = KvArrays {
+            keys: parts.rope.stock(&rows.kv.expand_dims(2), place),
+            values: None,
+            index: rows.raw.as_ref().map(|raw| raw.expand_dims(2)),
+        };
+        slots.borrow_mut().blocks.write(layer, &new, &written.places);
+        let Some(pools) = &parts.pools else { return };
+        let Some(ended) = step.ended_pools(pools.kind()) else { return };
+        let raw = slots.borrow().blocks.read_raw(layer, &ended.sources);
+        let own = dim(pools.vectors.raw_dim());
+        let indexer = pools.indexer.as_ref();
+        let vectors = KvArrays {
+            keys: pools.vectors.stock(&raw.slice_axis(2, 0, own), &ended),
+            values: None,
+            index: indexer.map(|it| it.vectors.stock(&raw.slice_axis(2, own, raw.dim(2)), &ended)),
+        };
+        ended.write(self.layer_idx, &vectors, step.caches);
+    }
+
+    /// Computes one token of each sequence of a group, `[sequences, heads * head_dim]`, in a layer without
+    /// pools.
+    fn stock_window(&self, rows: &StockRows, group: &WindowGroup, step: &Step<'_, '_>) -> Array {
+        let place = || RopeOffset::Each(&group.rows.positions);
+        let q = self.parts.rope.stock(&group.rows.of(&rows.q), place());
+        let window = self.stock_keys(&group.window.places, step.caches[0]);
+        let out = self.weigh(&q, &window, group.window.mask.clone(), None);
+        self.parts.inverse.stock(&out, place()).reshape(&[out.dim(0), -1])
+    }
+
+    /// Returns keys of positions, `[sequences, 1, positions, head_dim]`.
+    fn stock_keys(&self, places: &BlockRows, cache: &SequenceCache) -> Array {
+        cache.slots().borrow().blocks.read(cache.layer(self.layer_idx), places).keys
+    }
+
+    /// Computes one token of each sequence of a group, `[sequences, heads * head_dim]`, in a layer with pools.
+    fn stock_slots(
         &self,
         rows: &StockRows,
         group: &DecodeGroup,
-        slots: &mut SlotPool,
-        layer: usize,
+        window: &SeenPositions,
+        step: &Step<'_, '_>,
     ) -> Array {
         let parts = &self.parts;
-        let place = || RopeOffset::Each(&group.positions);
-        let q = group.by_slot(&parts.rope.stock(&group.rows(&rows.q), place()));
-        let new = KvArrays {
-            keys: parts.rope.stock(&group.rows(&rows.kv), place()),
-            values: None,
-            index: rows.raw.as_ref().map(|raw| group.rows(raw)),
-        };
-        let held = slots.write(group.class, layer, &new, [&group.slots, &group.positions]);
-        let VisibleKeys { start, stop, mask } = group.visible(self.reach());
-        let window = held.keys.slice_axis(2, dim(start), dim(stop));
+        let place = || RopeOffset::Each(&group.rows.positions);
+        let q = group.by_slot(&parts.rope.stock(&group.rows.of(&rows.q), place()));
+        let keys = self.stock_keys(&window.places, step.caches[0]);
         let pools = parts.pools.as_ref().and_then(|pools| {
             let (num_pools, seen) = group.whole_pools(pools.len);
-            let raw = held.index.as_ref().expect("what pools are computed from is kept");
-            pools.stock(raw, num_pools, seen, |indexer| {
+            if num_pools == 0 {
+                return None;
+            }
+            let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
+            let held = slots.borrow().held_pools(group.class, layer).rows(0, num_pools);
+            Some(pools.stock(held, seen, |indexer| {
                 let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
-                let queries = indexer.rope.stock(&group.rows(queries), place());
-                [&queries, &group.rows(weights)].map(|it| group.by_slot(it))
-            })
+                let queries = indexer.rope.stock(&group.rows.of(queries), place());
+                [&queries, &group.rows.of(weights)].map(|it| group.by_slot(it))
+            }))
         });
-        let out = group.by_sequence(&self.weigh(&q, &window, mask, pools.as_ref()));
+        let out = self.weigh(&q, &keys, window.mask.clone(), pools.as_ref());
+        let out = group.by_sequence(&out);
         let shape = [out.dim(0), q.dim(1), 1, q.dim(3)];
         let back = parts.inverse.stock(&out.reshape(&shape), place());
         back.reshape(&[out.dim(0), -1])
     }
 
     /// Computes the rows of one sequence, `[rows, heads * head_dim]`.
-    fn stock_prompt(&self, rows: &StockRows, span: &StepSpan, cache: &mut SequenceCache) -> Array {
+    fn stock_prompt(
+        &self,
+        rows: &StockRows,
+        prompt: &WindowPrompt,
+        span: &StepSpan,
+        cache: &SequenceCache,
+    ) -> Array {
         let parts = &self.parts;
         let place = || RopeOffset::First(dim(span.start));
         let own = |x: &Array| {
@@ -116,30 +168,29 @@ impl PooledAttention {
             rows.transpose(&[1, 0, 2]).expand_dims(0)
         };
         let q = parts.rope.stock(&own(&rows.q), place());
-        let new = KvArrays {
-            keys: parts.rope.stock(&own(&rows.kv), place()),
-            values: None,
-            index: rows.raw.as_ref().map(own),
-        };
-        let held = cache.append(self.layer_idx, span.start, &new);
+        let keys = self.stock_keys(&prompt.places, cache);
         let pools = parts.pools.as_ref().and_then(|pools| {
             let counts = span.positions().map(|position| dim((position + 1) / pools.len));
             let counts: Vec<i32> = counts.collect();
             let num_pools = (span.start + span.rows.len()) / pools.len;
+            if num_pools == 0 {
+                return None;
+            }
+            let held = cache.held_pools(self.layer_idx, num_pools);
             let numbers = Array::arange(dim(num_pools), Dtype::I32);
             let counts = Array::from_slice(&counts, &[1, 1, dim(counts.len()), 1]);
-            let raw = held.index.as_ref().expect("what pools are computed from is kept");
-            pools.stock(raw, num_pools, Some(numbers.less(&counts)), |indexer| {
+            Some(pools.stock(held, Some(numbers.less(&counts)), |indexer| {
                 let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
                 [indexer.rope.stock(&own(queries), place()), own(weights)]
-            })
+            }))
         });
         let num_rows = span.rows.len();
         let blocks = (0..num_rows).step_by(ROWS_MAX).map(|first| {
             let end = num_rows.min(first + ROWS_MAX);
             let positions = span.start + first..span.start + end;
             let start = self.reach().first(positions.start);
-            let window = held.keys.slice_axis(2, dim(start), dim(positions.end));
+            let [begin, stop] = [start, positions.end].map(|it| dim(it - prompt.first));
+            let window = keys.slice_axis(2, begin, stop);
             let i = Array::arange_from(dim(positions.start), dim(positions.end), Dtype::I32);
             let i = i.expand_dims(1);
             let j = Array::arange_from(dim(start), dim(positions.end), Dtype::I32).expand_dims(0);
@@ -202,29 +253,27 @@ impl PooledAttention {
 }
 
 impl PooledPools {
-    /// Returns the first `num_pools` pools, from what is kept of positions, `[sequences, 1, positions, raw_dim]`;
-    /// `None` if there are none. `seen` says which of them queries see; `queries` returns the rotated queries of
-    /// the indexer, `[sequences, heads, queries, head_dim]`, and their factors.
+    /// Returns what the layer keeps of pools, `[sequences, 1, pools, dim]`. `seen` says which of them queries
+    /// see; `queries` returns the rotated queries of the indexer, `[sequences, heads, queries, head_dim]`, and
+    /// their factors.
     fn stock(
         &self,
-        raw: &Array,
-        num_pools: usize,
+        held: KvArrays,
         seen: Option<Array>,
         queries: impl FnOnce(&PoolIndexer) -> [Array; 2],
-    ) -> Option<StockPools> {
-        if num_pools == 0 {
-            return None;
-        }
-        let raw = raw.slice_axis(2, 0, dim(num_pools * self.len));
-        let own = dim(self.vectors.raw_dim());
-        let vectors = self.vectors.stock(&raw.slice_axis(3, 0, own));
-        let indexer = self.indexer.as_ref().filter(|indexer| indexer.num_chosen < num_pools);
-        let mask = indexer.map(|indexer| {
-            let keys = indexer.vectors.stock(&raw.slice_axis(3, own, raw.dim(3)));
+    ) -> StockPools {
+        let num_pools = held.keys.dim(2);
+        let indexer = self.indexer.as_ref().filter(|it| dim(it.num_chosen) < num_pools);
+        let mask = indexer.zip(held.index).map(|(indexer, keys)| {
             let [queries, weights] = queries(indexer);
             let scores = choice::scores(&queries, &weights, &keys);
             choice::best(&scores, seen.as_ref(), indexer.num_chosen)
         });
-        Some(StockPools { vectors, mask: mask.or(seen) })
+        StockPools { vectors: held.keys, mask: mask.or(seen) }
+    }
+
+    /// Returns which pools these are.
+    fn kind(&self) -> PoolKind {
+        PoolKind { len: self.len, overlaps: self.overlaps }
     }
 }

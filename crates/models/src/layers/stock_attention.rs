@@ -6,8 +6,9 @@ use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, GpuKind, dim, fast, gpu_kind};
 use jackalope_protocol::KV_BLOCK_TOKENS;
 
+use super::index_pools::IndexPools;
 use super::indexer::{StockChooser, StockIndex};
-use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys};
+use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys, WindowGroup};
 use jackalope_cache::{KvArrays, SequenceCache, SlotPool};
 use jackalope_parallel::norm::Norm;
 use jackalope_parallel::rope::Rope;
@@ -108,8 +109,14 @@ impl StockAttention<'_> {
     /// Appends keys and values to the caches, and returns the heads' results
     /// `[tokens, heads * value_dim]`.
     pub(super) fn forward(&self, heads: &StockHeads, step: &mut Step<'_, '_>) -> Array {
+        if self.reach != Reach::ALL {
+            return self.forward_windows(heads, step);
+        }
         let plan = step.stock_plan();
         let mut outs = Vec::with_capacity(plan.groups.len() + plan.prompts.len());
+        if let Some(pools) = self.index().and_then(|index| index.pools) {
+            self.write_pools(pools, step);
+        }
         let layer = step.caches[0].layer(self.layer_idx);
         for group in &plan.groups {
             outs.push(self.decode(heads, group, &mut plan.slots.borrow_mut(), layer));
@@ -125,6 +132,24 @@ impl StockAttention<'_> {
         self.chooser.and_then(|chooser| chooser.index.as_ref())
     }
 
+    /// Returns the layer's own indexer, if it keeps keys of positions.
+    fn index_of_positions(&self) -> Option<&StockIndex<'_>> {
+        self.index().filter(|index| index.pools.is_none())
+    }
+
+    /// Writes what the indexer's pools are computed from, and the keys of the pools that end.
+    fn write_pools(&self, pools: &IndexPools, step: &mut Step<'_, '_>) {
+        let Some(index) = self.index() else { return };
+        let written = step.written_rows();
+        let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
+        let of_pools = |keys: Array| KvArrays { keys, values: None, index: None };
+        let new = of_pools(index.kept.expand_dims(2));
+        slots.borrow_mut().blocks.write(layer, &new, &written.places);
+        let Some(ended) = step.ended_pools(pools.kind()) else { return };
+        let raw = slots.borrow().blocks.read_raw(layer, &ended.sources);
+        ended.write(self.layer_idx, &of_pools(pools.stock_keys(&raw, &ended)), step.caches);
+    }
+
     /// Computes one token of each sequence of a group, `[sequences, heads * value_dim]`.
     fn decode(
         &self,
@@ -133,27 +158,34 @@ impl StockAttention<'_> {
         slots: &mut SlotPool,
         layer: usize,
     ) -> Array {
-        let place = || RopeOffset::Each(&group.positions);
-        let q = self.placed(&group.rows(&heads.q), 0, place());
+        let positions = &group.rows.positions;
+        let place = || RopeOffset::Each(positions);
+        let q = self.placed(&group.rows.of(&heads.q), 0, place());
         let held = match &heads.kv {
             StockKv::New { k, v } => {
-                let keys = self.placed(&group.rows(k), 1, place());
-                let values = v.rows(|v| group.rows(v));
-                let index = self.index();
-                let index = index.map(|it| it.kept_placed(&group.rows(&it.kept), place()));
+                let keys = self.placed(&group.rows.of(k), 1, place());
+                let values = v.rows(|v| group.rows.of(v));
+                let index = self.index_of_positions();
+                let index = index.map(|it| it.placed(&group.rows.of(&it.kept), place()));
                 let new = KvArrays { keys, values, index };
-                slots.write(group.class, layer, &new, [&group.slots, &group.positions])
+                slots.write(group.class, layer, &new, [&group.slots, positions])
             }
             // Both layers are on this rank, whose layers follow one another.
             StockKv::OfLayer(source) => slots.held(group.class, layer + source - self.layer_idx),
         };
-        let VisibleKeys { start, stop, mut mask } = group.visible(self.reach);
-        let held = held.positions(start, stop);
+        let VisibleKeys { stop, mut mask } = group.visible();
+        let held = held.rows(0, stop);
         let chosen = self.chooser.and_then(|chooser| {
-            chooser.next_mask(held.index.as_ref(), |index, keys| {
-                let queries = group.by_slot(&index.placed(&group.rows(&index.queries), place()));
-                let weights = index.weights.as_ref().map(|it| group.by_slot(&group.rows(it)));
-                index.chosen(&queries, weights.as_ref(), keys, mask.as_ref())
+            chooser.next_mask(dim(stop), |index| {
+                let of_pools = index.pools.map(|pools| {
+                    slots.held_pools(group.class, layer).rows(0, stop / pools.shape.len).keys
+                });
+                let keys = of_pools.as_ref().or(held.index.as_ref());
+                let keys = keys.expect("an indexer's keys are kept");
+                let queries = index.placed(&group.rows.of(&index.queries), place());
+                let weights = index.weights.as_ref().map(|it| group.by_slot(&group.rows.of(it)));
+                let queries = group.by_slot(&queries);
+                index.chosen([&queries, keys], weights.as_ref(), dim(stop), mask.as_ref())
             })
         });
         mask = chosen.map(|chosen| of_heads(&chosen, q.dim(1))).or(mask);
@@ -171,38 +203,82 @@ impl StockAttention<'_> {
             StockKv::New { k, v } => {
                 let keys = self.placed(&rows(k, span), 1, place());
                 let values = v.rows(|v| rows(v, span));
-                let index = self.index();
-                let index = index.map(|it| it.kept_placed(&rows(&it.kept, span), place()));
+                let index = self.index_of_positions();
+                let index = index.map(|it| it.placed(&rows(&it.kept, span), place()));
                 cache.append(self.layer_idx, span.start, &KvArrays { keys, values, index })
             }
             StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),
         };
         let chosen = self.chooser.and_then(|chooser| {
-            chooser.next_mask(held.index.as_ref(), |index, keys| {
+            let stop = span.positions().end;
+            chooser.next_mask(dim(stop), |index| {
+                let of_pools = index
+                    .pools
+                    .map(|pools| cache.held_pools(self.layer_idx, stop / pools.shape.len).keys);
+                let keys = of_pools.as_ref().or(held.index.as_ref());
+                let keys = keys.expect("an indexer's keys are kept");
                 let queries = index.placed(&rows(&index.queries, span), place());
-                let visible = fast::causal_mask(q.dim(2), keys.dim(2));
+                let visible = fast::causal_mask(q.dim(2), dim(stop));
                 let weights = index.weights.as_ref().map(|weights| rows(weights, span));
-                index.chosen(&queries, weights.as_ref(), keys, Some(&visible))
+                index.chosen([&queries, keys], weights.as_ref(), dim(stop), Some(&visible))
             })
         });
         let [keys, values] = heads.kv.held(held);
-        if gpu_kind() == Some(GpuKind::Cuda)
-            && self.is_fused(&q, &values)
-            && self.reach == Reach::ALL
-        {
-            let stop = span.start + span.rows.len();
-            let padded =
-                cache.held(heads.kv.layer(self.layer_idx), stop.next_multiple_of(PADDED_KEYS));
-            return self.attend_padded(&q, &heads.kv.held(padded), stop);
-        }
+        let Some(mask) = &chosen else {
+            if gpu_kind() == Some(GpuKind::Cuda) && self.is_fused(&q, &values) {
+                let source = heads.kv.layer(self.layer_idx);
+                let stop = span.positions().end;
+                let padded = cache.held(source, stop.next_multiple_of(PADDED_KEYS));
+                return self.attend_padded(&q, &heads.kv.held(padded), stop);
+            }
+            return self.attend_all(&q, [keys, values], 0);
+        };
         let rows_max = self.rows_at_once(&q, &keys, &values);
         let out = fast::by_queries([&q, &keys, &values], rows_max, |[q, k, v], rows| {
-            let Some(mask) = &chosen else { return self.attend(q, k, v) };
             let mask = mask.slice_axis(-2, dim(rows.start), dim(rows.end));
             let mask = of_heads(&mask.slice_axis(-1, 0, k.dim(2)), q.dim(1));
             self.weigh(q, k, v, fast::Mask::Array(&mask))
         });
         out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
+    }
+
+    /// Computes [`StockAttention::forward`] in a layer whose queries see only some last positions.
+    fn forward_windows(&self, heads: &StockHeads, step: &mut Step<'_, '_>) -> Array {
+        assert!(self.chooser.is_none(), "no model chooses among the positions of a window");
+        let (plan, written) = (step.window_plan(self.reach), step.written_rows());
+        let slots = step.caches[0].slots();
+        let blocks = &mut slots.borrow_mut().blocks;
+        let layer = step.caches[0].layer(self.layer_idx);
+        let layer = match &heads.kv {
+            StockKv::New { k, v } => {
+                let keys = self.placed(&k.expand_dims(2), 1, RopeOffset::Each(&written.positions));
+                let new = KvArrays { keys, values: v.rows(|v| v.expand_dims(2)), index: None };
+                blocks.write(layer, &new, &written.places);
+                layer
+            }
+            StockKv::OfLayer(source) => layer + source - self.layer_idx,
+        };
+        let groups = plan.groups.iter().map(|group| {
+            let kv = heads.kv.held(blocks.read(layer, &group.window.places));
+            self.decode_window(&heads.q, kv, group)
+        });
+        let mut outs: Vec<Array> = groups.collect();
+        for prompt in &plan.prompts {
+            let kv = heads.kv.held(blocks.read(layer, &prompt.places));
+            let q = rows(&heads.q, &step.spans[prompt.span_idx]);
+            let start = step.spans[prompt.span_idx].start;
+            let q = self.placed(&q, 0, RopeOffset::First(dim(start)));
+            outs.push(self.attend_all(&q, kv, prompt.first));
+        }
+        plan.in_order(&outs)
+    }
+
+    /// Computes one token of each sequence of a group from what they see, `[sequences, heads * value_dim]`.
+    fn decode_window(&self, q: &Array, [keys, values]: [Array; 2], group: &WindowGroup) -> Array {
+        let place = RopeOffset::Each(&group.rows.positions);
+        let q = self.placed(&group.rows.of(q), 0, place);
+        let mask = group.window.mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
+        self.weigh(&q, &keys, &values, mask).reshape(&[q.dim(0), -1])
     }
 
     /// Computes causal attention of queries to the last of `num_keys` keys, which more may follow, for lengths of
@@ -255,21 +331,32 @@ impl StockAttention<'_> {
         dim((SCORES_BYTES_MAX / row_bytes.max(1)).clamp(1, q.dim(2) as usize))
     }
 
-    /// Computes attention; `q` belongs to the last positions of `k` and `v`.
-    fn attend(&self, q: &Array, k: &Array, v: &Array) -> Array {
-        let [num_queries, num_keys] = [q, k].map(|x| x.dim(2));
-        let positions = (num_keys - num_queries) as usize..num_keys as usize;
+    /// Computes [`StockAttention::attend`] for all rows of a sequence, `[rows, heads * value_dim]`.
+    fn attend_all(&self, q: &Array, [keys, values]: [Array; 2], start: usize) -> Array {
+        let rows_max = self.rows_at_once(q, &keys, &values);
+        let out = fast::by_queries([q, &keys, &values], rows_max, |[q, k, v], _| {
+            self.attend(q, [k, v], start)
+        });
+        out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
+    }
+
+    /// Computes attention; `q` belongs to the last of the positions of the keys and values `kv`, which begin
+    /// at `start`.
+    fn attend(&self, q: &Array, kv: [&Array; 2], start: usize) -> Array {
+        let num_queries = q.dim(2);
+        let end = dim(start) + kv[0].dim(2);
+        let positions = (end - num_queries) as usize..end as usize;
         let firsts: Vec<i32> = positions.map(|it| dim(self.reach.first(it))).collect();
         let first_key = firsts[0];
-        let [k, v] = [k, v].map(|x| x.slice_axis(2, first_key, num_keys));
+        let [k, v] = kv.map(|x| x.slice_axis(2, first_key - dim(start), x.dim(2)));
         if num_queries == 1 {
             return self.weigh(q, &k, &v, fast::Mask::None);
         }
         if firsts.iter().all(|first| *first == first_key) {
             return self.weigh(q, &k, &v, fast::Mask::Causal);
         }
-        let i = Array::arange_from(num_keys - num_queries, num_keys, Dtype::I32).expand_dims(1);
-        let j = Array::arange_from(first_key, num_keys, Dtype::I32).expand_dims(0);
+        let i = Array::arange_from(end - num_queries, end, Dtype::I32).expand_dims(1);
+        let j = Array::arange_from(first_key, end, Dtype::I32).expand_dims(0);
         let firsts = Array::from_slice(&firsts, &[num_queries, 1]);
         let mask = j.less_equal(&i).logical_and(&firsts.less_equal(&j));
         self.weigh(q, &k, &v, fast::Mask::Array(&mask))
@@ -331,7 +418,7 @@ mod tests {
             let q = random(&[1, 4, num_queries, 8], 1);
             let kv = [2, 3].map(|seed| random(&[1, 2, capacity, 8], seed));
             let [k, v] = kv.each_ref().map(|x| x.slice_axis(2, 0, num_keys));
-            let expected = plain().attend(&q, &k, &v).transpose(&[0, 2, 1, 3]);
+            let expected = plain().attend(&q, [&k, &v], 0).transpose(&[0, 2, 1, 3]);
             let found = plain().attend_padded(&q, &kv, num_keys as usize);
             assert_eq!(found.shape(), [num_queries, 32]);
             let (found, expected) =
@@ -353,7 +440,7 @@ mod tests {
         for (soft_cap, reach) in [(None, Reach::ALL), (Some(3.0), Reach::ALL), (None, window)] {
             let attention = StockAttention { soft_cap, reach, ..plain() };
             let computed = |rows_max| {
-                let attend = |[q, k, v]: [&Array; 3], _| attention.attend(q, k, v);
+                let attend = |[q, k, v]: [&Array; 3], _| attention.attend(q, [k, v], 0);
                 let out = fast::by_queries([&q, &k, &v], rows_max, attend);
                 out.to_vec::<f32>().unwrap()
             };

@@ -1,14 +1,13 @@
 //! How a step's rows are computed with MLX's operations: all sequences that decode together, those
 //! of each capacity class in one operation, and the chunks of prompts one by one.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::StateAssignment;
 
 use super::StepSpan;
-use super::reach::Reach;
 use jackalope_cache::{SequenceCache, SlotAssignment, SlotPool};
 
 /// How a step's rows are computed with MLX's operations.
@@ -52,14 +51,15 @@ impl StockPlan {
             }
         });
         drop(pool);
-        let num_rows = spans.last().map_or(0, |span| span.rows.end);
         let groups = assignments.iter().map(|assignment| {
-            let members = assignment.members.iter().map(|member| &spans[decoding[member.idx]]);
-            DecodeGroup::new(assignment, &members.collect::<Vec<_>>(), num_rows)
+            let members = assignment.members.iter();
+            let members =
+                members.map(|it| Member { span_idx: decoding[it.idx], slot: it.slot }).collect();
+            DecodeGroup::new(assignment, members, spans)
         });
         let groups: Vec<DecodeGroup> = groups.collect();
         let mut rows: Vec<usize> =
-            groups.iter().flat_map(|group| group.rows.iter().copied()).collect();
+            groups.iter().flat_map(|group| group.rows.rows.iter().copied()).collect();
         let of_prompts = || prompts.iter().flat_map(|&idx| spans[idx].rows.clone());
         rows.extend(of_prompts());
         let decoded = decoding.iter().map(|&idx| spans[idx].rows.start);
@@ -79,7 +79,7 @@ impl StockPlan {
 }
 
 /// Returns the rows of `outs`, one after the other or in another order.
-fn ordered(outs: &[Array], order: Option<&Array>) -> Array {
+pub(super) fn ordered(outs: &[Array], order: Option<&Array>) -> Array {
     let all = match outs {
         [one] => one.clone(),
         several => Array::concatenate(&several.iter().collect::<Vec<_>>(), 0),
@@ -105,7 +105,7 @@ impl StateGroup {
 }
 
 /// Returns where each row is in `rows`; `None` if each is where its number says.
-fn order(rows: &[usize]) -> Option<Array> {
+pub(super) fn order(rows: &[usize]) -> Option<Array> {
     if rows.is_sorted() {
         return None;
     }
@@ -116,8 +116,35 @@ fn order(rows: &[usize]) -> Option<Array> {
     Some(indices(&order))
 }
 
-fn indices(values: &[i32]) -> Array {
+pub(super) fn indices(values: &[i32]) -> Array {
     Array::from_slice(values, &[dim(values.len())])
+}
+
+/// The rows of sequences that decode one token each.
+#[derive(Debug)]
+pub(crate) struct GroupRows {
+    /// Row of each sequence in the step.
+    rows: Vec<usize>,
+    /// `rows` as an array; `None` if they are all rows of the step in order.
+    indices: Option<Array>, // [sequences] i32
+    /// Position of each sequence's token, `[sequences]` i32.
+    pub(crate) positions: Array,
+}
+
+impl GroupRows {
+    pub(super) fn new(spans: &[&StepSpan], num_rows: usize) -> GroupRows {
+        let rows: Vec<usize> = spans.iter().map(|span| span.rows.start).collect();
+        let is_all = rows.len() == num_rows && rows.is_sorted();
+        let numbers = || indices(&rows.iter().map(|&row| dim(row)).collect::<Vec<_>>());
+        let positions: Vec<i32> = spans.iter().map(|span| dim(span.start)).collect();
+        GroupRows { indices: (!is_all).then(numbers), positions: indices(&positions), rows }
+    }
+
+    /// Returns the rows of `x` `[tokens, heads, dim]`, as `[sequences, heads, 1, dim]`.
+    pub(crate) fn of(&self, x: &Array) -> Array {
+        let own = self.indices.as_ref().map_or(x.clone(), |rows| x.take(rows, 0));
+        own.reshape(&[own.dim(0), own.dim(1), 1, own.dim(2)])
+    }
 }
 
 /// Sequences of one capacity class that decode one token each.
@@ -125,64 +152,58 @@ fn indices(values: &[i32]) -> Array {
 pub(crate) struct DecodeGroup {
     /// Capacity of the class in tokens.
     pub(crate) class: usize,
-    /// Row of each sequence in the step.
-    rows: Vec<usize>,
-    /// `rows` as an array; `None` if they are all rows of the step in order.
-    row_indices: Option<Array>, // [sequences] i32
+    pub(crate) rows: GroupRows,
+    pub(super) members: Vec<Member>,
+    pub(super) num_slots: usize,
     /// Slot of each sequence, `[sequences]` i32.
     pub(crate) slots: Array,
-    /// Position of each sequence's token, `[sequences]` i32.
-    pub(crate) positions: Array,
     /// For each slot, the sequence whose query it gets; any for slots of others. `None` if the
     /// sequences are in the slots' order and fill them.
     queries: Option<Array>, // [slots] i32
     /// Number of positions of the sequence in each slot; 1 in slots of others.
     lens: Vec<usize>,
-    visible: RefCell<Vec<(Reach, VisibleKeys)>>,
+    visible: OnceCell<VisibleKeys>,
+}
+
+/// A sequence of a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Number of its span.
+    pub(super) span_idx: usize,
+    pub(super) slot: usize,
 }
 
 /// The keys that the queries of a group see.
 #[derive(Clone, Debug)]
 pub(crate) struct VisibleKeys {
-    /// No query sees a position before this one.
-    pub(crate) start: usize,
     /// No query sees this position or a later one.
     pub(crate) stop: usize,
-    /// What each slot sees of `start..stop`, boolean `[slots, 1, 1, stop - start]`; `None` if
-    /// everything.
+    /// What each slot sees of the positions before it, boolean `[slots, 1, 1, stop]`; `None` if everything.
     pub(crate) mask: Option<Array>,
 }
 
 impl DecodeGroup {
-    fn new(assignment: &SlotAssignment, spans: &[&StepSpan], num_rows: usize) -> DecodeGroup {
-        let rows: Vec<usize> = spans.iter().map(|span| span.rows.start).collect();
-        let is_all = rows.len() == num_rows && rows.is_sorted();
-        let row_indices = || indices(&rows.iter().map(|&row| dim(row)).collect::<Vec<_>>());
-        let slots: Vec<i32> = assignment.members.iter().map(|it| dim(it.slot)).collect();
-        let positions: Vec<i32> = spans.iter().map(|span| dim(span.start)).collect();
+    fn new(assignment: &SlotAssignment, members: Vec<Member>, spans: &[StepSpan]) -> DecodeGroup {
+        let num_rows = spans.last().map_or(0, |span| span.rows.end);
+        let spans: Vec<&StepSpan> = members.iter().map(|it| &spans[it.span_idx]).collect();
+        let slots: Vec<i32> = members.iter().map(|it| dim(it.slot)).collect();
         let (mut queries, mut lens) =
             (vec![0; assignment.num_slots], vec![1; assignment.num_slots]);
-        for (idx, (member, span)) in assignment.members.iter().zip(spans).enumerate() {
+        for (idx, (member, span)) in members.iter().zip(&spans).enumerate() {
             queries[member.slot] = dim(idx);
             lens[member.slot] = span.start + 1;
         }
         let is_filled = slots.len() == assignment.num_slots && slots.is_sorted();
         DecodeGroup {
             class: assignment.class,
-            row_indices: (!is_all).then(row_indices),
-            rows,
+            rows: GroupRows::new(&spans, num_rows),
+            members,
+            num_slots: assignment.num_slots,
             slots: indices(&slots),
-            positions: indices(&positions),
             queries: (!is_filled).then(|| indices(&queries)),
             lens,
-            visible: RefCell::default(),
+            visible: OnceCell::new(),
         }
-    }
-
-    /// Returns the group's rows of `x` `[tokens, heads, dim]`, as `[sequences, heads, 1, dim]`.
-    pub(crate) fn rows(&self, x: &Array) -> Array {
-        let own = self.row_indices.as_ref().map_or(x.clone(), |rows| x.take(rows, 0));
-        own.reshape(&[own.dim(0), own.dim(1), 1, own.dim(2)])
     }
 
     /// Returns `[slots, heads, 1, dim]` for queries `[sequences, heads, 1, dim]`.
@@ -197,14 +218,8 @@ impl DecodeGroup {
     }
 
     /// Returns the keys that the queries see; computed once per step.
-    pub(crate) fn visible(&self, reach: Reach) -> VisibleKeys {
-        let mut known = self.visible.borrow_mut();
-        if let Some((_, visible)) = known.iter().find(|(it, _)| *it == reach) {
-            return visible.clone();
-        }
-        let visible = self.see(reach);
-        known.push((reach, visible.clone()));
-        visible
+    pub(crate) fn visible(&self) -> VisibleKeys {
+        self.visible.get_or_init(|| self.see()).clone()
     }
 
     /// Returns the number of pools of `len` positions that a query sees whole at most, and which of them each
@@ -220,21 +235,14 @@ impl DecodeGroup {
         (most as usize, (!is_all).then(mask))
     }
 
-    fn see(&self, reach: Reach) -> VisibleKeys {
+    fn see(&self) -> VisibleKeys {
         let stop = self.lens.iter().copied().max().unwrap_or(0);
-        let first = |len: usize| reach.first(len - 1);
-        let start = self.lens.iter().map(|&len| first(len)).min().unwrap_or(0);
-        if self.lens.iter().all(|&len| len == stop) {
-            return VisibleKeys { start, stop, mask: None };
-        }
-        let column = |values: Vec<i32>| Array::from_slice(&values, &[dim(values.len()), 1, 1, 1]);
-        let lens = column(self.lens.iter().map(|&len| dim(len)).collect());
-        let keys = Array::arange_from(dim(start), dim(stop), Dtype::I32);
-        let mut mask = keys.less(&lens);
-        if reach != Reach::ALL {
-            let firsts = column(self.lens.iter().map(|&len| dim(first(len))).collect());
-            mask = mask.logical_and(&keys.greater_equal(&firsts));
-        }
-        VisibleKeys { start, stop, mask: Some(mask) }
+        let mask = || {
+            let lens: Vec<i32> = self.lens.iter().map(|&len| dim(len)).collect();
+            let lens = Array::from_slice(&lens, &[dim(lens.len()), 1, 1, 1]);
+            Array::arange(dim(stop), Dtype::I32).less(&lens)
+        };
+        let is_all = self.lens.iter().all(|&len| len == stop);
+        VisibleKeys { stop, mask: (!is_all).then(mask) }
     }
 }

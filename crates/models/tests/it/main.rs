@@ -11,3 +11,4 @@ mod originals;
 mod ranks;
 mod recipe;
 mod run;
+mod windows;

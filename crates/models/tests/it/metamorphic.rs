@@ -7,7 +7,6 @@
 use jackalope_families::model_spec;
 use jackalope_mlx::memory;
 use jackalope_models::{Batch, Model, ModelFacts, SequenceCache, Span, Split};
-use jackalope_protocol::window_blocks;
 
 use crate::ranks::{
     Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, load_edited, run_ranks, say,
@@ -16,7 +15,7 @@ use crate::recipe::{Case, Golden};
 use crate::run::{Logits, difference, extend, follow, generate, step};
 
 /// One case of each architecture, of plain and quantised weights, of each type.
-const CASES: &[&str] = &[
+pub(crate) const CASES: &[&str] = &[
     "llama-biases-f32",
     "llama-one-kv-head-f32",
     "llama-q4-bf16",
@@ -525,44 +524,6 @@ fn caches_grow_past_their_blocks_without_losing_a_key() {
             assert_eq!(cache.bytes(), 768 * bytes_per_token, "three blocks of 256 tokens");
         }
     }
-}
-
-#[test]
-fn windows_answer_the_same_without_what_they_have_passed() {
-    let golden = Golden::read();
-    let mut num_checked = 0;
-    for case in golden.chosen(CASES) {
-        let model = load(case, &Way::Kernels.single());
-        let cost = model.facts().cache_cost;
-        if cost.window_tokens == 0 {
-            continue;
-        }
-        num_checked += 1;
-        let read = |num_tokens: usize| window_blocks(cost.window_tokens as usize, 256, num_tokens);
-        let tokens: Vec<u32> = golden.prompt.iter().cycle().take(600).copied().collect();
-        let whole = extend(&model, &mut model.new_cache(), &tokens);
-        let mut cache = model.new_cache();
-        let mut found = Logits::new();
-        let (tokens_kept, tokens_after) = tokens.split_at(590);
-        for chunk in tokens_kept.chunks(90).chain([tokens_after]) {
-            let first = read(cache.len()).start;
-            cache.free_windows(first.saturating_sub(1)..first).unwrap();
-            cache.keep();
-            found.extend(extend(&model, &mut cache, chunk));
-        }
-        let (window, all) = (cost.window_bytes_per_token, cost.bytes_per_held_token());
-        let freed_bytes = 256 * read(540).start as u64 * window;
-        (0..590).for_each(|len| cache.forget(len));
-        let state_bytes = 2 * cost.state_bytes; // at 590 and at the end
-        assert!(0 < freed_bytes, "{}: a window of {}", case.name, cost.window_tokens);
-        assert_eq!(cache.bytes() as u64, 768 * all + state_bytes - freed_bytes, "{}", case.name);
-        assert!(cache.can_cut(590) && !cache.can_cut(100), "{}", case.name);
-        let mut fork = cache.fork(590, read(590).start).unwrap();
-        found.truncate(590);
-        found.extend(extend(&model, &mut fork, tokens_after));
-        assert_same(Way::Kernels, case, &found, &whole, "what windows have passed is free");
-    }
-    assert!(golden.is_restricted() || 7 < num_checked, "{num_checked} models have windows");
 }
 
 #[test]
