@@ -406,7 +406,6 @@ pub fn fake_facts(vocab_size: u32, context_tokens: u32) -> RankFacts {
         mlp: UnitRange { start: 0, end: 128 },
         vocab: UnitRange { start: 0, end: vocab_size },
         cache_cost: CacheCost { bytes_per_token: 1024, ..CacheCost::default() },
-        frees_windows: false,
         weights_bytes: 1 << 20,
         bytes_read: 1 << 20,
         replicated_bytes: 1 << 10,

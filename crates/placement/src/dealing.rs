@@ -63,8 +63,11 @@ pub(super) fn need(model: &PlacementModel, shard: &RankShard, context_tokens: u3
     let blocks = context_tokens.div_ceil(KV_BLOCK_TOKENS);
     let cached_tokens = u64::from(blocks) * u64::from(KV_BLOCK_TOKENS);
     let state_bytes = shard.cache.state_bytes * PLANNED_STATES;
-    // MLX's operations keep all positions of layers with windows.
-    let kv_bytes = shard.cache.bytes_per_held_token() * cached_tokens + state_bytes;
+    let window_blocks = shard.cache.window_blocks_max(STEP_TOKENS as usize) as u64;
+    let window_blocks = window_blocks.min(u64::from(blocks));
+    let kv_bytes = shard.cache.bytes_per_token * cached_tokens
+        + shard.cache.window_block_bytes() * window_blocks
+        + state_bytes;
     RankNeed {
         weights_bytes: shard.weights_bytes,
         kv_bytes,

@@ -163,7 +163,10 @@ pub(super) fn predict(
     let shards = shards(model, split);
     let ranks = nodes.iter().zip(&shards).map(|(node, shard)| {
         let bytes_per_s = node.memory_bytes_per_s? as f64;
-        let kv_bytes = shard.cache.bytes_per_held_token() as f64 * f64::from(context_tokens) / 2.0;
+        let read_tokens = f64::from(context_tokens) / 2.0;
+        let seen_tokens = read_tokens.min(f64::from(shard.cache.window_tokens));
+        let kv_bytes = shard.cache.bytes_per_token as f64 * read_tokens
+            + shard.cache.window_bytes_per_token as f64 * seen_tokens;
         // A state is read and written.
         let kv_bytes = kv_bytes + 2.0 * shard.cache.state_bytes as f64;
         let token_bytes = shard.active_bytes as f64;

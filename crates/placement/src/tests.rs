@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use jackalope_families::model_spec;
+use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT};
 use jackalope_spec::{
-    CacheKind, Division, ElementType, LayerLayout, ModelLayout, StatedFormat, TensorRole,
-    WeightPart,
+    CacheKind, Division, ElementType, LayerLayout, ModelLayout, RankShard, StatedFormat,
+    TensorRole, WeightPart,
 };
 use proptest::prelude::*;
 
@@ -309,6 +310,21 @@ fn two_ranks_of_the_shipped_checkpoint_hold_halves() {
         assert_eq!(need.weights_bytes, cut / 2 + model.replicated_bytes());
         assert_eq!(need.kv_bytes, 256 * model.kv_bytes_per_token() / 2);
     }
+}
+
+#[test]
+fn windows_take_what_they_and_a_row_need() {
+    let cache = CacheCost {
+        bytes_per_token: 2,
+        window_bytes_per_token: 100,
+        window_tokens: 128,
+        state_bytes: 0,
+    };
+    let shard = RankShard { cache, ..RankShard::default() };
+    let kv_bytes = |tokens| dealing::need(&shipped(), &shard, tokens).kv_bytes;
+    assert_eq!(kv_bytes(256), 256 * 102);
+    // A row of 512 and the 127 positions before it touch four blocks at most.
+    assert_eq!(kv_bytes(100 * 256), 100 * 256 * 2 + 4 * 256 * 100);
 }
 
 /// Returns the first case of the golden values of a family, with the layout of another model.

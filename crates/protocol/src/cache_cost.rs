@@ -41,12 +41,6 @@ impl CacheCost {
         self.bytes_per_token + self.window_bytes_per_token
     }
 
-    /// Returns the cost on a rank whose layers with windows keep all positions.
-    pub fn without_windows(self) -> CacheCost {
-        let bytes_per_token = self.bytes_per_held_token();
-        CacheCost { bytes_per_token, window_bytes_per_token: 0, window_tokens: 0, ..self }
-    }
-
     /// Returns the largest number of KV blocks that a running sequence holds in layers with windows,
     /// if a row has at most `row_tokens` tokens; 0 without such layers.
     pub fn window_blocks_max(&self, row_tokens: usize) -> usize {

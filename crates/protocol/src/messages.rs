@@ -358,9 +358,6 @@ pub struct RankFacts {
     pub vocab: UnitRange,
     /// Memory that caches take on this rank.
     pub cache_cost: CacheCost,
-    /// Whether layers with windows free the KV blocks that a [`WindowDrop`](crate::WindowDrop) names;
-    /// otherwise they keep all positions.
-    pub frees_windows: bool,
     /// Size of the weights in memory, in bytes.
     pub weights_bytes: u64,
     /// Number of bytes of tensor data read from the checkpoint.

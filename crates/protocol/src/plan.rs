@@ -24,7 +24,7 @@ pub struct StepPlan {
     pub forks: Vec<Fork>,
     /// Kept lengths to give up.
     pub forgets: Vec<Forget>,
-    /// KV blocks of layers with windows to free. Ranks that keep all positions ignore them.
+    /// KV blocks of layers with windows to free.
     pub window_drops: Vec<WindowDrop>,
     /// Caches to free.
     pub drops: Vec<CacheId>,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Version of the protocol; increased with every change of a message.
-pub const PROTOCOL_VERSION: u16 = 15;
+pub const PROTOCOL_VERSION: u16 = 16;
 
 /// First bytes of every connection.
 pub(crate) const MAGIC: [u8; 4] = *b"JKLP";

@@ -244,7 +244,6 @@ fn rank_facts(model: &Model, load_time: Duration) -> RankFacts {
         mlp: facts.mlp,
         vocab: facts.vocab,
         cache_cost: facts.cache_cost,
-        frees_windows: !model.computes_with_mlx(),
         weights_bytes: facts.weights_bytes,
         bytes_read: facts.bytes_read,
         replicated_bytes: facts.replicated_bytes,

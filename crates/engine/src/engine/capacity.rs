@@ -1,6 +1,6 @@
 //! Computes the cache capacity of the ranks from the facts that they report.
 
-use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS, RankFacts, window_blocks_max};
+use jackalope_protocol::{KV_BLOCK_TOKENS, RankFacts, window_blocks_max};
 
 use super::{EngineConfig, EngineError, KvBudget};
 use crate::{CacheCapacity, CacheDemand, KvStatus, RankCapacity, RequestLimits};
@@ -16,7 +16,7 @@ pub(super) fn capacity(
     config: &EngineConfig,
     facts: &[RankFacts],
 ) -> Result<CacheCapacity, EngineError> {
-    let costs = || facts.iter().map(cost_of);
+    let costs = || facts.iter().map(|facts| facts.cache_cost);
     let least = CacheDemand {
         blocks: 1,
         window_blocks: usize::from(costs().any(|cost| 0 < cost.window_tokens)),
@@ -24,7 +24,7 @@ pub(super) fn capacity(
     };
     let mut ranks = Vec::with_capacity(facts.len());
     for (rank, facts) in facts.iter().enumerate() {
-        let (budget_bytes, cost) = (budget_bytes(config.kv_budget, facts), cost_of(facts));
+        let (budget_bytes, cost) = (budget_bytes(config.kv_budget, facts), facts.cache_cost);
         let capacity = RankCapacity::new(budget_bytes, cost);
         if !capacity.holds(least) {
             let least_tokens = KV_BLOCK_TOKENS;
@@ -33,11 +33,6 @@ pub(super) fn capacity(
         ranks.push(capacity);
     }
     Ok(CacheCapacity::new(ranks))
-}
-
-/// Returns what caches cost on a rank that keeps or frees what windows have passed.
-fn cost_of(facts: &RankFacts) -> CacheCost {
-    if facts.frees_windows { facts.cache_cost } else { facts.cache_cost.without_windows() }
 }
 
 fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
@@ -57,7 +52,7 @@ pub(super) fn kv_status(
     facts: &[RankFacts],
     capacity: &CacheCapacity,
 ) -> KvStatus {
-    let costs = || facts.iter().map(cost_of);
+    let costs = || facts.iter().map(|facts| facts.cache_cost);
     let block_tokens = KV_BLOCK_TOKENS as usize;
     let window_tokens = capacity.window_tokens();
     let window_blocks = window_blocks_max(window_tokens, block_tokens, config.step_tokens as usize);
@@ -91,6 +86,8 @@ pub(super) fn limits(config: &EngineConfig, facts: &RankFacts) -> RequestLimits 
 
 #[cfg(test)]
 mod tests {
+    use jackalope_protocol::CacheCost;
+
     use super::*;
     use crate::testing::fake_facts;
 
@@ -128,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_make_room_for_longer_sequences_where_ranks_free_them() {
+    fn windows_make_room_for_longer_sequences() {
         let mut facts = [facts(1000, 0), facts(500, 0)];
         let cost =
             CacheCost { window_bytes_per_token: 3000, window_tokens: 100, ..facts[0].cache_cost };
@@ -138,8 +135,6 @@ mod tests {
             let found = capacity(&config, facts).unwrap();
             kv_status(&config, facts, &found).capacity_tokens
         };
-        assert_eq!(tokens(&facts), 10 * 256, "MLX's operations keep all positions");
-        facts[0].frees_windows = true;
         let window_blocks = cost.window_blocks_max(config.step_tokens as usize);
         assert_eq!(tokens(&facts), (40 - 3 * window_blocks as u64) * 256);
     }

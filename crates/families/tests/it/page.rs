@@ -185,24 +185,16 @@ impl KnownModel {
         KnownModel { name, layout }
     }
 
-    /// Returns the bytes of the weights, and of the caches of [`CONTEXT_TOKENS`] if layers with windows
-    /// keep all positions, as with MLX's operations.
+    /// Returns the bytes of the weights, and of the caches of [`CONTEXT_TOKENS`].
     fn bytes(&self) -> [u64; 2] {
-        let [alone] = &self.layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
-        let cache = alone.cache.bytes_per_held_token() * CONTEXT_TOKENS + alone.cache.state_bytes;
-        [alone.weights_bytes, cache]
-    }
-
-    /// Returns the bytes of the caches of [`CONTEXT_TOKENS`] with our kernels, whose layers with windows
-    /// free what these have passed.
-    fn freed_cache_bytes(&self) -> u64 {
         let [alone] = &self.layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
         let cost = alone.cache;
         let window_blocks = cost.window_blocks_max(STEP_TOKENS) as u64;
         let window_tokens = CONTEXT_TOKENS.min(window_blocks * u64::from(KV_BLOCK_TOKENS));
-        cost.bytes_per_token * CONTEXT_TOKENS
+        let cache = cost.bytes_per_token * CONTEXT_TOKENS
             + cost.window_bytes_per_token * window_tokens
-            + cost.state_bytes
+            + cost.state_bytes;
+        [alone.weights_bytes, cache]
     }
 
     /// Returns the smallest memory that holds the model with its context; `None` if all are too
@@ -219,16 +211,14 @@ fn gigabytes(bytes: u64) -> String {
 }
 
 fn size_table(models: &[KnownModel]) -> String {
-    let mut table =
-        "| Model, 4 bit | Weights | Cache of 32k tokens | … on CPUs | Memory of all machines |\n\
-        |---|---|---|---|---|\n"
-            .to_owned();
+    let mut table = "| Model, 4 bit | Weights | Cache of 32k tokens | Memory of all machines |\n\
+        |---|---|---|---|\n"
+        .to_owned();
     for model in models {
         let [weights, cache] = model.bytes().map(gigabytes);
         let memory =
             model.memory().map_or("above 2,048 GB".to_owned(), |memory| format!("{memory} GB"));
-        let freed = gigabytes(model.freed_cache_bytes());
-        writeln!(table, "| {} | {weights} | {cache} | {freed} | {memory} |", model.name).unwrap();
+        writeln!(table, "| {} | {weights} | {cache} | {memory} |", model.name).unwrap();
     }
     table
 }
