@@ -16,6 +16,7 @@
 
 mod activation;
 mod attention;
+mod codes;
 mod dense;
 mod divisible;
 mod dot;
@@ -49,6 +50,7 @@ pub use activation::{ActivationFunction, activate, clamp, gated, scale_logits, s
 pub use attention::{
     AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
 };
+pub use codes::CodeFormat;
 pub use divisible::divisible_matmul;
 pub use embedding::{embedding, quantized_embedding};
 pub use experts::{
@@ -68,7 +70,10 @@ pub use recurrence::{
 pub use rotation::{Angles, Rotation, RotationTable, place_heads};
 pub use router::{ExpertGroups, RouterConfig, Scores, route, sigmoid, softplus};
 pub use rowwise::{Terms, add_bias, add_terms};
-pub use selection::{ChosenPositions, IndexQueries, choose_positions, gather_joined, gather_keys};
+pub use selection::{
+    ChosenPositions, IndexBlocks, IndexQueries, choose_positions, choose_with_blocks,
+    gather_joined, gather_keys,
+};
 pub use squares::{DividedNorm, SQUARE_SUMS, norm_divided, square_sums, square_total};
 pub use streams::{StreamWeights, WeightRule};
 pub use terms::GRID;

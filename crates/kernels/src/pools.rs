@@ -12,7 +12,8 @@ pub struct PoolRule {
     /// Number of pools that a position takes part in: 2 if they overlap. The first lane of its projections is
     /// for the next pool, the last one for its own.
     pub lanes: usize,
-    /// What is added to the gates of each place, `[len, lanes * dim]`.
+    /// What is added to the gates of each place, `[len, lanes * dim]`; nothing if pools have one position
+    /// and no gates.
     pub places: Arc<[f32]>,
 }
 
@@ -22,6 +23,11 @@ impl PoolRule {
     /// bits of exponentials, and rounded once.
     pub fn mean(&self, rows: &[Vec<f32>], first: usize) -> Vec<f32> {
         let &PoolRule { len, dim, lanes, ref places } = self;
+        if let [row] = rows {
+            // The weight is 1, and there may be no gate.
+            let own = first + (lanes - 1) * dim;
+            return row[own..own + dim].to_vec();
+        }
         let width = lanes * dim;
         let num_earlier = rows.len() - len;
         let element = |idx: usize| {

@@ -27,6 +27,25 @@ pub struct IndexQueries<'a> {
     pub num_chosen: usize,
 }
 
+/// Blocks of neighbouring positions, between a choice of blocks and a choice of positions.
+#[derive(Clone, Copy, Debug)]
+pub enum IndexBlocks<'a> {
+    /// Of each row the best blocks of `len` positions are chosen too.
+    Choose {
+        /// Number of positions of a block.
+        len: usize,
+        /// Number of blocks: those with the largest scores, and the last one that the row sees.
+        num_chosen: usize,
+    },
+    /// Each row chooses among the positions of these blocks.
+    Within {
+        /// Number of positions of a block.
+        len: usize,
+        /// Blocks of each row, which have more positions than it chooses, or all that it sees.
+        blocks: &'a [Vec<usize>],
+    },
+}
+
 /// Returns the positions that each row chooses, in ascending order: those with the largest scores
 /// `Σ weight · max(query · key, 0)` over the heads; all that the row sees if they are no more. The keys
 /// are pages `[positions, head_dim]` of equal length.
@@ -40,7 +59,60 @@ pub fn choose_positions(
     threads: &Threads,
 ) -> Vec<Vec<usize>> {
     let _span = threads.span("indexer", 0);
-    let &IndexQueries { queries, weights, heads, head_dim, num_visible, num_chosen } = rows;
+    best_of_rows(rows, &index_scores(rows, keys, threads), threads)
+}
+
+/// As [`choose_positions`], with blocks. Returns the positions and the blocks of each row.
+///
+/// # Panics
+/// As for [`choose_positions`].
+#[track_caller]
+pub fn choose_with_blocks(
+    rows: &IndexQueries<'_>,
+    keys: &[Elements<'_>],
+    blocks: IndexBlocks<'_>,
+    threads: &Threads,
+) -> [Vec<Vec<usize>>; 2] {
+    let _span = threads.span("indexer", 0);
+    let num_positions = rows.num_visible.iter().copied().max().unwrap_or(0);
+    let mut scores = index_scores(rows, keys, threads);
+    let of_rows = || scores.chunks_exact(num_positions.max(1)).zip(rows.num_visible);
+    let chosen = match blocks {
+        IndexBlocks::Choose { len, num_chosen } => {
+            let best = |(scores, visible): (&[f32], &usize)| {
+                best_blocks(&scores[..*visible], len, num_chosen)
+            };
+            of_rows().map(best).collect()
+        }
+        IndexBlocks::Within { len, blocks } => {
+            assert_eq!(blocks.len(), rows.num_visible.len(), "blocks of each row");
+            for (scores, blocks) in scores.chunks_exact_mut(num_positions.max(1)).zip(blocks) {
+                for (block, scores) in scores.chunks_mut(len).enumerate() {
+                    if blocks.binary_search(&block).is_err() {
+                        scores.fill(f32::NEG_INFINITY);
+                    }
+                }
+            }
+            blocks.to_vec()
+        }
+    };
+    [best_of_rows(rows, &scores, threads), chosen]
+}
+
+/// Returns the blocks with the largest scores and the last one, in ascending order.
+fn best_blocks(scores: &[f32], len: usize, num_chosen: usize) -> Vec<usize> {
+    let of_blocks = scores.chunks(len);
+    let of_blocks = of_blocks.map(|it| it.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let mut of_blocks: Vec<f32> = of_blocks.collect();
+    of_blocks.iter_mut().rev().take(1).for_each(|last| *last = f32::INFINITY);
+    let mut chosen = largest(&of_blocks, num_chosen);
+    chosen.sort_unstable();
+    chosen
+}
+
+/// Returns the scores of the positions that rows see, `[rows, positions]`.
+fn index_scores(rows: &IndexQueries<'_>, keys: &[Elements<'_>], threads: &Threads) -> Vec<f32> {
+    let &IndexQueries { queries, weights, heads, head_dim, num_visible, .. } = rows;
     let num_rows = num_visible.len();
     assert!(0 < heads * head_dim && weights.len() == num_rows * heads, "a factor for each head");
     assert_eq!(queries.len(), num_rows * heads * head_dim, "a query for each head");
@@ -65,10 +137,17 @@ pub fn choose_positions(
             }
         });
     }
-    let mut chosen = vec![Vec::new(); num_rows];
-    let jobs: Vec<_> = scores.chunks_exact(num_positions).zip(&mut chosen).enumerate().collect();
+    scores
+}
+
+/// Returns the positions with the largest scores of each row, in ascending order.
+fn best_of_rows(rows: &IndexQueries<'_>, scores: &[f32], threads: &Threads) -> Vec<Vec<usize>> {
+    let num_positions = rows.num_visible.iter().copied().max().unwrap_or(0);
+    let mut chosen = vec![Vec::new(); rows.num_visible.len()];
+    let of_rows = scores.chunks_exact(num_positions.max(1)).zip(&mut chosen);
+    let jobs: Vec<_> = of_rows.enumerate().collect();
     threads.for_each(jobs, |(row, (scores, chosen)): (usize, (&[f32], &mut Vec<usize>))| {
-        *chosen = largest(&scores[..num_visible[row]], num_chosen);
+        *chosen = largest(&scores[..rows.num_visible[row]], rows.num_chosen);
         chosen.sort_unstable();
     });
     chosen
@@ -179,6 +258,21 @@ mod tests {
         let (queries, weights) = ([1.0, 1.0, 1.0, -1.0], [1.0, 0.0, 0.0, -1.0]);
         let found = choose_positions(&rows(&queries, &weights), &keys, &threads);
         assert_eq!(found, [[0, 2, 4], [0, 2, 3]]);
+    }
+
+    #[test]
+    fn positions_are_chosen_within_the_best_blocks_and_the_last_one() {
+        let threads = Threads::new(1);
+        let keys = [1.0, 5.0, 2.0, 2.5, 4.0, 3.0, 0.5, 9.0];
+        let (queries, weights) = ([1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 1.0, 0.0]);
+        let rows = IndexQueries { num_visible: &[7, 4], num_chosen: 2, ..rows(&queries, &weights) };
+        let choose = |blocks| choose_with_blocks(&rows, &[Elements::F32(&keys)], blocks, &threads);
+        let [positions, blocks] = choose(IndexBlocks::Choose { len: 2, num_chosen: 2 });
+        // The last position of the last row's last block is not seen.
+        assert_eq!(positions, [[1, 4], [1, 3]]);
+        assert_eq!(blocks, [[0, 3], [0, 1]]);
+        let within = IndexBlocks::Within { len: 2, blocks: &[vec![2, 3], vec![0, 1]] };
+        assert_eq!(choose(within)[0], [[4, 5], [1, 3]]);
     }
 
     #[test]

@@ -1,0 +1,149 @@
+//! Rounding of vectors to the values of few bits, with scales for blocks of neighbouring elements. A vector's
+//! result depends on its own elements alone.
+
+/// To what elements are rounded.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CodeFormat {
+    /// E4M3, whose scales are powers of two.
+    E4M3,
+    /// E2M1, whose scales are powers of two.
+    E2M1,
+    /// E2M1, whose scales are of E4M3.
+    E2M1InE4M3,
+}
+
+const E4M3_MAX: f32 = 448.0;
+const E2M1_MAX: f32 = 6.0;
+const MANTISSA_BITS: u32 = 23;
+/// Exponents of the smallest normal numbers, as single precision has them.
+const E4M3_MIN_EXPONENT: u32 = 127 - 6;
+const E2M1_MIN_EXPONENT: u32 = 127;
+
+impl CodeFormat {
+    /// Returns the number of elements that share a scale.
+    pub fn block_len(self) -> usize {
+        match self {
+            CodeFormat::E4M3 | CodeFormat::E2M1 => 32,
+            CodeFormat::E2M1InE4M3 => 16,
+        }
+    }
+
+    /// Returns the largest absolute value of a code, and the one that an element of a block has at least
+    /// where its scale is chosen.
+    pub fn bounds(self) -> (f32, f32) {
+        match self {
+            CodeFormat::E4M3 => (E4M3_MAX, 1e-4),
+            CodeFormat::E2M1 => (E2M1_MAX, E2M1_MAX * f32::MIN_POSITIVE),
+            CodeFormat::E2M1InE4M3 => (E2M1_MAX, E2M1_MAX / 512.0),
+        }
+    }
+
+    /// Rounds vectors that follow one another.
+    ///
+    /// # Panics
+    /// Panics if they have no whole number of blocks.
+    #[track_caller]
+    pub fn round(self, values: &mut [f32]) {
+        assert!(values.len().is_multiple_of(self.block_len()), "whole blocks");
+        let (max, least) = self.bounds();
+        for block in values.chunks_exact_mut(self.block_len()) {
+            let largest = block.iter().fold(least, |largest, value| largest.max(value.abs()));
+            let scale = match self {
+                CodeFormat::E4M3 | CodeFormat::E2M1 => power_above(largest * (1.0 / max)),
+                CodeFormat::E2M1InE4M3 => nearest(largest / max, 3, E4M3_MIN_EXPONENT),
+            };
+            for value in block {
+                let code = (*value / scale).clamp(-max, max);
+                *value = scale
+                    * match self {
+                        CodeFormat::E4M3 => nearest(code, 3, E4M3_MIN_EXPONENT),
+                        CodeFormat::E2M1 | CodeFormat::E2M1InE4M3 => {
+                            nearest(code, 1, E2M1_MIN_EXPONENT)
+                        }
+                    };
+            }
+        }
+    }
+}
+
+/// Returns the least power of two that is not less than a positive normal number.
+fn power_above(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let is_power = bits.is_multiple_of(1 << MANTISSA_BITS);
+    f32::from_bits(((bits >> MANTISSA_BITS) + u32::from(!is_power)) << MANTISSA_BITS)
+}
+
+/// Returns the nearest number with so many bits of mantissa, of two the even one. `min_exponent` is the biased
+/// exponent of the smallest one that is normal.
+fn nearest(value: f32, mantissa_bits: u32, min_exponent: u32) -> f32 {
+    let exponent = (value.abs().to_bits() >> MANTISSA_BITS).max(min_exponent);
+    let step = f32::from_bits((exponent - mantissa_bits) << MANTISSA_BITS);
+    (value / step).round_ties_even() * step
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the value of each code up to the largest.
+    fn values(mantissa_bits: i32, bias: i32, max: f32) -> Vec<f32> {
+        let steps = 1 << mantissa_bits;
+        let of_code = |code: i32| {
+            let (exponent, mantissa) = (code / steps, code % steps);
+            match exponent {
+                0 => mantissa as f32 * 2.0_f32.powi(1 - bias - mantissa_bits),
+                _ => (steps + mantissa) as f32 * 2.0_f32.powi(exponent - bias - mantissa_bits),
+            }
+        };
+        (0..).map(of_code).take_while(|value| *value <= max).collect()
+    }
+
+    #[test]
+    fn elements_become_the_nearest_values_of_their_format() {
+        for (format, values) in
+            [(CodeFormat::E4M3, values(3, 7, E4M3_MAX)), (CodeFormat::E2M1, values(1, 1, E2M1_MAX))]
+        {
+            let (max, _) = format.bounds();
+            for idx in 0..2000 {
+                // The largest value makes the scale 1.
+                let mut block = vec![0.0; format.block_len()];
+                block[0] = max;
+                let value = max * (idx as f32 / 2000.0).powi(3);
+                (block[1], block[2]) = (value, -value);
+                format.round(&mut block);
+                let distance = |it: &&f32| (**it - value).abs();
+                let order = |a: &&f32, b: &&f32| distance(a).total_cmp(&distance(b));
+                let best = values.iter().min_by(order).unwrap();
+                assert_eq!(distance(&&block[1]), distance(&best), "{value} in {format:?}");
+                assert_eq!((block[0], block[2]), (max, -block[1]));
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_nearest_values_the_even_one_is_taken() {
+        let mut block = [0.0; 32];
+        block[..8].copy_from_slice(&[6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]);
+        CodeFormat::E2M1.round(&mut block);
+        assert_eq!(block[..8], [6.0, 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]);
+    }
+
+    #[test]
+    fn scales_are_the_least_powers_of_two_or_the_nearest_values() {
+        let mut block = [0.0; 32];
+        (block[0], block[1]) = (12.1, 1.0);
+        CodeFormat::E2M1.round(&mut block);
+        // The scale is 4.
+        assert_eq!(block[..2], [12.0, 0.0]);
+        let mut block = [0.0; 16];
+        (block[0], block[1]) = (12.1, 1.0);
+        CodeFormat::E2M1InE4M3.round(&mut block);
+        assert_eq!(block[..2], [12.0, 1.0]);
+        // Nothing stays nothing.
+        let mut block = [0.0; 64];
+        for format in [CodeFormat::E4M3, CodeFormat::E2M1, CodeFormat::E2M1InE4M3] {
+            format.round(&mut block);
+            assert_eq!(block, [0.0; 64]);
+        }
+    }
+}
