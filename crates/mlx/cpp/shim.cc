@@ -284,6 +284,10 @@ void synchronize() {
 Array astype(const array& a, uint8_t dtype) {
   return boxed(mx::astype(a, to_dtype(dtype)));
 }
+
+Array view(const array& a, uint8_t dtype) {
+  return boxed(mx::view(a, to_dtype(dtype)));
+}
 Array reshape(const array& a, Dims shape) {
   return boxed(mx::reshape(a, to_shape(shape)));
 }
@@ -362,6 +366,7 @@ BINARY(less_equal)
 BINARY(equal)
 BINARY(logical_and)
 BINARY(logical_or)
+BINARY(left_shift)
 BINARY(right_shift)
 BINARY(bitwise_and)
 BINARY(bitwise_xor)
@@ -384,6 +389,7 @@ UNARY(cos)
 UNARY(tanh)
 UNARY(erf)
 UNARY(sigmoid)
+UNARY(round)
 UNARY(square)
 UNARY(sqrt)
 UNARY(rsqrt)

@@ -132,6 +132,7 @@ pub(crate) mod bridge {
 
         // Shapes.
         fn astype(a: &RawArray, dtype: u8) -> Result<UniquePtr<RawArray>>;
+        fn view(a: &RawArray, dtype: u8) -> Result<UniquePtr<RawArray>>;
         fn reshape(a: &RawArray, shape: &[i32]) -> Result<UniquePtr<RawArray>>;
         fn transpose(a: &RawArray, axes: &[i32]) -> Result<UniquePtr<RawArray>>;
         fn swapaxes(a: &RawArray, first: i32, second: i32) -> Result<UniquePtr<RawArray>>;
@@ -184,6 +185,7 @@ pub(crate) mod bridge {
         fn equal(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn logical_and(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn logical_or(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn left_shift(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn right_shift(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn bitwise_and(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn bitwise_xor(a: &RawArray, b: &RawArray) -> Result<UniquePtr<RawArray>>;
@@ -200,6 +202,7 @@ pub(crate) mod bridge {
         fn tanh(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn erf(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn sigmoid(a: &RawArray) -> Result<UniquePtr<RawArray>>;
+        fn round(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn square(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn sqrt(a: &RawArray) -> Result<UniquePtr<RawArray>>;
         fn rsqrt(a: &RawArray) -> Result<UniquePtr<RawArray>>;

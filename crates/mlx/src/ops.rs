@@ -19,6 +19,13 @@ impl Array {
         built("astype", bridge::astype(&self.0, dtype.code()))
     }
 
+    /// Returns the bits of the elements as elements of the type `dtype`; the last dimension changes with
+    /// their size.
+    #[track_caller]
+    pub fn view(&self, dtype: Dtype) -> Array {
+        built("view", bridge::view(&self.0, dtype.code()))
+    }
+
     /// Returns the same elements in another shape; one dimension may be -1.
     #[track_caller]
     pub fn reshape(&self, shape: &[i32]) -> Array {
@@ -211,6 +218,8 @@ binary! {
     logical_or => logical_or;
     /// Returns the matrix product over the last two dimensions.
     matmul => matmul;
+    /// Returns `self << rhs`, for integers.
+    left_shift => left_shift;
     /// Returns `self` shifted right by `rhs` bits, for integers.
     right_shift => right_shift;
     /// Returns the bitwise AND of both integers.
@@ -257,6 +266,8 @@ unary! {
     erf => erf;
     /// Returns `1 / (1 + exp(-self))`.
     sigmoid => sigmoid;
+    /// Returns the nearest whole number, of two the even one.
+    round => round;
     /// Returns `self * self`.
     square => square;
     /// Returns the square root.
