@@ -171,6 +171,60 @@ impl TensorNames {
         ..TensorNames::WRAPPED
     };
 
+    /// Names of DeepSeek V4.1, whose conversions by mlx-vlm name only what is outside of the layers as other families do,
+    /// and those by mlx-lm all blocks.
+    pub const DEEPSEEK_V41: TensorNames = TensorNames {
+        replaced: &[
+            ("language_model.model.", "model."),
+            ("language_model.lm_head.", "lm_head."),
+            ("language_model.layers.", "model.layers."),
+            ("language_model.embed_tokens.", "model.embed_tokens."),
+            ("language_model.norm.", "model.norm."),
+            ("language_model.head.", "lm_head."),
+            ("layers.", "model.layers."),
+            ("embed.", "model.embed_tokens."),
+            ("norm.", "model.norm."),
+            ("head.", "lm_head."),
+        ],
+        renamed: &[
+            (".hc_attn_", ".attn_hc."),
+            (".hc_ffn_", ".ffn_hc."),
+            (".mlp.gate.", ".ffn.gate."),
+            (".gate.bias", ".gate.e_score_correction_bias"),
+            (".shared_experts.w1.", ".shared_experts.gate_proj."),
+            (".shared_experts.w2.", ".shared_experts.down_proj."),
+            (".shared_experts.w3.", ".shared_experts.up_proj."),
+            (".ffn.experts.gate_proj", ".ffn.switch_mlp.gate_proj"),
+            (".ffn.experts.up_proj", ".ffn.switch_mlp.up_proj"),
+            (".ffn.experts.down_proj", ".ffn.switch_mlp.down_proj"),
+            (".mlp.experts.", ".ffn."),
+            (".mlp.", ".ffn."),
+            (".input_layernorm.", ".attn_norm."),
+            (".post_attention_layernorm.", ".ffn_norm."),
+            (".self_attn.q_a_proj", ".attn.wq_a"),
+            (".self_attn.q_a_norm", ".attn.q_norm"),
+            (".self_attn.q_b_proj", ".attn.wq_b"),
+            (".self_attn.kv_proj", ".attn.wkv"),
+            (".self_attn.o_a_proj", ".attn.wo_a"),
+            (".self_attn.o_b_proj", ".attn.wo_b"),
+            (".self_attn.sinks", ".attn.attn_sink"),
+            (".self_attn.compressor.kv_proj", ".attn.compressor.wkv"),
+            (".self_attn.compressor.gate_proj", ".attn.compressor.wgate"),
+            (".self_attn.compressor.kv_norm", ".attn.compressor.norm"),
+            (".self_attn.indexer.q_b_proj", ".attn.indexer.wq_b"),
+            (".self_attn.indexer.k_proj", ".attn.indexer.wk"),
+            (".self_attn.", ".attn."),
+        ],
+        ignored: &[
+            (
+                UnusedPart::Images,
+                &["vision.", "aligner.", "image_start", "image_end", "image_newline"],
+            ),
+            (UnusedPart::Prediction, &["mtp.", "language_model.mtp."]),
+        ],
+        ignored_within: &[(UnusedPart::Images, &[".gate.bias_vl"])],
+    };
+
     /// Names of Laguna, whose conversions move the router into a module of its own.
     pub const LAGUNA: TensorNames = TensorNames {
         renamed: &[

@@ -1,8 +1,9 @@
 //! DeepSeek V4 (DeepSeek-AI 2026): streams with hyper-connections; attention to a window beside pools, of
 //! which indexers choose some; experts, which in the first layers the token itself selects.
 
-mod config;
+pub(super) mod config;
 mod experts;
+mod pools;
 
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ use super::pooled::pooled_attention;
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{completed, count, factor, parse};
 use jackalope_config::names::TensorNames;
-use jackalope_spec::{BlockNorms, LayerNorms, StreamsSpec};
+use jackalope_spec::{BlockNorms, ConnectionsEnd, LayerNorms, LayerSpec, PooledSpec, StreamsSpec};
 
 const NAMES: ExpertNames = ExpertNames {
     projections: ["w1", "w3", "w2"],
@@ -48,36 +49,43 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     });
     let config: Config = parse(&completed(config, &[], &defaults))?;
     let sizes = config.decoder.sizes()?;
-    let num_streams = count("hc_mult", config.hc_mult)?;
-    let of_experts = config.experts()?;
-    let attention = config.attention()?.into_iter().enumerate();
-    let layers = attention.map(|(layer_idx, attention)| {
-        let prefix = format!("model.layers.{layer_idx}");
-        let mixer = pooled_attention(&format!("{prefix}.attn"), sizes.hidden, attention);
-        let module = format!("{prefix}.ffn");
-        let is_named = layer_idx < config.num_hash_layers;
-        let score_bias = NAMES.score_bias.filter(|_| !is_named);
-        let names = ExpertNames { score_bias, ..NAMES };
-        let mut block = with_plain_router(experts(&module, sizes.hidden, &names, of_experts));
-        if is_named {
-            let table = format!("{module}.gate.tid2eid");
-            block = with_token_experts(block, sizes.vocab, table);
-        }
-        let connections = connections(&prefix, config.hc_sinkhorn_iters, config.hc_eps)?;
-        let input =
-            |name: &str| BlockNorms { input: Some(format!("{prefix}.{name}")), output: None };
-        let norms =
-            LayerNorms { mixer: input("attn_norm"), feed_forward: input("ffn_norm"), eps: None };
-        let layer = LayerBuilder { norms, ..LayerBuilder::pre_norm(prefix.clone(), sizes.hidden) };
-        let layer = layer.build(mixer, block);
-        Ok(with_hyper_connections(layer, connections, num_streams, sizes.hidden))
-    });
+    let attention = config.attention(|_, ratio| config.pools(ratio))?.into_iter().enumerate();
+    let layers = attention.map(|(layer_idx, attention)| layer(&config, layer_idx, attention));
     let layers = layers.collect::<Result<_, SpecError>>()?;
     let extra = (0..config.num_nextn_predict_layers.clamp(1, 16))
         .map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
     let description = config.decoder.with_layers(sizes, layers).without(extra);
-    let end =
-        stream_end("model.hc_head", factor("hc_eps", config.hc_eps)?, num_streams, sizes.hidden);
-    let streams = Some(StreamsSpec::HyperConnections { num_streams, end: Some(Box::new(end)) });
+    let num_streams = count("hc_mult", config.hc_mult)?;
+    let eps = factor("hc_eps", config.hc_eps)?;
+    let end = Box::new(stream_end("model.hc_head", eps, num_streams, sizes.hidden));
+    let end = ConnectionsEnd::Weighted(end);
+    let streams = Some(StreamsSpec::HyperConnections { num_streams, end });
     Ok(Description { streams, ..description.with_names(TensorNames::DEEPSEEK_V4) })
+}
+
+/// Returns the layer with this attention.
+pub(super) fn layer(
+    config: &Config,
+    layer_idx: usize,
+    attention: PooledSpec,
+) -> Result<LayerSpec, SpecError> {
+    let sizes = config.decoder.sizes()?;
+    let prefix = format!("model.layers.{layer_idx}");
+    let mixer = pooled_attention(&format!("{prefix}.attn"), sizes.hidden, attention);
+    let module = format!("{prefix}.ffn");
+    let is_named = layer_idx < config.num_hash_layers;
+    let score_bias = NAMES.score_bias.filter(|_| !is_named);
+    let names = ExpertNames { score_bias, ..NAMES };
+    let mut block = with_plain_router(experts(&module, sizes.hidden, &names, config.experts()?));
+    if is_named {
+        let table = format!("{module}.gate.tid2eid");
+        block = with_token_experts(block, sizes.vocab, table);
+    }
+    let input = |name: &str| BlockNorms { input: Some(format!("{prefix}.{name}")), output: None };
+    let norms =
+        LayerNorms { mixer: input("attn_norm"), feed_forward: input("ffn_norm"), eps: None };
+    let layer = LayerBuilder { norms, ..LayerBuilder::pre_norm(prefix.clone(), sizes.hidden) };
+    let connections = connections(&prefix, config.hc_sinkhorn_iters, config.hc_eps)?;
+    let num_streams = count("hc_mult", config.hc_mult)?;
+    Ok(with_hyper_connections(layer.build(mixer, block), connections, num_streams, sizes.hidden))
 }

@@ -18,6 +18,7 @@ mod cohere2;
 mod decoder;
 mod deepseek;
 mod deepseek_v4;
+mod deepseek_v41;
 mod dense;
 mod ernie4_5_moe;
 mod exaone;
@@ -76,6 +77,7 @@ mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen4_exp;
+mod random;
 mod short_conv;
 mod smollm3;
 mod stablelm;
@@ -156,6 +158,7 @@ const FAMILIES: &[Family] = &[
     family("glm_moe_dsa", deepseek::read_glm_dsa),
     family("glm5_next", deepseek::read_glm_next),
     family("deepseek_v4", deepseek_v4::read),
+    family("deepseek_v41", deepseek_v41::read),
     family("kimi_k2", deepseek::read_v3),
     family("longcat_flash", deepseek::read_longcat),
     family("kimi_linear", kimi::read),

@@ -2,8 +2,10 @@
 
 use super::blocks::{matrix, vector};
 use super::gates::GateSizes;
+use super::random::NumpyRandom;
 use jackalope_spec::{
-    Dimension, NgramHash, NgramSpec, NgramTable, TensorCut, TensorRole, TensorSpec,
+    Dimension, NgramConvolution, NgramHash, NgramProjections, NgramSpec, NgramTable, TensorCut,
+    TensorRole, TensorSpec,
 };
 
 /// What the hashes of all layers have in common.
@@ -14,14 +16,42 @@ pub(super) struct HashSettings {
     pub(super) heads_per_ngram: usize,
     /// No modulus is less.
     pub(super) modulus_min: u32,
-    pub(super) seed: u64,
-    pub(super) vocab_size: usize,
-    pub(super) end_token: u32,
+    /// Number of different numbers that are hashed.
+    pub(super) num_numbers: usize,
+    pub(super) end: u32,
+    pub(super) multipliers: Multipliers,
+}
+
+/// How multipliers are chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Multipliers {
+    /// By splitmix64 from this seed, and from the number of the layer among those with n-grams.
+    Splitmix(u64),
+    /// By numpy's random numbers from the number of the layer.
+    Numpy,
 }
 
 /// Odd number by which the seeds of layers differ.
 const LAYER_STEP: u64 = 10007;
 const SPLITMIX_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl Multipliers {
+    /// Returns `number` numbers below `bound` for a layer, which is one of those with n-grams.
+    fn of(self, [layer_idx, table_idx]: [usize; 2], number: usize, bound: u64) -> Vec<u64> {
+        match self {
+            Multipliers::Splitmix(seed) => {
+                let state = seed.wrapping_add(LAYER_STEP * table_idx as u64);
+                let bits =
+                    |idx: u64| splitmix64(state.wrapping_add(SPLITMIX_STEP.wrapping_mul(idx + 1)));
+                (0..number as u64).map(|idx| bits(idx) % bound).collect()
+            }
+            Multipliers::Numpy => {
+                let mut random = NumpyRandom::new(LAYER_STEP * layer_idx as u64);
+                (0..number).map(|_| random.below(bound)).collect()
+            }
+        }
+    }
+}
 
 impl HashSettings {
     /// Returns the number of heads of n-grams of all lengths.
@@ -29,22 +59,22 @@ impl HashSettings {
         (self.ngram_size - 1) * self.heads_per_ngram
     }
 
-    /// Returns the hashes of the first `num_layers` layers with n-grams. As in the reference, all heads have
-    /// different primes, in ascending order, and multipliers are chosen by splitmix64.
-    pub(super) fn hashes(self, num_layers: usize) -> Vec<NgramHash> {
+    /// Returns the hashes of these layers. As in the references, all heads have different primes, in
+    /// ascending order.
+    pub(super) fn hashes(self, layers: &[usize]) -> Vec<NgramHash> {
         let mut primes = (self.modulus_min.max(2)..).filter(|it| is_prime(*it)).map(i64::from);
-        let half = i64::MAX / self.vocab_size as i64 / 2;
-        let multiplier = |layer: u64, idx: u64| {
-            let state = self.seed.wrapping_add(LAYER_STEP * layer);
-            let bits = splitmix64(state.wrapping_add(SPLITMIX_STEP.wrapping_mul(idx + 1)));
-            2 * (bits % half.max(1) as u64) as i64 + 1
+        let half = (i64::MAX / self.num_numbers as i64 / 2).max(1) as u64;
+        let hash = |(table_idx, layer_idx): (usize, &usize)| {
+            let numbers = self.multipliers.of([*layer_idx, table_idx], self.ngram_size, half);
+            NgramHash {
+                multipliers: numbers.into_iter().map(|number| 2 * number as i64 + 1).collect(),
+                moduli: primes.by_ref().take(self.num_heads()).collect(),
+                end: self.end,
+                padding: self.end,
+                ends_itself: false,
+            }
         };
-        let hash = |layer| NgramHash {
-            multipliers: (0..self.ngram_size as u64).map(|idx| multiplier(layer, idx)).collect(),
-            moduli: primes.by_ref().take(self.num_heads()).collect(),
-            end_token: self.end_token,
-        };
-        (0..num_layers as u64).map(hash).collect()
+        layers.iter().enumerate().map(hash).collect()
     }
 }
 
@@ -84,17 +114,24 @@ pub(super) fn ngrams(
     let per_expert = Some([parts.clone(), ".weight".to_owned()]);
     let rows = TensorSpec { per_expert, ..rows };
     let kernel = vector(&at("conv1d.weight"), TensorRole::Mixer, all, cut.clone());
-    let spec = NgramSpec {
+    let [keys, values] = [linear("key_proj", all), linear("value_proj", sizes.hidden)];
+    let convolution = NgramConvolution {
+        norm: norm("norm_conv.weight"),
+        kernel: TensorSpec { shape: vec![all, conv_width, 1], ..kernel },
         dilation: hash.multipliers.len(),
-        hash,
-        table: NgramTable { module: path, parts, num_parts, part_rows, width },
-        keys: linear("key_proj", all),
-        values: linear("value_proj", sizes.hidden),
-        norms: ["norm_key.weight", "norm_query.weight", "norm_conv.weight"].map(norm),
-        convolution: TensorSpec { shape: vec![all, conv_width, 1], ..kernel },
     };
-    let mut tensors = vec![rows, spec.keys.clone(), spec.values.clone(), spec.convolution.clone()];
-    tensors.extend(spec.norms.clone());
+    let norms = ["norm_key.weight", "norm_query.weight"].map(norm);
+    let mut tensors = vec![rows, keys.clone(), values.clone()];
+    tensors.extend([convolution.kernel.clone(), convolution.norm.clone()]);
+    tensors.extend(norms.clone());
+    let spec = NgramSpec {
+        hash,
+        map: None,
+        table: NgramTable { module: path, parts: Some(parts), num_parts, part_rows, width },
+        projections: NgramProjections::Apart([keys, values]),
+        norms,
+        convolution: Some(convolution),
+    };
     (spec, tensors)
 }
 
@@ -117,11 +154,11 @@ mod tests {
             ngram_size: 3,
             heads_per_ngram: 8,
             modulus_min: 20_000_000,
-            seed: 1234,
-            vocab_size: 248_320,
-            end_token: 0,
+            num_numbers: 248_320,
+            end: 0,
+            multipliers: Multipliers::Splitmix(1234),
         };
-        let [first, second] = settings.hashes(2).try_into().unwrap();
+        let [first, second] = settings.hashes(&[3, 5]).try_into().unwrap();
         assert_eq!(first.multipliers, [23703573157769, 20109073645365, 8052911324071]);
         assert_eq!(first.moduli.iter().sum::<i64>(), 320_001_446);
         assert!(first.moduli.last() < second.moduli.first());

@@ -4,7 +4,8 @@ use super::blocks::{Linear, MixerBlock, matrix, vector};
 use super::decoder::norm;
 use super::latent::plain;
 use jackalope_spec::{
-    Dimension, Mixer, PoolIndexerSpec, PoolSpec, PooledSpec, TensorCut, TensorRole, TensorSpec,
+    Dimension, Mixer, PoolForm, PoolIndexerSpec, PoolSpec, PooledSpec, TensorCut, TensorRole,
+    TensorSpec,
 };
 
 /// Returns attention to a window and to pools at `module`.
@@ -21,25 +22,34 @@ pub(super) fn pooled_attention(module: &str, hidden: usize, mut spec: PooledSpec
     tensors.push(norm(&at("kv_norm"), head_dim));
     let sinks = TensorCut::whole_column(Dimension::Heads, heads);
     tensors.push(vector(&at("attn_sink"), role, heads, sinks));
-    if let Some(pools) = &spec.pools {
-        tensors.extend(compressor(&at("compressor"), hidden, pools, head_dim));
-        let indexer = pools.indexer.iter();
-        tensors.extend(indexer.flat_map(|it| indexer_tensors(&at("indexer"), hidden, &spec, it)));
+    if let Some((pools, form)) = spec.own_pools() {
+        tensors.extend(compressor(&at("compressor"), hidden, [pools.len, head_dim], form));
     }
+    let indexer = spec.pools.as_ref().and_then(PoolSpec::indexer).into_iter();
+    tensors.extend(indexer.flat_map(|it| indexer_tensors(&at("indexer"), hidden, &spec, it)));
     let shape = vec![groups, group_dim, heads / groups * head_dim];
     tensors.push(matrix(&at("wo_a"), role, shape, TensorCut::Stack(Dimension::Heads)));
     tensors.extend(linear(hidden, groups * group_dim).row(&at("wo_b"), Dimension::Heads));
     MixerBlock { cache: spec.cache(), mixer: Mixer::Pooled(Box::new(spec)), tensors }
 }
 
-/// Returns the tensors of what computes the vectors of pools, of `dim` elements.
-fn compressor(module: &str, hidden: usize, pools: &PoolSpec, dim: usize) -> Vec<TensorSpec> {
+/// Returns the tensors of what computes the vectors of pools of `len` positions, of `dim` elements.
+fn compressor(
+    module: &str,
+    hidden: usize,
+    [len, dim]: [usize; 2],
+    form: PoolForm,
+) -> Vec<TensorSpec> {
     let at = |name: &str| format!("{module}.{name}");
-    let output = pools.projected(dim);
+    let output = form.lanes() * dim;
     let linear = || Linear { role: TensorRole::Mixer, output, input: hidden, has_bias: false };
-    let projections = ["wkv", "wgate"].map(|name| linear().whole(&at(name)));
-    let mut tensors: Vec<TensorSpec> = projections.into_iter().flatten().collect();
-    tensors.push(plain(&at("ape"), [pools.len, output]));
+    let mut tensors = linear().whole(&at("wkv"));
+    if form.has_gates(len) {
+        tensors.extend(linear().whole(&at("wgate")));
+    }
+    if form != PoolForm::Plain {
+        tensors.push(plain(&at("ape"), [len, output]));
+    }
     tensors.push(norm(&at("norm"), dim));
     tensors
 }
@@ -55,7 +65,15 @@ fn indexer_tensors(
     let linear = |output, input| Linear { role: TensorRole::Mixer, output, input, has_bias: false };
     let mut tensors = linear(heads * head_dim, spec.q_rank).whole(&at("wq_b"));
     tensors.extend(linear(heads, hidden).whole(&at("weights_proj")));
-    let pools = spec.pools.iter();
-    tensors.extend(pools.flat_map(|it| compressor(&at("compressor"), hidden, it, head_dim)));
+    match spec.own_pools() {
+        Some((_, PoolForm::Plain)) => {
+            tensors.extend(linear(head_dim, spec.head_dim).whole(&at("wk")));
+            tensors.push(norm(&at("k_norm"), head_dim));
+        }
+        Some((pools, form)) => {
+            tensors.extend(compressor(&at("compressor"), hidden, [pools.len, head_dim], form));
+        }
+        None => {}
+    }
     tensors
 }

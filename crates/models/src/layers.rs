@@ -17,10 +17,11 @@ mod latent;
 mod lightning;
 mod low_rank_gate;
 mod mlp;
-mod ngram_hash;
 mod ngrams;
 mod parallel_mixers;
 mod per_layer;
+mod pool_choice;
+mod pool_choice_stock;
 mod pool_vectors;
 mod pooled;
 mod pooled_stock;
@@ -65,8 +66,11 @@ pub(crate) use mlp::{Mlp, MlpBlock, MlpWeights};
 pub(crate) use ngrams::Ngrams;
 pub(crate) use parallel_mixers::ParallelMixers;
 pub(crate) use per_layer::{LayerInput, PerLayerInputs, PerLayerReader, ReaderSizes};
-pub(crate) use pool_vectors::{PoolSettings, PoolVectors};
-pub(crate) use pooled::{PoolIndexer, PooledAttention, PooledParts, PooledPools, PooledSizes};
+pub(crate) use pool_choice::{PoolChooser, PoolIndexer};
+pub(crate) use pool_vectors::{PoolSettings, PoolVectors, ProjectedVectors, VectorPlace};
+pub(crate) use pooled::{
+    IndexVectors, OwnPools, PoolPlace, PooledAttention, PooledParts, PooledPools, PooledSizes,
+};
 pub(crate) use recurrent::RecurrentParts;
 pub(crate) use residual::Residual;
 pub(crate) use router::{Router, RouterSettings, RouterVectors, TokenExperts};

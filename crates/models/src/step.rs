@@ -141,6 +141,13 @@ impl<'a, 'b> Step<'a, 'b> {
         self.choice.clone()
     }
 
+    /// As [`Step::begin_choice`], among the candidates of the last indexer that leaves some.
+    pub(crate) fn begin_choice_of_candidates(&mut self) -> Choice {
+        let candidates = self.choice.candidates.clone();
+        self.choice = Choice { candidates, ..Choice::default() };
+        self.choice.clone()
+    }
+
     /// Returns the choice of the last indexer.
     pub(crate) fn last_choice(&self) -> Choice {
         self.choice.clone()

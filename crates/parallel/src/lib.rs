@@ -8,6 +8,7 @@
 //! ```
 
 pub mod activation;
+pub mod codes;
 pub mod convolution;
 pub mod cutoff;
 pub mod group_norm;
@@ -16,6 +17,7 @@ pub mod head_norms;
 pub mod heads;
 pub mod kernel;
 pub mod linear;
+pub mod ngram_hash;
 pub mod norm;
 pub mod output;
 mod parallel;

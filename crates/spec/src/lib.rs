@@ -53,11 +53,15 @@ pub use modules::{
     AttentionModules, BlockNorms, InwardModules, LayerNorms, MlpModules, QkvModules,
 };
 pub use names::{TensorNames, UnusedPart};
-pub use ngrams::{NgramHash, NgramSpec, NgramTable};
+pub use ngrams::{
+    NgramConvolution, NgramHash, NgramProjections, NgramSpec, NgramTable, TokenMapSpec,
+};
 pub use originals::{NumberEdit, OriginalNumbers, OriginalSign, RowFactors};
 pub use packed::{PackedExperts, PackedPart};
 pub use per_layer::{PerLayerBlock, PerLayerInputsSpec};
-pub use pooled::{PoolIndexerSpec, PoolSpec, PooledSpec};
+pub use pooled::{
+    PoolCandidates, PoolForm, PoolIndexerSpec, PoolSelection, PoolSource, PoolSpec, PooledSpec,
+};
 pub use recurrent::{
     GatedDeltaSizes, GatedDeltaSpec, GroupNormSpec, HeadRows, KimiDelta, LightningSpec,
     ShortConvSpec, StateSpaceSizes, StateSpaceSpec,
@@ -67,7 +71,8 @@ pub use residuals::{BlockResiduals, LayerResiduals, StreamReader};
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::RankShard;
 pub use streams::{
-    GatedConnectionSpec, HyperConnectionSpec, LayerStreams, StreamEndSpec, StreamGate, StreamsSpec,
+    ConnectionsEnd, GatedConnectionSpec, HyperConnectionSpec, LayerStreams, StreamEndSpec,
+    StreamGate, StreamsSpec,
 };
 pub use tensor::{
     CutSegment, Dimension, ElementType, FusedForm, FusedSource, Presence, TensorCut, TensorHeader,

@@ -4,7 +4,7 @@ use crate::head::{HeadTable, LogitsSpec};
 use crate::latent::{BlockChoice, IndexerSpec, LatentSpec, PoolChoice, PositionChoice};
 use crate::modules::{AttentionModules, LayerNorms, MlpModules};
 use crate::names::TensorNames;
-use crate::ngrams::NgramSpec;
+use crate::ngrams::{NgramSpec, TokenMapSpec};
 use crate::originals::OriginalNumbers;
 use crate::packed::PackedExperts;
 use crate::per_layer::{PerLayerBlock, PerLayerInputsSpec};
@@ -76,6 +76,11 @@ impl ModelSpec {
         self.layers[layers].iter().map(LayerSpec::num_caches).sum()
     }
 
+    /// Returns the numbers of tokens that tables of n-grams are indexed by, if they are not the ids.
+    pub fn token_map(&self) -> Option<&TokenMapSpec> {
+        self.layers.iter().find_map(|layer| layer.ngrams.as_ref()?.map.as_ref())
+    }
+
     /// Returns every tensor of the whole model; the head's table only if `is_tied` is false.
     pub fn tensors(&self, is_tied: bool) -> impl Iterator<Item = &TensorSpec> {
         let outside = [&self.embedding, &self.norm].into_iter().chain(&self.norm_bias);
@@ -143,10 +148,10 @@ impl LayerSpec {
         }
     }
 
-    /// Returns the number of its caches: one for each mixer, and two for n-grams, of tokens and of the
-    /// inputs of their convolution.
+    /// Returns the number of its caches: one for each mixer, then those of n-grams.
     pub fn num_caches(&self) -> usize {
-        1 + usize::from(self.second.is_some()) + 2 * usize::from(self.ngrams.is_some())
+        let of_ngrams = self.ngrams.as_ref().map_or(0, NgramSpec::num_caches);
+        1 + usize::from(self.second.is_some()) + of_ngrams
     }
 
     /// Whether the layer reads the ids of the step's tokens.
@@ -220,7 +225,7 @@ impl Mixer {
     }
 
     /// Returns the number of the earlier layer whose cache it reads, or whose choice of positions it
-    /// shares; `None` if it needs no other layer.
+    /// shares, the first one; `None` if it needs no other layer.
     pub fn source_layer(&self) -> Option<usize> {
         match self {
             Mixer::Attention(attention) => attention.source_layer,
@@ -228,6 +233,7 @@ impl Mixer {
                 Some(PositionChoice::OfLayer { layer_idx, .. }) => Some(layer_idx),
                 Some(PositionChoice::Indexer(_)) | None => None,
             },
+            Mixer::Pooled(pooled) => pooled.pools.as_ref()?.source_layer(),
             _ => None,
         }
     }
@@ -707,9 +713,9 @@ impl PooledSpec {
     /// Returns what a layer with this attention keeps.
     pub fn cache(&self) -> CacheKind {
         let (last_elements, window) = (self.head_dim + self.raw_dim(), self.kept_positions());
-        match &self.pools {
+        match self.own_pools() {
             None => CacheKind::Window { elements_per_kv_head: last_elements, window },
-            Some(pools) => CacheKind::Pools {
+            Some((pools, _)) => CacheKind::Pools {
                 elements_per_kv_head: 0,
                 shared_elements: self.pool_dim().div_ceil(pools.len),
                 last_elements,

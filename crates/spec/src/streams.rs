@@ -13,8 +13,8 @@ pub enum StreamsSpec {
     HyperConnections {
         /// Number of streams.
         num_streams: usize,
-        /// Weights of this sum; `None` if it is the mean.
-        end: Option<Box<StreamEndSpec>>,
+        /// This sum.
+        end: ConnectionsEnd,
     },
     /// Gates of low rank: each of the streams begins as the embedding, and after the last layer a gate
     /// reads them, in the place of a norm.
@@ -40,11 +40,32 @@ impl StreamsSpec {
     pub(crate) fn tensors(&self) -> Vec<&TensorSpec> {
         match self {
             StreamsSpec::AltUp(altup) => altup.tensors().collect(),
-            StreamsSpec::HyperConnections { end, .. } => {
-                end.iter().flat_map(|end| &end.tensors).collect()
+            StreamsSpec::HyperConnections { end: ConnectionsEnd::Weighted(end), .. } => {
+                end.tensors.iter().collect()
             }
+            StreamsSpec::HyperConnections { .. } => Vec::new(),
             StreamsSpec::Gated { end, .. } => vec![&end.down, &end.up],
         }
+    }
+}
+
+/// The sum of streams that follows the last layer of a model with hyper-connections.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConnectionsEnd {
+    /// Their mean.
+    Mean,
+    /// Weights of its own.
+    Weighted(Box<StreamEndSpec>),
+    /// The weights that the last block has computed (DeepSeek-AI 2026, "DeepSeek-V4.1"): each block reads
+    /// the streams with the weights that the block before it has computed, the first one reads the first
+    /// stream.
+    OfLastBlock,
+}
+
+impl StreamsSpec {
+    /// Whether each block computes the weights with which the next one reads the streams.
+    pub fn passes_weights(&self) -> bool {
+        matches!(self, StreamsSpec::HyperConnections { end: ConnectionsEnd::OfLastBlock, .. })
     }
 }
 

@@ -11,7 +11,9 @@ use std::path::Path;
 
 use jackalope_families::model_spec;
 use jackalope_protocol::counted;
-use jackalope_spec::{ModelSpec, SpecError, TensorProblem, UnusedTensors, parse_config};
+use jackalope_spec::{
+    ModelSpec, SpecError, TensorProblem, TokenMapSpec, UnusedTensors, parse_config,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -130,6 +132,10 @@ impl Check {
         check.config(dir);
         if !TOKENIZERS.iter().any(|name| dir.join(name).is_file()) {
             check.problems.push(Problem::Missing { name: "tokenizer.json".to_owned() });
+        }
+        let has_map = check.spec.as_ref().is_some_and(|spec| spec.token_map().is_some());
+        if has_map && !dir.join(TokenMapSpec::FILE).is_file() {
+            check.problems.push(Problem::Missing { name: TokenMapSpec::FILE.to_owned() });
         }
         let weights = weights::check(dir, check.spec.as_ref());
         check.problems.extend(weights.problems);

@@ -27,6 +27,7 @@ use jackalope_protocol::{
     BlockHash, CheckpointId, ContentTree, ExpectedContent, FileState, FileTree, SETTLED_AFTER,
     counted,
 };
+use jackalope_spec::TokenMapSpec;
 
 use cache::TreeCache;
 pub use make::Hasher;
@@ -252,7 +253,7 @@ pub fn identity(tree: &ContentTree) -> CheckpointId {
 
 /// Returns true for the files that ranks read.
 pub fn is_read_by_ranks(name: &str) -> bool {
-    name == "config.json" || is_weights(name)
+    name == "config.json" || name == TokenMapSpec::FILE || is_weights(name)
 }
 
 /// Returns true for weight files.

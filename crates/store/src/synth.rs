@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use jackalope_families::model_spec;
-use jackalope_spec::{HeadTable, LayerSpec, SpecError, TensorRole, parse_config};
+use jackalope_spec::{HeadTable, LayerSpec, SpecError, TensorRole, TokenMapSpec, parse_config};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -222,6 +222,12 @@ pub fn write(
     };
     write("tokenizer.json", tokenizer::tokenizer(vocab_size as usize).to_string())?;
     write("tokenizer_config.json", tokenizer::config().to_string())?;
+    let spec = model_spec(&config)?;
+    if let Some(&TokenMapSpec { num_numbers, .. }) = spec.token_map() {
+        let tokens = 0..num_numbers.max(vocab_size as usize);
+        let numbers: Vec<usize> = tokens.map(|token| token % num_numbers).collect();
+        write(TokenMapSpec::FILE, json!(numbers).to_string())?;
+    }
     // Written last, so that a directory with a configuration is complete.
     write("config.json", format!("{config:#}\n"))?;
     Ok(num_bytes)

@@ -4,6 +4,7 @@
 mod config;
 mod files;
 mod tensors;
+mod token_map;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,10 +27,13 @@ pub struct Checkpoint {
     pub layout: ModelLayout,
     /// Names, positions and shapes of all tensors.
     pub tensors: TensorIndex,
+    /// The numbers of tokens that tables of n-grams are indexed by, if they are not the ids.
+    pub token_map: Option<Arc<[u32]>>,
 }
 
 impl Checkpoint {
-    /// Reads `config.json` and the headers of all `model*.safetensors`.
+    /// Reads `config.json`, the headers of all `model*.safetensors`, and the numbers of tokens if the model
+    /// has any.
     ///
     /// # Errors
     /// Fails if a file is missing, truncated or malformed, or if the checkpoint is incomplete or not
@@ -52,7 +56,8 @@ impl Checkpoint {
         let layout = spec.layout(&stored.headers());
         let layout = layout.map_err(|report| LoadError::Tensors { dir: dir.clone(), report })?;
         let tensors = stored.of_model(&spec);
-        Ok(Checkpoint { dir, spec, layout, tensors })
+        let token_map = spec.token_map().map(|map| token_map::read(&dir, map, &**files));
+        Ok(Checkpoint { token_map: token_map.transpose()?, dir, spec, layout, tensors })
     }
 
     /// Returns the directory of the checkpoint.

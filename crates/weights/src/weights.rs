@@ -6,6 +6,7 @@ mod fused;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
@@ -237,6 +238,11 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
+    /// Returns the numbers of tokens of the checkpoint, if it has any.
+    pub fn token_map(&self) -> Option<Arc<[u32]>> {
+        self.loader.checkpoint.token_map.clone()
+    }
+
     /// Returns the path below this one.
     pub fn at(&self, name: impl fmt::Display) -> Weights<'a> {
         let path =

@@ -73,7 +73,7 @@ fn a_model_that_does_not_fit_is_refused_with_what_is_missing() {
 #[test]
 fn a_model_that_this_version_cannot_load_is_refused_before_anything_starts() {
     let copy = Copy::new();
-    copy.edit_config(|config| config["model_type"] = "deepseek_v41".into());
+    copy.edit_config(|config| config["model_type"] = "hy_v4".into());
     let model = copy.path().to_str().unwrap();
     let offline = ["--port", "0", "--json"];
     for args in [
@@ -84,7 +84,7 @@ fn a_model_that_this_version_cannot_load_is_refused_before_anything_starts() {
     ] {
         let ended = run(args);
         assert!(!ended.status.success(), "{ended:?}");
-        for cause in ["architecture: `deepseek_v41`; supported are llama", "hint: choose a model"] {
+        for cause in ["architecture: `hy_v4`; supported are llama", "hint: choose a model"] {
             assert_eq!(ended.stderr.matches(cause).count(), 1, "{args:?}: {ended:?}");
         }
     }

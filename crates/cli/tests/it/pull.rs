@@ -438,15 +438,15 @@ fn removing_asks_once_and_says_what_comes_free() {
 
 #[test]
 fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
-    let machine = Machine::with_config(|config| config["model_type"] = "deepseek_v41".into());
-    let causes = ["architecture: `deepseek_v41`", "no weights were fetched", "--unsupported"];
+    let machine = Machine::with_config(|config| config["model_type"] = "hy_v4".into());
+    let causes = ["architecture: `hy_v4`", "no weights were fetched", "--unsupported"];
     machine.refuses(&["pull", REPO], &causes);
     assert_eq!(machine.hub.ranges(WEIGHTS), []);
     let pulled = machine.json(&["pull", REPO, "--unsupported", "--json"]);
     assert_eq!((&pulled["files"], &pulled["complete"]), (&6.into(), &true.into()));
     assert_eq!(machine.hub.ranges(WEIGHTS).len(), 1);
     let listed = &machine.json(&["models", "ls", "--json"])["models"][0];
-    assert!(listed["unsupported"].as_str().unwrap().contains("deepseek_v41"), "{listed}");
+    assert!(listed["unsupported"].as_str().unwrap().contains("hy_v4"), "{listed}");
 }
 
 const INDEX: &str = "model.safetensors.index.json";

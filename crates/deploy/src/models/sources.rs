@@ -8,7 +8,7 @@ use jackalope_fleet::nodes::{self, Node, Nodes};
 use jackalope_fleet::trust::Credentials;
 use jackalope_protocol::grant::Granter;
 use jackalope_protocol::{ExpectedContent, FilePath, FileState, ModelSource, counted};
-use jackalope_store::content::first_difference;
+use jackalope_store::content::{first_difference, is_read_by_ranks};
 use jackalope_store::exchange::{ExchangeError, FoundFiles};
 use jackalope_store::files;
 use thiserror::Error;
@@ -203,8 +203,8 @@ enum Absence {
 }
 
 fn read_by_ranks(files: Sizes) -> Sizes {
-    let is_read =
-        |path: &str| path == "config.json" || path.ends_with(".safetensors") && !path.contains('/');
+    let is_weights = |path: &str| path.ends_with(".safetensors") && !path.contains('/');
+    let is_read = |path: &str| is_read_by_ranks(path) || is_weights(path);
     files.into_iter().filter(|(path, _)| is_read(path.as_str())).collect()
 }
 

@@ -19,7 +19,7 @@ use crate::text_part::text_config;
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, completed, count, dimension, factor, parse};
 use jackalope_config::names::TensorNames;
-use jackalope_spec::{Activation, LatentSpec, MlpModules, MlpSpec, StreamsSpec};
+use jackalope_spec::{Activation, ConnectionsEnd, LatentSpec, MlpModules, MlpSpec, StreamsSpec};
 
 const VARIANT: Variant = Variant { normalization_eps: Some(1e-20), norm_eps: None, ..V3 };
 
@@ -87,6 +87,6 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
     let extra = config.num_nextn_predict_layers.unwrap_or(1).clamp(1, 16);
     let extra = (0..extra).map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
     let description = config.decoder.with_layers(sizes, layers).without(extra);
-    let streams = Some(StreamsSpec::HyperConnections { num_streams, end: None });
+    let streams = Some(StreamsSpec::HyperConnections { num_streams, end: ConnectionsEnd::Mean });
     Ok(Description { streams, ..description.with_names(TensorNames::GLM_NEXT) })
 }

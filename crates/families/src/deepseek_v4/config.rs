@@ -7,46 +7,47 @@ use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, dimension};
 use jackalope_config::rope::{RopeScaling, RopeSpec};
 use jackalope_protocol::KV_BLOCK_TOKENS;
-use jackalope_spec::{PoolIndexerSpec, PoolSpec, PooledSpec};
-
-/// Length of the pools that overlap and of which an indexer chooses some.
-const CHOSEN_LEN: u32 = 4;
+use jackalope_spec::{PoolSpec, PooledSpec};
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    head_dim: u32,
-    qk_rope_head_dim: u32,
+pub(crate) struct Config {
+    pub(crate) head_dim: u32,
+    pub(super) qk_rope_head_dim: u32,
     q_lora_rank: u32,
     o_groups: u32,
     o_lora_rank: u32,
     attention_bias: bool,
     sliding_window: u32,
-    compress_ratios: Vec<u32>,
+    pub(super) compress_ratios: Vec<u32>,
     compress_rope_theta: f64,
-    index_n_heads: u32,
-    index_head_dim: u32,
-    index_topk: u32,
+    pub(super) index_n_heads: u32,
+    pub(crate) index_head_dim: u32,
+    pub(super) index_topk: u32,
     pub(super) moe_intermediate_size: u32,
     pub(super) n_routed_experts: u32,
-    pub(super) n_shared_experts: u32,
+    pub(crate) n_shared_experts: u32,
     pub(super) num_experts_per_tok: u32,
     pub(super) norm_topk_prob: bool,
     pub(super) routed_scaling_factor: f32,
     pub(super) scoring_func: String,
     pub(super) topk_method: String,
     pub(super) swiglu_limit: f32,
-    pub(super) num_hash_layers: usize,
-    pub(super) hc_mult: u32,
+    pub(crate) num_hash_layers: usize,
+    pub(crate) hc_mult: u32,
     pub(super) hc_eps: f32,
     pub(super) hc_sinkhorn_iters: u32,
-    pub(super) num_nextn_predict_layers: usize,
+    pub(crate) num_nextn_predict_layers: usize,
     #[serde(flatten)]
-    pub(super) decoder: DecoderConfig,
+    pub(crate) decoder: DecoderConfig,
 }
 
 impl Config {
-    /// Returns the attention of each layer.
-    pub(super) fn attention(&self) -> Result<Vec<PooledSpec>, SpecError> {
+    /// Returns the attention of each layer. `pools` returns the pools of the layer of a number with a ratio
+    /// above 0, which is the length of its pools.
+    pub(crate) fn attention(
+        &self,
+        pools: impl Fn(usize, u32) -> Result<PoolSpec, SpecError>,
+    ) -> Result<Vec<PooledSpec>, SpecError> {
         let sizes = self.decoder.sizes()?;
         let groups = dimension("o_groups", self.o_groups)?;
         if !sizes.heads.is_multiple_of(groups) {
@@ -61,12 +62,6 @@ impl Config {
             return Err(bad_value("compress_ratios", self.compress_ratios.len(), expected));
         };
         let rope_dim = dimension("qk_rope_head_dim", self.qk_rope_head_dim)?;
-        let fits = |field, dim: u32| {
-            let dim = dimension(field, dim)?;
-            let is_even = dim.checked_sub(rope_dim).is_some_and(|rest| rest.is_multiple_of(2));
-            let expected = || format!("qk_rope_head_dim, {rope_dim}, and an even number more");
-            if is_even { Ok(dim) } else { Err(bad_value(field, dim, expected())) }
-        };
         let rope = &self.decoder.rope;
         rope.require(&["default", "yarn", "deepseek_yarn"])?;
         let mut stretched = rope.with_base(self.compress_rope_theta, None).spec(rope_dim, None)?;
@@ -74,9 +69,19 @@ impl Config {
             (*mscale, *mscale_all_dim) = (0.0, 0.0);
         }
         let plain = rope.unscaled_or(rope_dim, Some(10_000.0))?;
-        let head_dim = fits("head_dim", self.head_dim)?;
-        let of_layer = |&ratio: &u32| -> Result<PooledSpec, SpecError> {
+        let head_dim = self.rotated("head_dim", self.head_dim)?;
+        self.rotated("index_head_dim", self.index_head_dim)?;
+        let of_layer = |(layer_idx, &ratio): (usize, &u32)| -> Result<PooledSpec, SpecError> {
             let rope = if ratio == 0 { &plain } else { &stretched };
+            let own = || {
+                let divides = KV_BLOCK_TOKENS.is_multiple_of(ratio);
+                let expected = || format!("0, or divisors of {KV_BLOCK_TOKENS}");
+                if divides {
+                    pools(layer_idx, ratio)
+                } else {
+                    Err(bad_value("compress_ratios", ratio, expected()))
+                }
+            };
             Ok(PooledSpec {
                 heads: sizes.heads,
                 groups,
@@ -84,30 +89,14 @@ impl Config {
                 q_rank: dimension("q_lora_rank", self.q_lora_rank)?,
                 group_dim: dimension("o_lora_rank", self.o_lora_rank)?,
                 window: dimension("sliding_window", self.sliding_window)?,
-                pools: self.pools(ratio, fits("index_head_dim", self.index_head_dim)?)?,
+                pools: (ratio != 0).then(own).transpose()?,
+                has_query_norm: true,
+                is_rounded: false,
                 rope: RopeSpec { is_traditional: true, ..rope.clone() },
                 norm_eps: self.decoder.rms_norm_eps,
                 module: String::new(),
             })
         };
-        ratios.iter().map(of_layer).collect()
-    }
-
-    fn pools(&self, ratio: u32, index_dim: usize) -> Result<Option<PoolSpec>, SpecError> {
-        if ratio == 0 {
-            return Ok(None);
-        }
-        if !KV_BLOCK_TOKENS.is_multiple_of(ratio) {
-            let expected = format!("0, or divisors of {KV_BLOCK_TOKENS}");
-            return Err(bad_value("compress_ratios", ratio, expected));
-        }
-        let overlaps = ratio == CHOSEN_LEN;
-        let indexer = PoolIndexerSpec {
-            heads: dimension("index_n_heads", self.index_n_heads)?,
-            head_dim: index_dim,
-            num_chosen: dimension("index_topk", self.index_topk)?,
-        };
-        let indexer = overlaps.then_some(indexer);
-        Ok(Some(PoolSpec { len: ratio as usize, overlaps, indexer }))
+        ratios.iter().enumerate().map(of_layer).collect()
     }
 }

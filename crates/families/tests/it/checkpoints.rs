@@ -170,6 +170,40 @@ fn what_a_window_beside_pools_keeps_is_counted() {
 }
 
 #[test]
+fn what_pools_that_layers_share_keep_is_counted() {
+    let layout = sample("deepseek_v41-f32").layout();
+    let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
+    // Of pools of 2 and of 1, which one layer each keeps, a vector and what an indexer compares.
+    assert_eq!(alone.cache.bytes_per_token, ((32 + 32) / 2 + (32 + 32)) * 4);
+    // The keys of five windows; the projections and gates of the former pools, the projections of the latter.
+    assert_eq!(alone.cache.window_bytes_per_token, (5 * 32 + 2 * 32 + 32) * 4);
+    assert_eq!(alone.cache.window_tokens, 9);
+    // In two layers the last two tokens.
+    assert_eq!(alone.cache.state_bytes, 2 * 2 * 4);
+    // Layers 2 and 4 read pools and choices of the layers before them.
+    let begins: Vec<usize> = (0..5).filter(|idx| layout.can_begin_stage(*idx)).collect();
+    assert_eq!(begins, [0, 1, 3]);
+    assert!(layout.shards(&Split::Pipeline(vec![1, 4])).is_none());
+}
+
+#[test]
+fn conversions_by_both_libraries_name_the_tensors_of_the_same_model() {
+    let named = |name: &str| {
+        let sample = sample(name);
+        let spec = model_spec(&sample.config).unwrap();
+        let names = spec.tensors(false).map(|it| it.name.clone()).collect::<Vec<_>>();
+        assert!(names.contains(&"model.layers.3.attn.compressor.wkv.weight".to_owned()));
+        (sample.headers.keys().cloned().collect::<Vec<_>>(), sample.problems())
+    };
+    let (by_vlm, problems) = named("deepseek_v41-f32");
+    assert_eq!(problems, []);
+    assert!(by_vlm.contains(&"language_model.layers.3.attn.compressor.wkv.weight".to_owned()));
+    let (by_lm, problems) = named("deepseek_v41-untabled-f32");
+    assert_eq!(problems, []);
+    assert!(by_lm.contains(&"model.layers.3.self_attn.compressor.kv_proj.weight".to_owned()));
+}
+
+#[test]
 fn what_pools_and_ngrams_keep_is_counted() {
     let sample = sample("qwen4_exp-f32");
     let cache = &sample.layout().tensor_shards(&Shares::even(1))[0].cache;

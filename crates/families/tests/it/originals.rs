@@ -59,6 +59,7 @@ const EXPERTS: &[(&str, Stored)] = &[
     ("glm_moe_dsa", EACH),
     ("glm5_next", EACH),
     ("deepseek_v4", NUMBERED),
+    ("deepseek_v41", NUMBERED),
     ("longcat_flash", EACH),
     // Its blocks of experts have another name; see the test of names.
     ("kimi_linear", NUMBERED),

@@ -291,6 +291,39 @@ fn what_deepseek_v4_does_not_compute_is_refused_by_its_field() {
 }
 
 #[test]
+fn what_deepseek_v41_does_not_compute_is_refused_by_its_field() {
+    let refused = |field: &str, value: Value, expected: &str| {
+        check_sample("deepseek_v41-f32", &json!({ field: value }), expected);
+    };
+    refused("gate_temp", json!(0.5), "`gate_temp` is 0.5, expected 1");
+    refused("n_shared_experts", json!(2), "`n_shared_experts` is 2, expected 1");
+    refused("head_dim", json!(48), "`head_dim` is 48, expected a multiple of 32");
+    refused("index_head_dim", json!(40), "`index_head_dim` is 40, expected a multiple of 32");
+    refused("kv_source_layer_ids", json!([1, 2, 3]), "`kv_source_layer_ids` is 2, expected layers");
+    refused("kv_source_layer_ids", json!([3]), "`compress_ratios` is 2, expected 2 in the source");
+    refused("compress_ratios", json!([0, 2, 1, 1, 1]), "`compress_ratios` is 1, expected 1 in the");
+    refused("compress_ratios", json!([0, 2]), "`compress_ratios` is 2, expected 5 entries");
+    refused(
+        "candidate_source_layer_id",
+        json!(1),
+        "`candidate_source_layer_id` is 1, expected the",
+    );
+    refused(
+        "candidate_topk_blocks",
+        json!(3),
+        "`candidate_topk_blocks` is 3, expected blocks of 8",
+    );
+    refused("engram_layer_ids", json!([3, 1]), "`engram_layer_ids` is [3, 1], expected different");
+    refused("engram_layer_ids", json!([1, 5]), "`engram_layer_ids` is [1, 5], expected different");
+    refused("engram_num_embeddings", json!([242]), "`engram_num_embeddings` is 1, expected 2");
+    refused("engram_num_embeddings", json!([239, 312]), "`engram_num_embeddings` is 239, expected");
+    refused("engram_max_ngram_size", json!(1), "`engram_max_ngram_size` is 1, expected");
+    refused("engram_pad_token_id", json!(200), "`engram_pad_token_id` is 200, expected less than");
+    refused("scoring_func", json!("sigmoid"), "unsupported scores of experts: `sigmoid`");
+    refused("hc_mult", json!(0), "`hc_mult` is 0");
+}
+
+#[test]
 fn what_glm_next_does_not_compute_is_refused_by_its_field() {
     let refused = |field: &str, value: Value, expected: &str| {
         let mut text = crate::checkpoints::sample("glm5_next-f32").config["text_config"].clone();

@@ -81,9 +81,11 @@ impl Decoder {
         let hidden_of_all = num_streams * hidden;
         let last_reader = spec.layers.iter().rposition(LayerSpec::reads_tokens);
         let token_layers = last_reader.map_or(0, |last| last + 1);
+        let passes_weights = spec.streams.as_ref().is_some_and(StreamsSpec::passes_weights);
         let sizes = StackSizes {
             num_layers,
             hidden: hidden_of_all,
+            num_weights: if passes_weights { num_streams } else { 0 },
             input_width,
             block_layers,
             token_layers,
@@ -91,7 +93,7 @@ impl Decoder {
         let layers = Stack::load(sizes, w.dtype(), parallel, load)?;
         let settings = NormSettings { kind: spec.norm_kind, eps: spec.norm_eps };
         let streams = spec.streams.as_ref();
-        let shape = StreamShape { num_streams, hidden, norm_eps: spec.norm_eps };
+        let shape = StreamShape::of(spec);
         let streams = streams.map(|streams| StreamEnds::load(w, streams, shape, parallel));
         let inputs =
             inputs.map(|inputs| PerLayerInputs::load(w, inputs, hidden, settings, parallel));
@@ -139,14 +141,14 @@ impl Network for Decoder {
         let embed = || {
             let Stream { residual, inputs, .. } = embed();
             let residual = match &self.streams {
-                Some(streams) => residual.replaced(|h| streams.begin(&h)),
+                Some(streams) => streams.begin(residual),
                 None => residual,
             };
             let tokens = self.reads_tokens.then(|| TokenRows::of_step(tokens, &self.parallel));
             Stream { residual, inputs, tokens }
         };
         let finish = |end: Residual| match (&self.streams, &self.mix) {
-            (Some(streams), _) => streams.end(&end.finish()),
+            (Some(streams), _) => streams.end(end),
             (None, Some(mix)) => end.mixed(mix),
             (None, None) => end.finish(),
         };

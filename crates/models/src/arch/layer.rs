@@ -120,6 +120,16 @@ impl DecoderLayer {
                 let streams = self.kept_rows(&streams, step);
                 of_rest.around(&streams, |h| self.add_rest(h, tokens, step))
             }),
+            (LayerStreams::Passing(connections), _) => {
+                x.replaced_with_weights(|streams, weights| {
+                    let [of_mixer, of_rest] = &**connections;
+                    let add = |h| self.add_mixer(h, step);
+                    let both = of_mixer.around_with_weights(&streams, &weights, add);
+                    let [streams, weights] = both.map(|it| self.kept_rows(&it, step));
+                    let add = |h| self.add_rest(h, tokens, step);
+                    of_rest.around_with_weights(&streams, &weights, add)
+                })
+            }
             (LayerStreams::Gated(connections), _) => x.replaced(|streams| {
                 let [of_mixer, of_rest] = &**connections;
                 let streams = of_mixer.around(&streams, |h| self.add_mixer(h, step));

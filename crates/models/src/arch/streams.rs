@@ -16,6 +16,8 @@ pub(super) enum LayerStreams {
     AltUp(Box<AltUp>),
     /// Of the mixer and of the feed-forward block.
     HyperConnections(Box<[HyperConnection; 2]>),
+    /// As `HyperConnections`, of blocks that pass on the weights with which streams are read.
+    Passing(Box<[HyperConnection; 2]>),
     /// As `HyperConnections`, through gates.
     Gated(Box<[GatedConnection; 2]>),
 }
@@ -36,7 +38,12 @@ impl LayerStreams {
             }
             (Some(spec::LayerStreams::HyperConnections([mixer, rest])), None) => {
                 let both = [hyper_connection(parts, mixer)?, hyper_connection(parts, rest)?];
-                LayerStreams::HyperConnections(Box::new(both))
+                let both = Box::new(both);
+                if parts.model.streams.as_ref().is_some_and(StreamsSpec::passes_weights) {
+                    LayerStreams::Passing(both)
+                } else {
+                    LayerStreams::HyperConnections(both)
+                }
             }
             (Some(spec::LayerStreams::Gated(connections)), None) => {
                 let load = |it| GatedConnection::load(parts.root, it, shape(parts), parts.parallel);
@@ -63,9 +70,7 @@ fn altup(
 
 /// Returns the shape of the streams.
 pub(super) fn shape(parts: &LayerParts<'_, '_>) -> StreamShape {
-    let ModelSpec { hidden_size: hidden, norm_eps, ref streams, .. } = *parts.model;
-    let num_streams = streams.as_ref().map_or(1, StreamsSpec::num_streams);
-    StreamShape { num_streams, hidden, norm_eps }
+    StreamShape::of(parts.model)
 }
 
 fn hyper_connection(

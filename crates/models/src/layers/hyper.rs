@@ -10,11 +10,13 @@
 //!            └────────────────────────────────────────┘
 //! ```
 
+use std::sync::Arc;
+
 use jackalope_kernels::{
     self as kernels, Elements, ElementsMut, StreamWeights, Threads, WeightRule,
 };
 use jackalope_mlx::{Array, ArrayType, Dtype, dim, fast};
-use jackalope_spec::{HyperConnectionSpec, StreamEndSpec};
+use jackalope_spec::{HyperConnectionSpec, ModelSpec, StreamEndSpec, StreamsSpec};
 use jackalope_weights::LoadError;
 use jackalope_weights::{Part, Weights};
 
@@ -68,7 +70,7 @@ impl HyperConnection {
         streams: StreamShape,
         parallel: &Parallel,
     ) -> Result<HyperConnection, LoadError> {
-        let StreamShape { num_streams, hidden, norm_eps } = streams;
+        let StreamShape { num_streams, hidden, norm_eps, .. } = streams;
         let w = root.at(&spec.module);
         let num_elements = (2 + num_streams) * num_streams;
         let floats = |name, shape: &[usize]| w.floats_as(Dtype::F32, name, shape, Part::Whole);
@@ -90,45 +92,78 @@ impl HyperConnection {
         streams: &Array,
         block: impl FnOnce(Residual) -> Residual,
     ) -> Array {
-        let Compute::Kernels(_) = self.parallel.compute() else {
-            return self.stock_around(streams, block);
-        };
-        let (x, weights) = self.collapse(streams);
-        let result = block(Residual::alone(x, &self.parallel)).finish();
-        self.expand(streams, &weights, &result)
+        let [streams, _] = self.update(streams, None, block);
+        streams
     }
 
-    /// Returns what the block reads, `[tokens, hidden]`, and the weights with which its result is added,
-    /// f32 `[tokens, streams + streams * streams]`.
-    fn collapse(&self, streams: &Array) -> (Array, Array) {
-        let Compute::Kernels(threads) = self.parallel.compute() else { panic!("for our kernels") };
+    /// As [`HyperConnection::around`], for a block that reads the streams with `weights`, f32
+    /// `[tokens, streams]`. Returns the streams, and the weights for the block that follows.
+    pub(crate) fn around_with_weights(
+        &self,
+        streams: &Array,
+        weights: &Array,
+        block: impl FnOnce(Residual) -> Residual,
+    ) -> [Array; 2] {
+        self.update(streams, Some(weights), block)
+    }
+
+    fn update(
+        &self,
+        streams: &Array,
+        read: Option<&Array>,
+        block: impl FnOnce(Residual) -> Residual,
+    ) -> [Array; 2] {
+        let Compute::Kernels(threads) = self.parallel.compute() else {
+            return self.stock_update(streams, read, block);
+        };
+        let [x, weights, next] = self.collapse(streams, read, threads);
+        let result = block(Residual::alone(x, &self.parallel)).finish();
+        [self.expand(streams, &weights, &result), next]
+    }
+
+    /// Returns what the block reads, `[tokens, hidden]`; the weights with which its result is added, f32
+    /// `[tokens, streams + streams * streams]`; and those that it computes for a sum of the streams, f32
+    /// `[tokens, streams]`, which are its own unless it gets some to `read` with.
+    fn collapse(
+        &self,
+        streams: &Array,
+        read: Option<&Array>,
+        threads: &Arc<Threads>,
+    ) -> [Array; 3] {
         let (rule, hidden, eps) = (self.rule.clone(), self.hidden, self.norm_eps);
         let projection = self.projection.kernel();
         let rows = |width, dtype| ArrayType { shape: vec![streams.dim(0), dim(width)], dtype };
-        let out = [rows(hidden, streams.dtype()), rows(rule.num_expanding(), Dtype::F32)];
-        let mut results =
-            primitives("streams", &[streams], &out, threads, move |inputs, out, threads| {
-                let streams = inputs.elements().to_f32();
-                let products = projected(&streams, &projection, eps, threads);
-                let (x, expanding) = (out.next_elements(), out.next_values());
-                let tokens = streams
-                    .chunks_exact(projection.input)
-                    .zip(products.chunks_exact(projection.output))
-                    .zip(x.chunks(hidden))
-                    .zip(expanding.chunks_exact_mut(rule.num_expanding()));
-                threads.for_each(tokens.collect(), |(((streams, product), mut x), expanding)| {
+        let widths = [rule.num_expanding(), rule.num_streams];
+        let [expanding, next] = widths.map(|width| rows(width, Dtype::F32));
+        let out = [rows(hidden, streams.dtype()), expanding, next];
+        let has_weights = read.is_some();
+        let inputs: Vec<&Array> = [streams].into_iter().chain(read).collect();
+        let results = primitives("streams", &inputs, &out, threads, move |inputs, out, threads| {
+            let streams = inputs.elements().to_f32();
+            let others: &[f32] = if has_weights { inputs.next().values() } else { &[] };
+            let products = projected(&streams, &projection, eps, threads);
+            let x = out.next_elements();
+            let [expanding, next] = [(); 2].map(|()| out.next_values());
+            let tokens = streams
+                .chunks_exact(projection.input)
+                .zip(products.chunks_exact(projection.output))
+                .zip(x.chunks(hidden))
+                .zip(expanding.chunks_exact_mut(rule.num_expanding()))
+                .zip(next.chunks_exact_mut(rule.num_streams))
+                .enumerate();
+            threads.for_each(
+                tokens.collect(),
+                |(token, ((((streams, product), mut x), expanding), next))| {
                     let StreamWeights { read, add, mix } = rule.weights(product);
-                    let mut sum = vec![0.0; hidden];
-                    for (weight, stream) in read.iter().zip(streams.chunks_exact(hidden)) {
-                        sum.iter_mut().zip(stream).for_each(|(sum, value)| *sum += weight * value);
-                    }
-                    x.store(0, &sum);
+                    let own = others.get(token * rule.num_streams..(token + 1) * rule.num_streams);
+                    x.store(0, &weighted_sum(own.unwrap_or(&read), streams, hidden));
                     expanding[..add.len()].copy_from_slice(&add);
                     expanding[add.len()..].copy_from_slice(&mix);
-                });
-            });
-        let weights = results.remove(1);
-        (results.remove(0), weights)
+                    next.copy_from_slice(&read);
+                },
+            );
+        });
+        results.try_into().expect("as many as were asked for")
     }
 
     /// Returns the streams after a block with this `result` `[tokens, hidden]`.
@@ -160,19 +195,59 @@ impl HyperConnection {
         })
     }
 
-    /// As [`HyperConnection::around`], with MLX.
-    fn stock_around(&self, streams: &Array, block: impl FnOnce(Residual) -> Residual) -> Array {
+    /// As [`HyperConnection::update`], with MLX.
+    fn stock_update(
+        &self,
+        streams: &Array,
+        read: Option<&Array>,
+        block: impl FnOnce(Residual) -> Residual,
+    ) -> [Array; 2] {
         let (n, tokens) = (dim(self.rule.num_streams), streams.dim(0));
         let wide = streams.astype(Dtype::F32);
         let products = fast::rms_norm(&wide, None, self.norm_eps);
-        let [read, add, mix] = stock_weights(&self.rule, &self.projection.stock(&products));
+        let [next, add, mix] = stock_weights(&self.rule, &self.projection.stock(&products));
+        let x = stock_weighted_sum(&read.map_or(next.clone(), |it| it.expand_dims(2)), streams);
         let wide = wide.reshape(&[tokens, n, dim(self.hidden)]);
-        let x = wide.mul(&read).sum(1, false).astype(streams.dtype());
         let result = block(Residual::alone(x, &self.parallel)).finish();
         let added = add.mul(&result.astype(Dtype::F32).expand_dims(1));
         let mixed = mix.transpose(&[0, 2, 1]).matmul(&wide).add(&added);
-        mixed.reshape(&streams.shape()).astype(streams.dtype())
+        [mixed.reshape(&streams.shape()).astype(streams.dtype()), next.squeeze(2)]
     }
+}
+
+/// Returns the sum of the streams of a token with these weights.
+fn weighted_sum(weights: &[f32], streams: &[f32], hidden: usize) -> Vec<f32> {
+    let mut sum = vec![0.0; hidden];
+    for (weight, stream) in weights.iter().zip(streams.chunks_exact(hidden)) {
+        sum.iter_mut().zip(stream).for_each(|(sum, value)| *sum += weight * value);
+    }
+    sum
+}
+
+/// Returns the sum of streams `[tokens, streams * hidden]` with weights `[tokens, streams, 1]`, with MLX.
+fn stock_weighted_sum(weights: &Array, streams: &Array) -> Array {
+    let wide = streams.astype(Dtype::F32).reshape(&[streams.dim(0), weights.dim(1), -1]);
+    wide.mul(weights).sum(1, false).astype(streams.dtype())
+}
+
+/// Returns the sum `[tokens, hidden]` of streams `[tokens, streams * hidden]` with weights f32
+/// `[tokens, streams]`.
+pub(super) fn sum_with_weights(weights: &Array, streams: &Array, parallel: &Parallel) -> Array {
+    let Compute::Kernels(threads) = parallel.compute() else {
+        return stock_weighted_sum(&weights.expand_dims(2), streams);
+    };
+    let n = weights.dim(1) as usize;
+    let hidden = streams.dim(1) as usize / n;
+    let out = ArrayType { shape: vec![streams.dim(0), dim(hidden)], dtype: streams.dtype() };
+    primitive("streams", &[streams, weights], out, threads, move |inputs, out, threads| {
+        let streams = inputs.elements().to_f32();
+        let weights = inputs.next().values::<f32>();
+        let tokens =
+            streams.chunks_exact(n * hidden).zip(weights.chunks_exact(n)).zip(out.chunks(hidden));
+        threads.for_each(tokens.collect(), |((streams, weights), mut out)| {
+            out.store(0, &weighted_sum(weights, streams, hidden));
+        });
+    })
 }
 
 /// A sum of the streams whose weights depend on the token; see [`jackalope_spec::StreamEndSpec`].
@@ -213,7 +288,7 @@ impl StreamSum {
 
     /// Returns the sum `[tokens, hidden]` of streams `[tokens, streams * hidden]`.
     pub(super) fn of(&self, streams: &Array) -> Array {
-        let StreamShape { num_streams, hidden, norm_eps } = self.shape;
+        let StreamShape { num_streams, hidden, norm_eps, .. } = self.shape;
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let wide = streams.astype(Dtype::F32);
             let products = self.projection.stock(&fast::rms_norm(&wide, None, norm_eps));
@@ -247,15 +322,25 @@ impl StreamSum {
     }
 }
 
-/// Shape of the streams, and the epsilon with which they are normalised.
+/// Shape of the streams, and how they are normalised.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamShape {
     pub(crate) num_streams: usize,
     pub(crate) hidden: usize,
+    /// Added to the mean square.
     pub(crate) norm_eps: f32,
+    /// Whether one is added to the weights of norms.
+    pub(crate) adds_one: bool,
 }
 
 impl StreamShape {
+    /// Returns the shape of a model's streams.
+    pub(crate) fn of(model: &ModelSpec) -> StreamShape {
+        let ModelSpec { hidden_size: hidden, norm_eps, norm_kind, ref streams, .. } = *model;
+        let num_streams = streams.as_ref().map_or(1, StreamsSpec::num_streams);
+        StreamShape { num_streams, hidden, norm_eps, adds_one: norm_kind.adds_one }
+    }
+
     /// Returns the width of all streams of a token.
     pub(super) fn all(self) -> usize {
         self.num_streams * self.hidden

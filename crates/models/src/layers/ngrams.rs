@@ -19,21 +19,23 @@ use jackalope_kernels::{Elements, ElementsMut, SequenceState, Threads};
 use jackalope_mlx::{Array, ArrayType, Dtype, Pinned, dim};
 use jackalope_protocol::TokenId;
 use jackalope_recurrence::{StateArrays, dilated_convolution, taps};
-use jackalope_spec::{NgramHash, NgramSpec, NgramTable, StackedModule};
+use jackalope_spec::{
+    NgramConvolution, NgramHash, NgramProjections, NgramSpec, NgramTable, StackedModule, TensorSpec,
+};
 use jackalope_weights::{LoadError, Part, Weights};
 
 use super::hyper::StreamShape;
 use super::low_rank_gate::{silu, whole};
-use super::ngram_hash::stock_rows;
 use super::recurrent::{StepStates, StockRows, stock_sequences};
 use super::stream_norm::{StreamNorm, StreamNormKernel};
 use super::token_rows::TokenRows;
 use crate::split::{Cut, cut_dimension};
 use crate::step::{Step, StepSpan};
 use jackalope_parallel::kernel::{
-    MatrixCut, MatrixKernel, WeightMatrix, elements, pinned, primitive,
+    MatrixCut, MatrixKernel, OwnRows, WeightMatrix, elements, pinned, primitive,
 };
-use jackalope_parallel::linear::{Linear, LinearKernel};
+use jackalope_parallel::linear::{HasBias, Linear, LinearKernel};
+use jackalope_parallel::ngram_hash::{TokenNumbers, stock_rows};
 use jackalope_parallel::{Compute, Parallel};
 
 /// Least absolute value of the product under a gate's root.
@@ -43,17 +45,15 @@ const PRODUCT_MIN: f32 = 1e-6;
 #[derive(Debug)]
 pub(crate) struct Ngrams {
     hash: NgramHash,
+    numbers: TokenNumbers,
     table: WeightMatrix,
     place: RowPlace,
     keys: Linear,
     values: Linear,
-    /// Of keys, of the streams, and of what is added.
-    norms: [StreamNorm; 3],
-    /// Weights of the convolution by position, f32 `[conv_width, streams * hidden]`.
-    taps: Array,
-    /// Distance of the positions that it sees, and of the first from the last.
-    dilation: usize,
-    reach: usize,
+    /// Of keys and of the streams.
+    norms: [StreamNorm; 2],
+    /// Convolution of what is added; `None` if there is none.
+    convolution: Option<Convolution>,
     shape: StreamShape,
     /// Number of elements of all rows of a token.
     width: usize,
@@ -61,6 +61,69 @@ pub(crate) struct Ngrams {
     cache_idx: usize,
     dtype: Dtype,
     parallel: Parallel,
+}
+
+/// A convolution of what is added.
+#[derive(Debug)]
+struct Convolution {
+    /// Norm of its inputs.
+    norm: StreamNorm,
+    /// Its weights by position, f32 `[conv_width, streams * hidden]`.
+    taps: Array,
+    /// Distance of the positions that it sees, and of the first from the last.
+    dilation: usize,
+    reach: usize,
+}
+
+impl Convolution {
+    fn load(
+        root: &Weights<'_>,
+        spec: &NgramConvolution,
+        shape: StreamShape,
+    ) -> Result<Convolution, LoadError> {
+        let kernels = root.at(spec.kernel.module());
+        let kernels = kernels.floats_as(Dtype::F32, "weight", &spec.kernel.shape, Part::Whole)?;
+        let taps = taps(&kernels.squeeze(2));
+        taps.eval()?;
+        let norm = StreamNorm::load(root, &spec.norm, shape)?;
+        Ok(Convolution { norm, taps, dilation: spec.dilation, reach: spec.reach() })
+    }
+}
+
+/// Loads the projections to keys and to values.
+fn load_projections(
+    root: &Weights<'_>,
+    spec: &NgramProjections,
+    shape: StreamShape,
+) -> Result<[Linear; 2], LoadError> {
+    let joint = match spec {
+        NgramProjections::Apart([keys, values]) => {
+            return Ok([whole(root, keys)?, whole(root, values)?]);
+        }
+        NgramProjections::Joint(joint) => joint,
+    };
+    let (full, input) = (joint.shape[0], joint.shape[1]);
+    let rows = |range: Range<usize>| {
+        let rows = OwnRows { full, ranges: vec![range], is_shared: true };
+        Linear::of_rows(&root.at(joint.module()), input, &rows, HasBias::No)
+    };
+    Ok([rows(0..shape.all())?, rows(shape.all()..full)?])
+}
+
+/// Loads this rank's rows of a table: the same of each of its parts.
+fn load_table(
+    root: &Weights<'_>,
+    table: &NgramTable,
+    output: &Cut,
+) -> Result<WeightMatrix, LoadError> {
+    let cut = MatrixCut::Output { output, input: table.width };
+    let Some(parts) = &table.parts else {
+        return WeightMatrix::load(&root.at(&table.module), cut);
+    };
+    let each = [parts.clone(), String::new()];
+    let module = StackedModule { stacked: table.module.clone(), each, fused: Vec::new() };
+    let experts = root.experts(&module, table.num_parts);
+    WeightMatrix::load_experts(&experts, table.num_parts, cut)
 }
 
 /// Where rows of the table are on this rank.
@@ -108,31 +171,24 @@ impl Ngrams {
         cache_idx: usize,
         parallel: &Parallel,
     ) -> Result<Ngrams, LoadError> {
-        let NgramTable { ref module, ref parts, num_parts, part_rows, width } = spec.table;
-        let own = cut_dimension(part_rows, 1, parallel.shares()).swap_remove(parallel.rank());
-        let cut = MatrixCut::Output { output: &own, input: width };
-        let each = [parts.clone(), String::new()];
-        let module = StackedModule { stacked: module.clone(), each, fused: Vec::new() };
-        let table = WeightMatrix::load_experts(&root.experts(&module, num_parts), num_parts, cut)?;
-        let [keys, streams, added] = &spec.norms;
-        let norm = |spec| StreamNorm::load(root, spec, shape);
-        let convolution = &spec.convolution;
-        let kernels = root.at(convolution.module());
-        let kernels = kernels.floats_as(Dtype::F32, "weight", &convolution.shape, Part::Whole)?;
-        let taps = taps(&kernels.squeeze(2));
-        taps.eval()?;
+        let shares = parallel.shares();
+        let own = cut_dimension(spec.table.part_rows, 1, shares).swap_remove(parallel.rank());
+        let table = load_table(root, &spec.table, &own)?;
+        let [keys, values] = load_projections(root, &spec.projections, shape)?;
+        let norm = |norm: &TensorSpec| StreamNorm::load(root, norm, shape);
+        let convolution = spec.convolution.as_ref().map(|it| Convolution::load(root, it, shape));
+        let (hash, numbers) = TokenNumbers::of(spec, root.token_map());
         Ok(Ngrams {
             table,
             place: RowPlace { own },
-            keys: whole(root, &spec.keys)?,
-            values: whole(root, &spec.values)?,
-            norms: [norm(keys)?, norm(streams)?, norm(added)?],
-            taps,
-            dilation: spec.dilation,
-            reach: spec.reach(),
+            keys,
+            values,
+            norms: [norm(&spec.norms[0])?, norm(&spec.norms[1])?],
+            convolution: convolution.transpose()?,
             shape,
-            width: spec.hash.moduli.len() * width,
-            hash: spec.hash.clone(),
+            width: hash.moduli.len() * spec.table.width,
+            hash,
+            numbers,
             cache_idx,
             dtype: root.dtype(),
             parallel: parallel.clone(),
@@ -140,9 +196,10 @@ impl Ngrams {
     }
 
     /// Returns what is kept of a sequence: the last tokens, and the last inputs of the convolution.
-    pub(crate) fn cache_shapes(&self) -> [LayerCacheShape; 2] {
-        let inputs = self.reach * self.shape.all();
-        [self.hash.num_earlier(), inputs].map(|elements| LayerCacheShape::State { elements })
+    pub(crate) fn cache_shapes(&self) -> impl Iterator<Item = LayerCacheShape> {
+        let inputs = self.convolution.as_ref().map(|it| it.reach * self.shape.all());
+        let elements = [self.hash.num_earlier()].into_iter().chain(inputs);
+        elements.map(|elements| LayerCacheShape::State { elements })
     }
 
     /// Adds the vectors of the step's tokens to the streams, `[tokens, streams * hidden]`.
@@ -156,8 +213,7 @@ impl Ngrams {
             Compute::Kernels(threads) => {
                 let rows = self.kernel_rows(streams, tokens, step, threads);
                 let rows = self.parallel.all_sum(&rows);
-                let states = StepStates::new(self.cache_idx + 1, step);
-                let kernel = self.kernel(states, step);
+                let kernel = self.kernel(tokens, step);
                 let (inputs, out) = ([streams, &rows], streams.array_type());
                 primitive("ngrams", &inputs, out, threads, move |inputs, out, threads| {
                     kernel.add(inputs.elements(), inputs.elements(), out, threads);
@@ -166,7 +222,7 @@ impl Ngrams {
             Compute::Stock => {
                 let rows = self.stock_rows(tokens, step).after(&[streams]);
                 let rows = self.parallel.all_sum(&rows);
-                self.stock_add(streams, &rows, step)
+                self.stock_add(streams, &rows, tokens, step)
             }
         }
     }
@@ -183,6 +239,7 @@ impl Ngrams {
         let table = (!self.table.is_empty()).then(|| self.table.kernel());
         let kernel = TableKernel {
             hash: self.hash.clone(),
+            numbers: self.numbers.clone(),
             table,
             place: self.place.clone(),
             tokens: Arc::clone(&tokens.host),
@@ -195,16 +252,22 @@ impl Ngrams {
         })
     }
 
-    fn kernel(&self, states: StepStates, step: &Step<'_, '_>) -> AdditionKernel {
+    fn kernel(&self, tokens: &TokenRows, step: &mut Step<'_, '_>) -> AdditionKernel {
         AdditionKernel {
             projections: [&self.keys, &self.values].map(Linear::kernel),
             norms: self.norms.each_ref().map(StreamNorm::kernel),
-            taps: pinned(&self.taps),
-            dilation: self.dilation,
-            reach: self.reach,
+            convolution: self.convolution.as_ref().map(|it| ConvolutionKernel {
+                norm: it.norm.kernel(),
+                taps: pinned(&it.taps),
+                dilation: it.dilation,
+                reach: it.reach,
+                all: self.shape.all(),
+                spans: step.spans.clone(),
+                states: StepStates::new(self.cache_idx + 1, step),
+            }),
             shape: self.shape,
-            spans: step.spans.clone(),
-            states,
+            numbers: self.numbers.clone(),
+            tokens: Arc::clone(&tokens.host),
         }
     }
 
@@ -220,7 +283,7 @@ impl Ngrams {
             let tokens = Array::concatenate(&[&held.inputs, &projected[0]], 1);
             let seq = projected[0].dim(1);
             let inputs = tokens.slice_axis(1, seq, seq + num_earlier).contiguous();
-            let rows = stock_rows(&self.hash, &self.stock_tokens(&tokens.squeeze(2)));
+            let rows = stock_rows(&self.hash, &self.numbers.stock(&tokens.squeeze(2)));
             (rows, StateArrays { inputs, state: None })
         };
         let rows = stock_sequences(step, self.cache_idx, &[tokens], empty, scan);
@@ -241,17 +304,15 @@ impl Ngrams {
         found.reshape(&shape)
     }
 
-    /// Returns the tokens that states hold as one more than their ids, or zero before a sequence, i64.
-    fn stock_tokens(&self, held: &Array) -> Array {
-        let end = Array::from_slice(&[i64::from(self.hash.end_token)], &[1]);
-        let one = Array::from_slice(&[1_i64], &[1]);
-        let ids = held.astype(Dtype::I64);
-        Array::where_(&ids.less(&one), &end, &ids.sub(&one))
-    }
-
     /// Adds what follows from `rows` `[tokens, width]` to the streams, with MLX.
-    fn stock_add(&self, streams: &Array, rows: &Array, step: &mut Step<'_, '_>) -> Array {
-        let [of_keys, of_streams, of_added] = &self.norms;
+    fn stock_add(
+        &self,
+        streams: &Array,
+        rows: &Array,
+        tokens: &TokenRows,
+        step: &mut Step<'_, '_>,
+    ) -> Array {
+        let [of_keys, of_streams] = &self.norms;
         let keys = of_keys.stock(&self.keys.stock(rows));
         let products = keys.mul(&of_streams.stock(streams));
         let products = self.shape.stock_streams(&products).sum(2, true);
@@ -260,28 +321,48 @@ impl Ngrams {
         let one = |it: Array| it.astype(Dtype::F32);
         let sign = one(products.greater(&zero)).sub(&one(products.less(&zero)));
         let roots = products.abs().maximum(&Array::scalar(PRODUCT_MIN)).sqrt();
+        let gates = sign.mul(&roots).sigmoid();
+        let tokens = tokens.device.as_ref().expect("MLX's operations get tokens as an array");
+        let gates = match self.numbers.stock_are_read(tokens) {
+            Some(are_read) => gates.mul(&one(are_read).expand_dims(1).expand_dims(2)),
+            None => gates,
+        };
         let values = self.values.stock(rows).astype(Dtype::F32).expand_dims(1);
-        let added = sign.mul(&roots).sigmoid().mul(&values).reshape(&streams.shape());
-        let normed = of_added.stock(&added);
-        let (reach, all) = (dim(self.reach), streams.dim(1));
+        let added = gates.mul(&values).reshape(&streams.shape());
+        let sum = streams.astype(Dtype::F32).add(&added);
+        let sum = match &self.convolution {
+            Some(it) => sum.add(&self.stock_convolved(it, &added, step).silu()),
+            None => sum,
+        };
+        sum.astype(streams.dtype())
+    }
+
+    /// Returns the convolution of what is added, with MLX.
+    fn stock_convolved(
+        &self,
+        convolution: &Convolution,
+        added: &Array,
+        step: &mut Step<'_, '_>,
+    ) -> Array {
+        let normed = convolution.norm.stock(added);
+        let (reach, all) = (dim(convolution.reach), added.dim(1));
         let empty =
             || StateArrays { inputs: Array::zeros(&[1, reach, all], Dtype::F32), state: None };
         let scan = |StockRows { projected, held }: StockRows| {
             let seq = projected[0].dim(1);
             let inputs = Array::concatenate(&[&held.inputs, &projected[0]], 1);
             let after = inputs.slice_axis(1, seq, seq + reach).contiguous();
-            let out = dilated_convolution(&inputs, &self.taps, dim(self.dilation));
+            let out = dilated_convolution(&inputs, &convolution.taps, dim(convolution.dilation));
             (out, StateArrays { inputs: after, state: None })
         };
-        let convolved = stock_sequences(step, self.cache_idx + 1, &[normed], empty, scan);
-        let sum = streams.astype(Dtype::F32).add(&added).add(&convolved.silu());
-        sum.astype(streams.dtype())
+        stock_sequences(step, self.cache_idx + 1, &[normed], empty, scan)
     }
 }
 
 /// Finds the rows of tokens, for the kernels.
 struct TableKernel {
     hash: NgramHash,
+    numbers: TokenNumbers,
     /// `None` if this rank has no rows.
     table: Option<Arc<MatrixKernel>>,
     place: RowPlace,
@@ -300,12 +381,9 @@ impl TableKernel {
                 let (own, others) = tokens.split_at(num_rows);
                 tokens = others;
                 // A state of zeros is that of an empty sequence.
-                let held = state.iter().map(|held| match *held as TokenId {
-                    0 => self.hash.end_token,
-                    after => after - 1,
-                });
-                let seen: Vec<TokenId> = held.chain(own.iter().copied()).collect();
-                rows.extend(self.hash.rows(&seen));
+                let held = state.iter().map(|held| self.numbers.of_held(*held as TokenId));
+                let own_numbers = own.iter().map(|token| self.numbers.of_held(token + 1));
+                rows.extend(self.hash.rows(&held.chain(own_numbers).collect::<Vec<u32>>()));
                 let all: Vec<f32> = state
                     .iter()
                     .copied()
@@ -330,12 +408,22 @@ impl TableKernel {
 struct AdditionKernel {
     /// To keys and to values.
     projections: [LinearKernel; 2],
-    norms: [StreamNormKernel; 3],
+    norms: [StreamNormKernel; 2],
+    convolution: Option<ConvolutionKernel>,
+    shape: StreamShape,
+    numbers: TokenNumbers,
+    tokens: Arc<OnceLock<Vec<TokenId>>>,
+}
+
+/// A convolution of what is added, for the kernels.
+struct ConvolutionKernel {
+    norm: StreamNormKernel,
     /// `[width, streams * hidden]`.
     taps: Pinned,
     dilation: usize,
     reach: usize,
-    shape: StreamShape,
+    /// Width of all streams.
+    all: usize,
     spans: Vec<StepSpan>,
     states: StepStates,
 }
@@ -349,21 +437,30 @@ impl AdditionKernel {
         out: ElementsMut<'_>,
         threads: &Threads,
     ) {
-        let [of_keys, of_streams, of_added] = &self.norms;
+        let [of_keys, of_streams] = &self.norms;
         let [keys, values] = LinearKernel::products(&self.projections, rows, threads);
         let keys = of_keys.norm(Elements::F32(&keys), threads);
         let queries = of_streams.norm(streams, threads);
         let added = self.gated([&keys, &queries], &values, threads);
-        let normed = of_added.norm(Elements::F32(&added), threads);
-        let inputs = self.inputs(&normed);
+        let convolution = self.convolution.as_ref().map(|convolution| {
+            let normed = convolution.norm.norm(Elements::F32(&added), threads);
+            (convolution, convolution.inputs(&normed))
+        });
         let all = self.shape.all();
         let rows = out.chunks(all).into_iter().enumerate().collect();
         threads.for_each(rows, |(row, mut out): (usize, ElementsMut<'_>)| {
             let mut sum = vec![0.0; all];
             streams.load(row * all, &mut sum);
-            let convolved = silu(&self.convolved(&inputs, row));
-            let terms = added[row * all..(row + 1) * all].iter().zip(convolved);
-            sum.iter_mut().zip(terms).for_each(|(sum, (added, value))| *sum += added + value);
+            let added = &added[row * all..(row + 1) * all];
+            match &convolution {
+                Some((convolution, inputs)) => {
+                    let terms = added.iter().zip(silu(&convolution.convolved(inputs, row)));
+                    sum.iter_mut()
+                        .zip(terms)
+                        .for_each(|(sum, (added, value))| *sum += added + value);
+                }
+                None => sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added),
+            }
             out.store(0, &sum);
         });
     }
@@ -372,6 +469,7 @@ impl AdditionKernel {
     fn gated(&self, compared: [&[f32]; 2], values: &[f32], threads: &Threads) -> Vec<f32> {
         let StreamShape { num_streams, hidden, .. } = self.shape;
         let [keys, queries] = compared;
+        let tokens = self.tokens.get().expect("they come before the streams");
         let mut gated = vec![0.0; keys.len()];
         let rows = gated.chunks_exact_mut(hidden).enumerate().collect();
         threads.for_each(rows, |(row, out): (usize, &mut [f32])| {
@@ -382,16 +480,21 @@ impl AdditionKernel {
             let sign = if product == 0.0 { 0.0 } else { product.signum() };
             let mut gate = [sign * product.abs().max(PRODUCT_MIN).sqrt()];
             jackalope_kernels::sigmoid(&mut gate);
+            if !self.numbers.is_read(tokens[row / num_streams]) {
+                gate = [0.0];
+            }
             let values = &values[row / num_streams * hidden..][..hidden];
             out.iter_mut().zip(values).for_each(|(out, value)| *out = gate[0] * value);
         });
         gated
     }
+}
 
+impl ConvolutionKernel {
     /// Returns the inputs of the convolution for each sequence, the kept ones first, and keeps the last
     /// ones.
     fn inputs(&self, normed: &[f32]) -> Vec<Vec<f32>> {
-        let (all, len) = (self.shape.all(), self.reach * self.shape.all());
+        let (all, len) = (self.all, self.reach * self.all);
         self.states.update(len, |sequences| {
             let sequences = sequences.into_iter().zip(&self.spans);
             let inputs = sequences.map(|(SequenceState { state, .. }, span)| {
@@ -406,7 +509,7 @@ impl AdditionKernel {
 
     /// Returns the convolution at a row of the step.
     fn convolved(&self, inputs: &[Vec<f32>], row: usize) -> Vec<f32> {
-        let all = self.shape.all();
+        let all = self.all;
         let sequence = self.spans.partition_point(|span| span.rows.end <= row);
         let first = row - self.spans[sequence].rows.start;
         let Elements::F32(taps) = elements(&self.taps) else {

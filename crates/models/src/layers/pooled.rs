@@ -15,13 +15,16 @@ use std::sync::Arc;
 
 use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolPages, PoolShape, float};
 use jackalope_kernels::{
-    self as kernels, AttentionConfig, ChosenPositions, Elements, ElementsMut, Floats, HeadResults,
-    IndexQueries, KvPage, SequenceKv, Threads,
+    self as kernels, AttentionConfig, ChosenPositions, CodeFormat, Elements, ElementsMut, Floats,
+    HeadResults, KvPage, SequenceKv, Threads,
 };
 use jackalope_mlx::{Array, Dtype, Pinned};
 
 use super::frame::BlockFrame;
-use super::pool_vectors::{PoolVectors, PoolVectorsKernel};
+use super::pool_choice::{ChooserKernel, IndexRows, PoolChooser, Row, SeenPools};
+use super::pool_vectors::{
+    PoolVectors, PoolVectorsKernel, ProjectedVectors, ProjectedVectorsKernel,
+};
 use super::residual::Residual;
 use crate::step::{Step, StepSpan};
 use jackalope_kernels::RotationTable;
@@ -48,6 +51,10 @@ pub(crate) struct PooledSizes {
     pub(crate) window: usize,
     /// Number of last positions that are kept.
     pub(crate) kept_positions: usize,
+    /// Whether queries are normalised.
+    pub(crate) has_query_norm: bool,
+    /// To what keys are rounded, if they are.
+    pub(crate) codes: Option<CodeFormat>,
     pub(crate) norm_eps: f32,
 }
 
@@ -82,25 +89,37 @@ pub(crate) struct PooledParts {
 pub(crate) struct PooledPools {
     /// Number of positions of a pool.
     pub(crate) len: usize,
+    pub(crate) place: PoolPlace,
+    /// Chooses the pools that a query attends to; `None` if it attends to all that it sees.
+    pub(crate) chooser: Option<PoolChooser>,
+}
+
+/// Where pools are.
+#[derive(Debug)]
+pub(crate) enum PoolPlace {
+    /// The layer computes and keeps them.
+    Own(Box<OwnPools>),
+    /// An earlier layer keeps them, in the cache of this number.
+    OfCache(usize),
+}
+
+/// Computes pools.
+#[derive(Debug)]
+pub(crate) struct OwnPools {
     /// Whether the vector of a pool is also computed from the pool before it.
     pub(crate) overlaps: bool,
     pub(crate) vectors: PoolVectors,
-    /// Chooses the pools that a query attends to; `None` if it attends to all that it sees.
-    pub(crate) indexer: Option<PoolIndexer>,
+    /// What indexers compare; `None` if there is none.
+    pub(crate) index: Option<IndexVectors>,
 }
 
-/// Chooses pools.
+/// Computes what indexers compare of pools.
 #[derive(Debug)]
-pub(crate) struct PoolIndexer {
-    /// Projection `[q_rank] -> [heads, head_dim]`.
-    pub(crate) queries: Linear,
-    /// Projection `[hidden] -> [heads]`.
-    pub(crate) weights: Linear,
-    pub(crate) vectors: PoolVectors,
-    pub(crate) rope: Rc<Rope>,
-    pub(crate) heads: usize,
-    /// Number of pools that are chosen for a query.
-    pub(crate) num_chosen: usize,
+pub(crate) enum IndexVectors {
+    /// From the stream, as vectors are.
+    Compressed(PoolVectors),
+    /// From the vectors.
+    Projected(ProjectedVectors),
 }
 
 /// Attention to a window and to pools.
@@ -113,9 +132,53 @@ pub(crate) struct PooledAttention {
 }
 
 impl PooledPools {
-    /// Returns what computes vectors: those of keys, and those of the indexer if there is one.
-    fn vectors(&self) -> impl Iterator<Item = &PoolVectors> {
-        [&self.vectors].into_iter().chain(self.indexer.as_ref().map(|it| &it.vectors))
+    /// Returns what computes the pools; `None` if another layer does.
+    pub(super) fn own(&self) -> Option<&OwnPools> {
+        match &self.place {
+            PoolPlace::Own(own) => Some(own),
+            PoolPlace::OfCache(_) => None,
+        }
+    }
+}
+
+impl OwnPools {
+    /// Returns what reads projections that are kept of positions.
+    pub(super) fn compressors(&self) -> impl Iterator<Item = &PoolVectors> {
+        let index = match &self.index {
+            Some(IndexVectors::Compressed(vectors)) => Some(vectors),
+            Some(IndexVectors::Projected(_)) | None => None,
+        };
+        [&self.vectors].into_iter().chain(index)
+    }
+
+    /// Returns the number of elements that are kept of a position.
+    fn raw_dim(&self) -> usize {
+        self.compressors().map(PoolVectors::raw_dim).sum()
+    }
+
+    /// Returns the number of elements that are kept of a pool.
+    fn pool_dim(&self) -> usize {
+        let index = self.index.as_ref().map_or(0, |index| match index {
+            IndexVectors::Compressed(vectors) => vectors.dim(),
+            IndexVectors::Projected(vectors) => vectors.dim(),
+        });
+        self.vectors.dim() + index
+    }
+
+    fn kernel(&self) -> OwnPoolsKernel {
+        OwnPoolsKernel {
+            overlaps: self.overlaps,
+            raw_dim: self.raw_dim(),
+            num_projections: self.compressors().map(|it| it.projections.len()).sum(),
+            first_of_index: self.vectors.raw_dim(),
+            vectors: self.vectors.kernel(),
+            index: self.index.as_ref().map(|index| match index {
+                IndexVectors::Compressed(vectors) => {
+                    IndexVectorsKernel::Compressed(vectors.kernel())
+                }
+                IndexVectors::Projected(vectors) => IndexVectorsKernel::Projected(vectors.kernel()),
+            }),
+        }
     }
 }
 
@@ -138,16 +201,13 @@ impl PooledAttention {
     pub(crate) fn cache_shape(&self) -> LayerCacheShape {
         let kv_heads = self.parts.heads.cut.kv_heads.len();
         let kept = |dim| if kv_heads == 0 { 0 } else { dim };
-        let pools = self.parts.pools.as_ref();
-        let vectors = || pools.into_iter().flat_map(PooledPools::vectors);
-        let raw_dim = vectors().map(PoolVectors::raw_dim).sum();
-        let pool_dim = vectors().map(PoolVectors::dim).sum();
+        let pools = self.parts.pools.as_ref().and_then(|pools| Some((pools.len, pools.own()?)));
         let positions = KvShape {
             kv_heads,
             key_dim: self.parts.sizes.head_dim,
             value_dim: 0,
-            index_dim: kept(raw_dim),
-            pools: pools.map(|pools| PoolShape { len: pools.len, dim: kept(pool_dim) }),
+            index_dim: kept(pools.map_or(0, |(_, own)| own.raw_dim())),
+            pools: pools.map(|(len, own)| PoolShape { len, dim: kept(own.pool_dim()) }),
         };
         LayerCacheShape::Window { positions, window: self.parts.sizes.kept_positions }
     }
@@ -172,9 +232,10 @@ impl PooledAttention {
     fn kernel(&self, step: &mut Step<'_, '_>) -> PooledKernel {
         let parts = &self.parts;
         let pools = parts.pools.as_ref();
-        let indexer = pools.and_then(|pools| pools.indexer.as_ref());
-        let of_pools = pools.into_iter().flat_map(PooledPools::vectors);
+        let indexer = pools.and_then(|pools| pools.chooser.as_ref()?.indexer());
+        let own = pools.and_then(PooledPools::own).into_iter();
         let down = [&parts.q_down, &parts.kv].into_iter();
+        let of_pools = own.flat_map(OwnPools::compressors);
         let down = down.chain(of_pools.flat_map(|it| &it.projections));
         let down = down.chain(indexer.map(|it| &it.weights));
         let up = [&parts.q_up].into_iter().chain(indexer.map(|it| &it.queries));
@@ -186,15 +247,11 @@ impl PooledAttention {
             sinks: pinned(&parts.sinks),
             pools: pools.map(|pools| PoolsKernel {
                 len: pools.len,
-                overlaps: pools.overlaps,
-                raw_dims: pools.vectors().map(PoolVectors::raw_dim).collect(),
-                vectors: pools.vectors().map(PoolVectors::kernel).collect(),
-                indexer: pools.indexer.as_ref().map(|indexer| IndexerKernel {
-                    rotations: step.rotations(&indexer.rope),
-                    heads: indexer.heads,
-                    head_dim: indexer.vectors.dim(),
-                    num_chosen: indexer.num_chosen,
-                }),
+                place: match &pools.place {
+                    PoolPlace::Own(own) => PoolPlaceKernel::Own(Box::new(own.kernel())),
+                    PoolPlace::OfCache(idx) => PoolPlaceKernel::OfCache(pages(step, *idx)),
+                },
+                chooser: pools.chooser.as_ref().map(|chooser| chooser.kernel(step)),
             }),
             groups: parts.groups.kernel(),
             output: parts.output.divisible_kernel(),
@@ -203,10 +260,15 @@ impl PooledAttention {
             num_groups: parts.heads.cut.heads.len(),
             sizes: parts.sizes,
             spans: step.spans.clone(),
-            pages: step.caches.iter().map(|cache| cache.pages(self.layer_idx)).collect(),
+            pages: pages(step, self.layer_idx),
             dtype: self.dtype,
         }
     }
+}
+
+/// Returns the pages of each sequence of a step in the cache of this number.
+fn pages(step: &Step<'_, '_>, cache_idx: usize) -> Vec<LayerPages> {
+    step.caches.iter().map(|cache| cache.pages(cache_idx)).collect()
 }
 
 /// The state of the primitive's closure: everything except the weights' arrays.
@@ -234,34 +296,33 @@ struct PooledKernel {
 /// The pools of a layer, for the kernels.
 struct PoolsKernel {
     len: usize,
+    place: PoolPlaceKernel,
+    chooser: Option<ChooserKernel>,
+}
+
+/// [`PoolPlace`] for the kernels, with the pages of each sequence.
+enum PoolPlaceKernel {
+    Own(Box<OwnPoolsKernel>),
+    OfCache(Vec<LayerPages>),
+}
+
+/// [`OwnPools`] for the kernels.
+struct OwnPoolsKernel {
     overlaps: bool,
-    /// Number of elements that are kept of a position, for each of `vectors`.
-    raw_dims: Vec<usize>,
-    vectors: Vec<PoolVectorsKernel>,
-    indexer: Option<IndexerKernel>,
+    /// Number of elements that are kept of a position.
+    raw_dim: usize,
+    /// Number of projections to them.
+    num_projections: usize,
+    /// First of these elements that is the indexer's.
+    first_of_index: usize,
+    vectors: PoolVectorsKernel,
+    index: Option<IndexVectorsKernel>,
 }
 
-struct IndexerKernel {
-    rotations: Arc<RotationTable>,
-    heads: usize,
-    head_dim: usize,
-    num_chosen: usize,
-}
-
-/// Queries and factors of an indexer.
-struct IndexRows {
-    queries: Vec<f32>, // [tokens, heads, head_dim]
-    weights: Vec<f32>, // [tokens, heads]
-}
-
-/// A row of a step.
-#[derive(Clone, Copy)]
-struct Row {
-    /// Number of its sequence in the step.
-    sequence: usize,
-    /// Its number in the step.
-    row: usize,
-    position: usize,
+/// [`IndexVectors`] for the kernels.
+enum IndexVectorsKernel {
+    Compressed(PoolVectorsKernel),
+    Projected(ProjectedVectorsKernel),
 }
 
 impl PooledKernel {
@@ -271,29 +332,30 @@ impl PooledKernel {
         let mut projected = LinearKernel::products_of(&self.down, x, threads).into_iter();
         let mut next = || projected.next().unwrap_or_default();
         let [first, kv] = [next(), next()];
-        let num_vectors = self.pools.as_ref().map_or(0, |pools| 2 * pools.vectors.len());
-        let raw: Vec<Vec<f32>> = (0..num_vectors).map(|_| next()).collect();
+        let num_raw = self.own_pools().map_or(0, |own| own.num_projections);
+        let raw: Vec<Vec<f32>> = (0..num_raw).map(|_| next()).collect();
         let weights = next();
         let mut low_rank = Floats::zeros(float(self.dtype), first.len());
         self.q_norm.norm(Elements::F32(&first), low_rank.elements_mut(), threads);
         let mut up = LinearKernel::products_of(&self.up, low_rank.elements(), threads);
-        let index = self.pools.as_ref().and_then(|pools| pools.indexer.as_ref()).map(|indexer| {
-            let mut queries = up.pop().expect("an indexer has queries");
-            let rotation = indexer.rotations.rotation(indexer.head_dim);
-            kernels::place_heads(&mut queries, None, rotation, threads);
-            IndexRows { queries, weights }
+        let chooser = self.pools.as_ref().and_then(|pools| pools.chooser.as_ref());
+        let index = chooser.and_then(ChooserKernel::indexer).map(|indexer| {
+            indexer.rows(up.pop().expect("an indexer has queries"), weights, threads)
         });
         let mut q = up.pop().expect("there are queries");
-        let norm = kernels::NormParameters {
+        let norm = self.sizes.has_query_norm.then_some(kernels::NormParameters {
             is_centred: false,
             weight: None,
             bias: None,
             eps: self.sizes.norm_eps,
-        };
-        kernels::place_heads(&mut q, Some(norm), self.rotations.rotation(head_dim), threads);
+        });
+        kernels::place_heads(&mut q, norm, self.rotations.rotation(head_dim), threads);
         let mut keys = vec![0.0; kv.len()];
         self.kv_norm.norm(Elements::F32(&kv), ElementsMut::F32(&mut keys), threads);
         kernels::place_heads(&mut keys, None, self.rotations.rotation(head_dim), threads);
+        if let Some(codes) = self.sizes.codes {
+            codes.round(&mut keys);
+        }
         let held = self.write(&keys, &raw, threads);
         let mut out = self.attend(&q, &held, index.as_ref(), threads);
         kernels::place_heads(&mut out, None, self.inverse.rotation(head_dim), threads);
@@ -318,24 +380,37 @@ impl PooledKernel {
         let _writing = threads.span("kv_cache", 0);
         let width = self.sizes.head_dim;
         let spans = self.spans.iter().zip(&self.pages);
-        let held = spans.map(|(span, pages)| {
+        let held = spans.enumerate().map(|(sequence, (span, pages))| {
             let rows = span.rows.clone();
             let keys = &keys[rows.start * width..rows.end * width];
             let Some(pools) = &self.pools else {
                 let window = pages.write(span.positions(), keys, &[], &[]);
                 return PoolPages { window, pools: Vec::new() };
             };
-            let tokens = keys.len() / width;
+            let own = match &pools.place {
+                PoolPlaceKernel::Own(own) => own,
+                PoolPlaceKernel::OfCache(others) => {
+                    let window = pages.write(span.positions(), keys, &[], &[]);
+                    return PoolPages { window, pools: others[sequence].held() };
+                }
+            };
             let raw_width = |part: &Vec<f32>| part.len() / (self.num_rows().max(1));
-            let mut own = Vec::with_capacity(tokens * pools.raw_dims.iter().sum::<usize>());
+            let mut kept = Vec::with_capacity(rows.len() * own.raw_dim);
             for row in rows {
-                raw.iter().for_each(|it| own.extend(&it[row * raw_width(it)..][..raw_width(it)]));
+                raw.iter().for_each(|it| kept.extend(&it[row * raw_width(it)..][..raw_width(it)]));
             }
-            pages.write_pooled(span.positions(), keys, &own, |held, last| {
-                pools.vectors_of(held, last, threads)
+            pages.write_pooled(span.positions(), keys, &kept, |held, last| {
+                own.vectors_of(held, [pools.len, last], threads)
             })
         });
         held.collect()
+    }
+
+    fn own_pools(&self) -> Option<&OwnPoolsKernel> {
+        match &self.pools.as_ref()?.place {
+            PoolPlaceKernel::Own(own) => Some(own),
+            PoolPlaceKernel::OfCache(_) => None,
+        }
     }
 
     /// Returns the number of rows of the step.
@@ -352,10 +427,10 @@ impl PooledKernel {
         threads: &Threads,
     ) -> Vec<f32> {
         let mut out = vec![0.0; q.len()];
-        if self.pools.is_none() {
+        let Some(pools) = &self.pools else {
             self.attend_window(q, held, &mut out, threads);
             return out;
-        }
+        };
         let config = AttentionConfig { window: None, ..self.config() };
         let width = config.heads * config.head_dim;
         let rows = self.spans.iter().enumerate().flat_map(|(sequence, span)| {
@@ -363,9 +438,12 @@ impl PooledKernel {
             rows.map(move |(row, position)| Row { sequence, row, position })
         });
         let rows: Vec<Row> = rows.collect();
+        let chosen_of = |rows: &[Row]| pools.chosen(rows, held, index, threads);
+        let mut shared = [Vec::new(), Vec::new()];
         let parts = out.chunks_mut(COPYING_ROWS * width).zip(q.chunks(COPYING_ROWS * width));
         for (rows, (out, q)) in rows.chunks(COPYING_ROWS).zip(parts) {
-            let copied = self.chosen(rows, held, index, threads);
+            let [chosen, blocks] = chosen_of(rows);
+            let copied = self.copied(rows, &chosen, held);
             let parts = copied.iter().map(|it| &it[..]).collect();
             let keys = kernels::gather_joined(parts, config.head_dim, threads);
             let pages = keys.iter().map(|keys| [KvPage { keys: keys.elements(), values: None }]);
@@ -378,7 +456,12 @@ impl PooledKernel {
             let sequences: Vec<SequenceKv<'_>> = sequences.collect();
             let out = ElementsMut::F32(out);
             kernels::attention(Elements::F32(q), &sequences, &config, out, threads);
+            if pools.chooser.as_ref().is_some_and(ChooserKernel::is_shared) {
+                shared[0].extend(chosen);
+                shared[1].extend(blocks);
+            }
         }
+        pools.chooser.iter().for_each(|chooser| chooser.share(std::mem::take(&mut shared)));
         out
     }
 
@@ -396,24 +479,18 @@ impl PooledKernel {
     }
 
     /// Returns for each row the positions of its window, and the pools that it attends to.
-    fn chosen<'a>(
+    fn copied<'a>(
         &self,
         rows: &[Row],
+        chosen: &[Vec<usize>],
         held: &'a [PoolPages],
-        index: Option<&IndexRows>,
-        threads: &Threads,
     ) -> Vec<[ChosenPositions<'a>; 2]> {
-        let pools = self.pools.as_ref().expect("the layer has pools");
-        let runs = rows.chunk_by(|a, b| a.sequence == b.sequence);
-        let of_rows = runs.flat_map(|rows| {
-            let held = &held[rows[0].sequence];
-            let chosen = pools.chosen(rows, &held.pools, index, threads);
-            rows.iter().zip(chosen).map(move |(row, chosen)| {
-                let first = (row.position + 1).saturating_sub(self.sizes.window);
-                let window = (first..=row.position).collect();
-                [(&held.window, window), (&held.pools, chosen)]
-                    .map(|(pages, positions)| ChosenPositions { pages: views(pages), positions })
-            })
+        let of_rows = rows.iter().zip(chosen).map(|(row, chosen)| {
+            let held = &held[row.sequence];
+            let first = (row.position + 1).saturating_sub(self.sizes.window);
+            let window = (first..=row.position).collect();
+            [(&held.window, window), (&held.pools, chosen.clone())]
+                .map(|(pages, positions)| ChosenPositions { pages: views(pages), positions })
         });
         of_rows.collect()
     }
@@ -434,59 +511,64 @@ impl PooledKernel {
     }
 }
 
-impl PoolsKernel {
-    /// Returns the vectors of the pool that ends at `last`, for keys and for the indexer, from the pages of its
-    /// positions.
-    fn vectors_of(&self, held: &[Arc<Page>], last: usize, threads: &Threads) -> [Vec<f32>; 2] {
-        let pool = last / self.len;
+impl OwnPoolsKernel {
+    /// Returns the vectors of the pool of `len` positions that ends at `last`, for keys and for the indexer, from
+    /// the pages of its positions.
+    fn vectors_of(
+        &self,
+        held: &[Arc<Page>],
+        [len, last]: [usize; 2],
+        threads: &Threads,
+    ) -> [Vec<f32>; 2] {
+        let pool = last / len;
         let num_pools = if self.overlaps && 0 < pool { 2 } else { 1 };
-        let positions = last + 1 - num_pools * self.len..=last;
-        let width: usize = self.raw_dims.iter().sum();
+        let positions = last + 1 - num_pools * len..=last;
         let row = |position: usize| {
-            let page_tokens = held[0].index().len() / width;
-            let mut row = vec![0.0; width];
+            let page_tokens = held[0].index().len() / self.raw_dim;
+            let mut row = vec![0.0; self.raw_dim];
             let page = held[position / page_tokens].index();
-            page.load(position % page_tokens * width, &mut row);
+            page.load(position % page_tokens * self.raw_dim, &mut row);
             row
         };
         let rows: Vec<Vec<f32>> = positions.map(row).collect();
-        let mut first = 0;
-        let vectors = self.vectors.iter().zip(&self.raw_dims).map(|(vectors, raw_dim)| {
-            let own = first;
-            first += raw_dim;
-            vectors.vector(pool, &rows, own, threads)
-        });
-        let mut vectors = vectors.collect::<Vec<_>>().into_iter();
-        [(); 2].map(|()| vectors.next().unwrap_or_default())
+        let normed = self.vectors.normed(&rows, 0, threads);
+        let index = match &self.index {
+            Some(IndexVectorsKernel::Compressed(vectors)) => {
+                vectors.placed(vectors.normed(&rows, self.first_of_index, threads), pool)
+            }
+            Some(IndexVectorsKernel::Projected(vectors)) => vectors.vector(pool, &normed, threads),
+            None => Vec::new(),
+        };
+        [self.vectors.placed(normed, pool), index]
     }
+}
 
-    /// Returns the pools that each of some rows of a sequence attends to, in ascending order.
+impl PoolsKernel {
+    /// Returns the pools that each of some rows attends to, in ascending order, and the blocks that it leaves
+    /// to later indexers, if it does.
     fn chosen(
         &self,
         rows: &[Row],
-        held: &[Arc<Page>],
+        held: &[PoolPages],
         index: Option<&IndexRows>,
         threads: &Threads,
-    ) -> Vec<Vec<usize>> {
-        let num_visible: Vec<usize> =
-            rows.iter().map(|row| (row.position + 1) / self.len).collect();
-        let all = || num_visible.iter().map(|number| (0..*number).collect()).collect();
-        let (Some(indexer), Some(index)) = (&self.indexer, index) else { return all() };
-        let &IndexerKernel { heads, head_dim, num_chosen, .. } = indexer;
-        if num_visible.iter().all(|number| *number <= num_chosen) {
-            return all();
+    ) -> [Vec<Vec<usize>>; 2] {
+        let mut all = [Vec::new(), Vec::new()];
+        for rows in rows.chunk_by(|a, b| a.sequence == b.sequence) {
+            let visible: Vec<usize> =
+                rows.iter().map(|row| (row.position + 1) / self.len).collect();
+            let keys: Vec<Elements<'_>> =
+                held[rows[0].sequence].pools.iter().map(|page| page.index()).collect();
+            let own = match &self.chooser {
+                Some(chooser) => {
+                    let seen = SeenPools { rows, visible: &visible, keys: &keys };
+                    chooser.choose(&seen, index, threads)
+                }
+                None => [visible.iter().map(|number| (0..*number).collect()).collect(), Vec::new()],
+            };
+            all.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
         }
-        let (first, end) = (rows[0].row, rows[0].row + rows.len());
-        let queries = IndexQueries {
-            queries: &index.queries[first * heads * head_dim..end * heads * head_dim],
-            weights: &index.weights[first * heads..end * heads],
-            heads,
-            head_dim,
-            num_visible: &num_visible,
-            num_chosen,
-        };
-        let keys: Vec<Elements<'_>> = held.iter().map(|page| page.index()).collect();
-        kernels::choose_positions(&queries, &keys, threads)
+        all
     }
 }
 

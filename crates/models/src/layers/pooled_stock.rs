@@ -1,14 +1,16 @@
 //! Attention to a window beside pools, with MLX's operations.
 
 use jackalope_cache::{BlockRows, KvArrays, SequenceCache};
-use jackalope_mlx::choice;
 use jackalope_mlx::fast::{self, RopeOffset};
 use jackalope_mlx::{Array, Dtype, dim};
 
-use super::pooled::{PoolIndexer, PooledAttention, PooledPools, scale};
+use super::pool_choice::{PoolChooser, PoolIndexer};
+use super::pool_choice_stock::SharedChoice;
+use super::pooled::{PoolPlace, PooledAttention, PooledPools, scale};
 use crate::step::{
     DecodeGroup, PoolKind, Reach, SeenPositions, Step, StepSpan, WindowGroup, WindowPrompt,
 };
+use jackalope_parallel::codes::stock_rounded;
 
 /// Number of queries of a prompt whose scores are in memory at once.
 const ROWS_MAX: usize = 512;
@@ -21,6 +23,8 @@ struct StockRows {
     raw: Option<Array>,
     /// Queries of the indexer, `[tokens, heads, head_dim]`, and their factors, `[tokens, heads, 1]`.
     index: Option<[Array; 2]>,
+    /// The choice of pools that the layer makes, or reads, for each part of the step.
+    choice: SharedChoice,
 }
 
 /// The pools of some sequences.
@@ -34,22 +38,28 @@ struct StockPools {
 impl PooledAttention {
     /// Computes the groups' results `[tokens, groups * group_dim]` with MLX.
     pub(super) fn stock_groups(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
-        let rows = self.stock_rows(x);
+        let rows = self.stock_rows(x, step);
         self.stock_write(&rows, step);
         let plan = step.window_plan(self.reach());
-        let prompts = plan.prompts.iter().map(|prompt| {
-            let span = &step.spans[prompt.span_idx];
-            self.stock_prompt(&rows, prompt, span, step.caches[prompt.span_idx])
-        });
-        let prompts: Vec<Array> = prompts.collect();
+        let prompts = |step: &Step<'_, '_>| {
+            let of_prompt = |prompt: &WindowPrompt| {
+                let span = &step.spans[prompt.span_idx];
+                self.stock_prompt(&rows, prompt, span, step.caches[prompt.span_idx])
+            };
+            plan.prompts.iter().map(of_prompt).collect::<Vec<Array>>()
+        };
         let out = if self.parts.pools.is_some() {
-            let (plan, windows) = (step.stock_plan(), step.slot_windows(self.reach()));
-            let groups = plan.groups.iter().zip(&*windows);
+            let (by_slot, windows) = (step.stock_plan(), step.slot_windows(self.reach()));
+            let groups = by_slot.groups.iter().zip(&*windows);
             let groups = groups.map(|(group, window)| self.stock_slots(&rows, group, window, step));
-            plan.in_order(&groups.chain(prompts).collect::<Vec<_>>())
+            let mut outs: Vec<Array> = groups.collect();
+            outs.extend(prompts(step));
+            by_slot.in_order(&outs)
         } else {
             let groups = plan.groups.iter().map(|group| self.stock_window(&rows, group, step));
-            plan.in_order(&groups.chain(prompts).collect::<Vec<_>>())
+            let mut outs: Vec<Array> = groups.collect();
+            outs.extend(prompts(step));
+            plan.in_order(&outs)
         };
         let tokens = x.dim(0);
         let groups = dim(self.parts.heads.cut.heads.len());
@@ -57,27 +67,25 @@ impl PooledAttention {
         self.parts.groups.stock(&out).transpose(&[1, 0, 2]).reshape(&[tokens, -1])
     }
 
-    fn stock_rows(&self, x: &Array) -> StockRows {
+    fn stock_rows(&self, x: &Array, step: &mut Step<'_, '_>) -> StockRows {
         let parts = &self.parts;
         let (tokens, head_dim) = (x.dim(0), dim(parts.sizes.head_dim));
         let low_rank = parts.q_norm.stock(&parts.q_down.stock(x));
         let q = parts.q_up.stock(&low_rank).reshape(&[tokens, -1, head_dim]);
-        let indexer = parts.pools.as_ref().and_then(|pools| pools.indexer.as_ref());
-        let raw = parts.pools.as_ref().map(|pools| {
-            let own = pools.vectors.stock_raw(x);
-            let index = indexer.map(|indexer| indexer.vectors.stock_raw(x));
-            let both = index.map(|index| Array::concatenate(&[&own, &index], 1));
-            both.unwrap_or(own).expand_dims(1)
-        });
+        let pools = parts.pools.as_ref();
+        let indexer = pools.and_then(|pools| pools.chooser.as_ref()?.indexer());
+        let own = pools.and_then(PooledPools::own);
+        let normed = || fast::rms_norm(&q, None, parts.sizes.norm_eps);
         StockRows {
-            q: fast::rms_norm(&q, None, parts.sizes.norm_eps),
+            q: if parts.sizes.has_query_norm { normed() } else { q.clone() },
             kv: parts.kv_norm.stock(&parts.kv.stock(x)).expand_dims(1),
-            raw,
+            raw: own.map(|own| own.stock_raw(x).expand_dims(1)),
             index: indexer.map(|indexer| {
-                let shape = [tokens, dim(indexer.heads), dim(indexer.vectors.dim())];
+                let shape = [tokens, dim(indexer.heads), dim(indexer.head_dim)];
                 let queries = indexer.queries.stock(&low_rank).reshape(&shape);
                 [queries, indexer.weights.stock(x).expand_dims(2)]
             }),
+            choice: SharedChoice::new(pools, step),
         }
     }
 
@@ -87,23 +95,20 @@ impl PooledAttention {
         let written = step.written_rows();
         let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
         let place = RopeOffset::Each(&written.positions);
+        let placed = parts.rope.stock(&rows.kv.expand_dims(2), place);
         let new = KvArrays {
-            keys: parts.rope.stock(&rows.kv.expand_dims(2), place),
+            keys: parts.sizes.codes.map_or(placed.clone(), |codes| stock_rounded(codes, &placed)),
             values: None,
             index: rows.raw.as_ref().map(|raw| raw.expand_dims(2)),
         };
         slots.borrow_mut().blocks.write(layer, &new, &written.places);
-        let Some(pools) = &parts.pools else { return };
-        let Some(ended) = step.ended_pools(pools.kind()) else { return };
-        let raw = slots.borrow().blocks.read_raw(layer, &ended.sources);
-        let own = dim(pools.vectors.raw_dim());
-        let indexer = pools.indexer.as_ref();
-        let vectors = KvArrays {
-            keys: pools.vectors.stock(&raw.slice_axis(2, 0, own), &ended),
-            values: None,
-            index: indexer.map(|it| it.vectors.stock(&raw.slice_axis(2, own, raw.dim(2)), &ended)),
+        let Some((pools, own)) = parts.pools.as_ref().and_then(|it| Some((it, it.own()?))) else {
+            return;
         };
-        ended.write(self.layer_idx, &vectors, step.caches);
+        let kind = PoolKind { len: pools.len, overlaps: own.overlaps };
+        let Some(ended) = step.ended_pools(kind) else { return };
+        let raw = slots.borrow().blocks.read_raw(layer, &ended.sources);
+        ended.write(self.layer_idx, &own.stock(&raw, &ended), step.caches);
     }
 
     /// Computes one token of each sequence of a group, `[sequences, heads * head_dim]`, in a layer without
@@ -135,16 +140,14 @@ impl PooledAttention {
         let keys = self.stock_keys(&window.places, step.caches[0]);
         let pools = parts.pools.as_ref().and_then(|pools| {
             let (num_pools, seen) = group.whole_pools(pools.len);
-            if num_pools == 0 {
-                return None;
-            }
-            let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
-            let held = slots.borrow().held_pools(group.class, layer).rows(0, num_pools);
-            Some(pools.stock(held, seen, |indexer| {
+            let (layer, slots) = (step.caches[0].layer(self.pools_at()), step.caches[0].slots());
+            let held = (num_pools != 0)
+                .then(|| slots.borrow().held_pools(group.class, layer).rows(0, num_pools));
+            pools.stock(held, seen, &rows.choice, |indexer| {
                 let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
-                let queries = indexer.rope.stock(&group.rows.of(queries), place());
+                let queries = indexer.stock_placed(&group.rows.of(queries), place());
                 [&queries, &group.rows.of(weights)].map(|it| group.by_slot(it))
-            }))
+            })
         });
         let out = self.weigh(&q, &keys, window.mask.clone(), pools.as_ref());
         let out = group.by_sequence(&out);
@@ -172,17 +175,14 @@ impl PooledAttention {
         let pools = parts.pools.as_ref().and_then(|pools| {
             let counts = span.positions().map(|position| dim((position + 1) / pools.len));
             let counts: Vec<i32> = counts.collect();
-            let num_pools = (span.start + span.rows.len()) / pools.len;
-            if num_pools == 0 {
-                return None;
-            }
-            let held = cache.held_pools(self.layer_idx, num_pools);
+            let num_pools = span.positions().end / pools.len;
+            let held = (num_pools != 0).then(|| cache.held_pools(self.pools_at(), num_pools));
             let numbers = Array::arange(dim(num_pools), Dtype::I32);
             let counts = Array::from_slice(&counts, &[1, 1, dim(counts.len()), 1]);
-            Some(pools.stock(held, Some(numbers.less(&counts)), |indexer| {
+            pools.stock(held, Some(numbers.less(&counts)), &rows.choice, |indexer| {
                 let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
-                [indexer.rope.stock(&own(queries), place()), own(weights)]
-            }))
+                [indexer.stock_placed(&own(queries), place()), own(weights)]
+            })
         });
         let num_rows = span.rows.len();
         let blocks = (0..num_rows).step_by(ROWS_MAX).map(|first| {
@@ -208,6 +208,14 @@ impl PooledAttention {
         let out = Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2);
         let back = parts.inverse.stock(&out, place());
         back.transpose(&[0, 2, 1, 3]).reshape(&[dim(num_rows), -1])
+    }
+
+    /// Returns the cache that keeps the pools: the layer's own, or an earlier one's.
+    fn pools_at(&self) -> usize {
+        match self.parts.pools.as_ref().map(|pools| &pools.place) {
+            Some(PoolPlace::OfCache(cache_idx)) => *cache_idx,
+            Some(PoolPlace::Own(_)) | None => self.layer_idx,
+        }
     }
 
     fn reach(&self) -> Reach {
@@ -253,27 +261,25 @@ impl PooledAttention {
 }
 
 impl PooledPools {
-    /// Returns what the layer keeps of pools, `[sequences, 1, pools, dim]`. `seen` says which of them queries
-    /// see; `queries` returns the rotated queries of the indexer, `[sequences, heads, queries, head_dim]`, and
-    /// their factors.
+    /// Returns what the next part of a step sees of pools, of which `held` is kept, `[sequences, 1, pools, dim]`;
+    /// `None` if there are none. `seen` says which of them queries see; `queries` returns the rotated queries of
+    /// the indexer, `[sequences, heads, queries, head_dim]`, and their factors.
     fn stock(
         &self,
-        held: KvArrays,
+        held: Option<KvArrays>,
         seen: Option<Array>,
+        choice: &SharedChoice,
         queries: impl FnOnce(&PoolIndexer) -> [Array; 2],
-    ) -> StockPools {
-        let num_pools = held.keys.dim(2);
-        let indexer = self.indexer.as_ref().filter(|it| dim(it.num_chosen) < num_pools);
-        let mask = indexer.zip(held.index).map(|(indexer, keys)| {
-            let [queries, weights] = queries(indexer);
-            let scores = choice::scores(&queries, &weights, &keys);
-            choice::best(&scores, seen.as_ref(), indexer.num_chosen)
-        });
-        StockPools { vectors: held.keys, mask: mask.or(seen) }
-    }
-
-    /// Returns which pools these are.
-    fn kind(&self) -> PoolKind {
-        PoolKind { len: self.len, overlaps: self.overlaps }
+    ) -> Option<StockPools> {
+        let part = choice.next_part();
+        let chosen = match &self.chooser {
+            None => None,
+            Some(PoolChooser::Earlier) => choice.chosen(part),
+            Some(PoolChooser::Indexer(indexer)) => {
+                let keys = held.as_ref().map(|held| held.index.as_ref().unwrap_or(&held.keys));
+                choice.choose(indexer, keys, seen.as_ref(), queries)
+            }
+        };
+        Some(StockPools { vectors: held?.keys, mask: chosen.or(seen) })
     }
 }

@@ -33,6 +33,9 @@ pub(crate) struct Residual {
     /// Streams at the ends of earlier blocks of layers, `[tokens, streams * hidden]`, if layers read
     /// them.
     earlier: Option<Array>,
+    /// Weights with which the next block reads several streams, f32 `[tokens, streams]`, if the block before
+    /// it has computed them.
+    weights: Option<Array>,
     /// Whether what a block returns takes the place of what it reads, instead of being added to it.
     is_replaced: bool,
     /// Terms of the previous blocks that are not yet added.
@@ -162,6 +165,7 @@ impl Residual {
             h,
             is_replaced: false,
             earlier: None,
+            weights: None,
             pending,
             blocks,
             parallel: parallel.clone(),
@@ -176,6 +180,17 @@ impl Residual {
     /// Puts streams `[tokens, streams * hidden]` before this one, which later blocks read.
     pub(super) fn after(self, earlier: Option<Array>) -> Residual {
         Residual { earlier, ..self }
+    }
+
+    /// Sets the weights with which the next block reads several streams, f32 `[tokens, streams]`.
+    pub(super) fn with_weights(self, weights: Option<Array>) -> Residual {
+        Residual { weights, ..self }
+    }
+
+    /// Returns the weights with which the next block reads several streams, if the block before it has
+    /// computed them.
+    pub(crate) fn weights(&self) -> Option<Array> {
+        self.weights.clone()
     }
 
     /// Begins a block of layers: the stream joins the earlier ones, and a new one begins at zero.
@@ -200,16 +215,42 @@ impl Residual {
         })
     }
 
-    /// Returns the earlier streams and this one, `[tokens, streams * hidden]`.
+    /// Returns the earlier streams and this one, `[tokens, streams * hidden]`, and then the bytes of the weights
+    /// with which the next block reads them, if there are any.
     pub(super) fn finish_all(self) -> Array {
-        let earlier = self.earlier.clone();
-        beside(earlier.as_ref(), &self.finish())
+        let (earlier, weights) = (self.earlier.clone(), self.weights.clone());
+        let all = beside(earlier.as_ref(), &self.finish());
+        let Some(weights) = weights else { return all };
+        let bytes = weights.view(Dtype::U8).astype(all.dtype());
+        Array::concatenate(&[&all, &bytes], 1)
+    }
+
+    /// Creates streams from what another stage has sent: `width` elements, and then the bytes of weights.
+    pub(super) fn of_sent(sent: &Array, width: usize, parallel: &Parallel) -> Residual {
+        if sent.dim(1) == dim(width) {
+            return Residual::new(sent.clone(), parallel);
+        }
+        let streams = sent.slice_axis(1, 0, dim(width)).contiguous();
+        let bytes = sent.slice_axis(1, dim(width), sent.dim(1)).astype(Dtype::U8).contiguous();
+        Residual::new(streams, parallel).with_weights(Some(bytes.view(Dtype::F32)))
     }
 
     /// Returns another stream in the place of this one.
     pub(crate) fn replaced(self, work: impl FnOnce(Array) -> Array) -> Residual {
+        let (parallel, weights) = (self.parallel.clone(), self.weights.clone());
+        Residual::new(work(self.finish()), &parallel).with_weights(weights)
+    }
+
+    /// As [`Residual::replaced`], for streams that are read with weights. `work` returns the streams, and
+    /// the weights for the block that follows.
+    pub(crate) fn replaced_with_weights(
+        self,
+        work: impl FnOnce(Array, Array) -> [Array; 2],
+    ) -> Residual {
+        let weights = self.weights.clone().expect("the block before has computed weights");
         let parallel = self.parallel.clone();
-        Residual::new(work(self.finish()), &parallel)
+        let [streams, weights] = work(self.finish(), weights);
+        Residual::new(streams, &parallel).with_weights(Some(weights))
     }
 
     /// Returns some rows of the stream.
@@ -281,7 +322,15 @@ impl Residual {
             let after = without_sums(&parallel, h.clone(), output.num_sums, Dtype::F64);
             let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
             let pending = Some(Pending { product, closing });
-            return Residual { h, is_replaced, earlier, pending, blocks: Vec::new(), parallel };
+            return Residual {
+                h,
+                is_replaced,
+                earlier,
+                weights: None,
+                pending,
+                blocks: Vec::new(),
+                parallel,
+            };
         }
         let input = BlockInput::new(frame);
         self.blocks.push(BlockKernel { input, work: Box::new(work), closing });
@@ -337,7 +386,7 @@ impl Residual {
             });
         let product = parallel.all_sum(&product.remove(0));
         let pending = Some(Pending { product, closing });
-        Residual { h, is_replaced, earlier, pending, blocks: Vec::new(), parallel }
+        Residual { h, is_replaced, earlier, weights: None, pending, blocks: Vec::new(), parallel }
     }
 
     /// Adds the pending blocks and the sum of their products over the ranks to the graph.
@@ -353,7 +402,7 @@ impl Residual {
         let h = results.remove(1);
         let product = parallel.all_sum(&results.remove(0));
         let pending = Some(Pending { product, closing });
-        Residual { h, is_replaced, earlier, pending, blocks: Vec::new(), parallel }
+        Residual { h, is_replaced, earlier, weights: None, pending, blocks: Vec::new(), parallel }
     }
 
     /// Creates a node that computes the blocks and passes the stream to `end`.

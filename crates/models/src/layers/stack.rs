@@ -29,6 +29,8 @@ pub(crate) struct StackSizes {
     pub(crate) num_layers: usize,
     /// Width of the stream.
     pub(crate) hidden: usize,
+    /// Number of weights with which the next block reads the streams, if blocks pass them on.
+    pub(crate) num_weights: usize,
     /// Width of what each layer reads beside it; 0 if nothing.
     pub(crate) input_width: usize,
     /// Number of layers of a block at whose end the stream is kept for all later layers; `None` if
@@ -105,16 +107,23 @@ impl<L> Stack<L> {
 
     /// Receives the stream, and beside it what this rank's layers and those after them read.
     fn receive(&self, num_rows: usize) -> Stream {
-        let StackSizes { num_layers, hidden: own, input_width, block_layers, token_layers } =
+        let StackSizes { num_layers, hidden: own, input_width, block_layers, token_layers, .. } =
             self.sizes;
         let parallel = &self.parallel;
+        let with_weights = own + self.sizes.num_weights * Dtype::F32.size_bytes();
         if self.range.start < token_layers {
             assert!(input_width == 0 && block_layers.is_none(), "no family has these and tokens");
-            let shape = [dim(num_rows), dim(own + TokenRows::COLUMNS)];
+            let shape = [dim(num_rows), dim(with_weights + TokenRows::COLUMNS)];
             let received = parallel.receive(&shape, self.dtype);
-            let (stream, tokens) = TokenRows::take_from(&received, own, parallel);
-            let residual = Residual::new(stream, parallel);
+            let (stream, tokens) = TokenRows::take_from(&received, with_weights, parallel);
+            let residual = Residual::of_sent(&stream, own, parallel);
             return Stream { residual, inputs: None, tokens: Some(tokens) };
+        }
+        if own < with_weights {
+            assert!(input_width == 0 && block_layers.is_none(), "no family has these and weights");
+            let received = parallel.receive(&[dim(num_rows), dim(with_weights)], self.dtype);
+            let residual = Residual::of_sent(&received, own, parallel);
+            return Stream { residual, inputs: None, tokens: None };
         }
         let num_earlier = block_layers.map_or(0, |len| self.range.start.div_ceil(len));
         let hidden = (num_earlier + 1) * own;

@@ -1,13 +1,14 @@
 //! The streams before the first layer and after the last one.
 
 use jackalope_mlx::{Array, Dtype, dim};
-use jackalope_spec::StreamsSpec;
+use jackalope_spec::{ConnectionsEnd, StreamsSpec};
 use jackalope_weights::LoadError;
 use jackalope_weights::Weights;
 
 use super::altup::AltUpEnds;
-use super::hyper::{StreamShape, StreamSum};
+use super::hyper::{StreamShape, StreamSum, sum_with_weights};
 use super::low_rank_gate::LowRankGate;
+use super::residual::Residual;
 use jackalope_parallel::Parallel;
 
 /// Makes several streams from the embedding, and one from the streams.
@@ -16,6 +17,9 @@ pub(crate) enum StreamEnds {
     AltUp(AltUpEnds),
     /// Streams that begin as copies, and end as a sum or as their mean.
     Copies(usize, Option<StreamSum>),
+    /// Streams that begin as copies; each block passes on the weights with which they are read next, after the
+    /// last one too.
+    Passing(usize, Parallel),
     /// Streams that begin as copies and end in a gate, on ranks that have the last layer.
     Gated(Option<Box<LowRankGate>>, usize),
 }
@@ -36,7 +40,14 @@ impl StreamEnds {
                 StreamEnds::AltUp(AltUpEnds::load(root, spec, shape.hidden, parallel)?)
             }
             StreamsSpec::HyperConnections { num_streams, end } => {
-                let end = end.as_ref().filter(|_| parallel.has_last_layer());
+                let end = match end {
+                    ConnectionsEnd::OfLastBlock => {
+                        return Ok(StreamEnds::Passing(*num_streams, parallel.clone()));
+                    }
+                    ConnectionsEnd::Weighted(end) => Some(end),
+                    ConnectionsEnd::Mean => None,
+                };
+                let end = end.filter(|_| parallel.has_last_layer());
                 let sum = end.map(|end| StreamSum::load(root, end, shape, parallel));
                 StreamEnds::Copies(*num_streams, sum.transpose()?)
             }
@@ -49,18 +60,32 @@ impl StreamEnds {
     }
 
     /// Returns the streams `[tokens, streams * hidden]` of the embedding `[tokens, hidden]`.
-    pub(crate) fn begin(&self, h: &Array) -> Array {
+    pub(crate) fn begin(&self, embedding: Residual) -> Residual {
+        let copies = |number: usize| move |h: Array| Array::concatenate(&vec![&h; number], 1);
         match self {
-            StreamEnds::AltUp(ends) => ends.begin(h),
+            StreamEnds::AltUp(ends) => embedding.replaced(|h| ends.begin(&h)),
             StreamEnds::Copies(number, _) | StreamEnds::Gated(_, number) => {
-                Array::concatenate(&vec![h; *number], 1)
+                embedding.replaced(copies(*number))
+            }
+            StreamEnds::Passing(number, parallel) => {
+                let streams = embedding.finish();
+                let first = Array::from_slice(&[0], &[1]);
+                let weights = Array::arange(dim(*number), Dtype::I32).equal(&first);
+                let weights = weights.astype(Dtype::F32).expand_dims(0);
+                let weights = weights.broadcast_to(&[streams.dim(0), dim(*number)]).contiguous();
+                Residual::new(copies(*number)(streams), parallel).with_weights(Some(weights))
             }
         }
     }
 
     /// Returns what follows the last layer, `[tokens, hidden]`.
-    pub(crate) fn end(&self, streams: &Array) -> Array {
+    pub(crate) fn end(&self, residual: Residual) -> Array {
+        let weights = residual.weights();
+        let streams = &residual.finish();
         match self {
+            StreamEnds::Passing(_, parallel) => {
+                sum_with_weights(&weights.expect("of the last block"), streams, parallel)
+            }
             StreamEnds::AltUp(ends) => ends.end(streams),
             StreamEnds::Gated(gate, _) => {
                 gate.as_ref().expect("this rank has the last layer").read(streams)

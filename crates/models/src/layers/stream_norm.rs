@@ -1,5 +1,5 @@
 //! Norms of several streams beside one another: each stream is normalised separately, with weights of its
-//! own to which one is added.
+//! own, to which one may be added.
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Threads};
 use jackalope_mlx::{Array, Dtype, Pinned, fast};
@@ -27,9 +27,10 @@ impl StreamNorm {
         spec: &TensorSpec,
         shape: StreamShape,
     ) -> Result<StreamNorm, LoadError> {
-        let weights = root.at(&spec.name);
-        let weights = weights.vector_as(Dtype::F32, shape.all(), Part::Whole)?;
-        let factors = weights.add(&Array::scalar(1.0));
+        let (path, name) = spec.name.rsplit_once('.').unwrap_or(("", &spec.name));
+        let weights = root.at(path).floats_as(Dtype::F32, name, &spec.shape, Part::Whole)?;
+        let added = if shape.adds_one { 1.0 } else { 0.0 };
+        let factors = weights.flatten(0, -1).add(&Array::scalar(added));
         factors.eval()?;
         Ok(StreamNorm { factors, shape })
     }

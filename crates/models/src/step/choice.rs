@@ -14,4 +14,16 @@ pub(crate) struct Choice {
     /// Which keys each group of sequences and then each prompt attends to, for MLX; `None` if it
     /// attends to all.
     pub(crate) masks: Rc<RefCell<Vec<Option<Array>>>>,
+    /// The candidates that it leaves to later indexers, if it does.
+    pub(crate) candidates: Candidates,
+}
+
+/// The candidates for the choices of later indexers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Candidates {
+    /// Blocks of pools of each row; written when the layer is computed.
+    pub(crate) rows: Arc<OnceLock<Vec<Vec<usize>>>>,
+    /// Which pools are candidates of each group of sequences and then of each prompt, for MLX; `None` if
+    /// all are.
+    pub(crate) masks: Rc<RefCell<Vec<Option<Array>>>>,
 }

@@ -35,6 +35,7 @@ from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model  # noqa: E402
 
 from families import VOCAB  # noqa: E402
+import deepseek_v41  # noqa: E402
 import vlm  # noqa: E402
 from originals import original  # noqa: E402
 
@@ -142,7 +143,7 @@ def matrix(tensors, path, shape, dtype, quantization, std):
 
 def model_of(config):
     """The model that the reference makes from a configuration."""
-    if config["model_type"] in vlm.FAMILIES:
+    if vlm.computes(config):
         return vlm.model(config)
     model_class, arguments = _get_classes(config)
     return model_class(arguments.from_dict(config))
@@ -177,13 +178,15 @@ def recipes(config, dtype, quantization_of):
         matrix(tensors, path, shape, dtype, quantization_of(path), std)
     for name, value in tree_flatten(model.parameters()):
         path, _, kind = name.rpartition(".")
+        # Some name the connections of streams without a module.
+        kind = re.sub("^hc_(attn|ffn)_", "", kind)
         if path in linears and kind == "weight":
             continue
         dtype = "F32" if config["model_type"] in vlm.FAMILIES and kind in SINGLE else own_dtype
         if value.dtype == mx.int64:
             numbers = " ".join(map(str, value.tolist()))
             tensors[name] = f"I64 {'x'.join(map(str, value.shape))} {numbers}"
-        elif kind == "weight" and is_norm(path):
+        elif (kind == "weight" and is_norm(path)) or kind in ("q_weight", "k_weight"):
             is_added = config["model_type"] in ADDING_ONE and not path.endswith("linear_attn.norm")
             offset = 0.0 if is_added else 1.0
             if config["model_type"] in UNSCALED_SCORES and path.endswith(("q_norm", "k_norm")):
@@ -191,7 +194,7 @@ def recipes(config, dtype, quantization_of):
             tensors[name] = uniform(dtype, value.shape, offset, 0.4)
         elif path.endswith("act_fn"):  # parameters, close to those that training starts from
             tensors[name] = uniform(dtype, value.shape, value.item(), 0.2 * abs(value.item()))
-        elif kind == "bias" or name.endswith(("e_score_correction_bias", "expert_bias", "router_bias")):
+        elif kind in ("bias", "bias_vl") or name.endswith(("e_score_correction_bias", "expert_bias", "router_bias")):
             tensors[name] = uniform(dtype, value.shape, 0.0, 0.4)
         elif kind in ("sinks", "attention_sink_bias", "attn_sink"):
             tensors[name] = uniform(dtype, value.shape, 0.5, 3.0)
@@ -305,7 +308,7 @@ def original_names(tensors):
 
 def quantization_config(config, quantization_of):
     """As mlx-lm writes it: a default, and an entry for each layer that differs."""
-    prefix = vlm.PREFIX if config["model_type"] in vlm.FAMILIES else ""
+    prefix = vlm.PREFIX if vlm.computes(config) else ""
     layers = {prefix + path: quantization_of(path) for path in linear_modules(model_of(config))}
     formats = [quantization for quantization in layers.values() if quantization]
     if not formats:
@@ -440,7 +443,7 @@ def reference(path, prompt, is_vlm):
 
 def compute(name, config, dtype, quantization_of, prompt):
     """One case: the checkpoint's recipes and what mlx-lm computes for it."""
-    is_text_part, is_vlm = config["model_type"] in TEXT_PARTS, config["model_type"] in vlm.FAMILIES
+    is_text_part, is_vlm = config["model_type"] in TEXT_PARTS, vlm.computes(config)
     own = config
     if is_text_part:
         own = config_of_text(config)
@@ -469,13 +472,17 @@ def compute(name, config, dtype, quantization_of, prompt):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         digest = write_checkpoint(path, name, config, tensors)
+        files = deepseek_v41.files(config, VOCAB)
+        for file, content in files.items():
+            (path / file).write_text(json.dumps(content))
         if "-kv-b-" in name:
             widen_joint(path)
         loaded = text_part(config, path) if is_text_part else whole(config, path) if is_whole else path
         result = reference(loaded, prompt, is_vlm)
     margin, tokens = min(result["margins"]), len(set(result["greedy"]))
     print(f"{name}: least margin {margin:.1e}, {tokens} tokens", flush=True)
-    return dict(name=name, dtype=dtype, config=config, tensors=tensors, sha256=digest) | result
+    case = dict(name=name, dtype=dtype, config=config, tensors=tensors, sha256=digest)
+    return case | (dict(files=files) if files else {}) | result
 
 
 def main():

@@ -37,6 +37,11 @@ RENAMED = dict(
         (".gate.e_score_correction_bias", ".gate.bias"),
         *((f".{ours}_proj.", f".{theirs}.") for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))),
     ],
+    deepseek_v41=[
+        ("language_model.", ""),
+        ("embed_tokens.", "embed."),
+        *((f".{ours}_proj.", f".{theirs}.") for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))),
+    ],
     qwen4_exp=[(".ngram_embedding.shards.", ".ngram_embedding.shard_")],
     glm5_next=[
         (".attn_hc.", ".hc_attn_"),
@@ -69,6 +74,7 @@ NESTED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "glm5_next", "qwen4_exp")
 # What mlx-lm does not use either.
 EXTRA = dict(
     deepseek_v4=["mtp.0.norm.weight"],
+    deepseek_v41=["mtp.0.norm.weight", "vision.norm.weight"],
     qwen3_next=["mtp.norm.weight"],
     glm5_next=["model.visual.merger.norm.weight", "model.language_model.layers.5.eh_proj.weight"],
     qwen3_5=["model.visual.merger.norm.weight", "mtp.norm.weight"],

@@ -7,11 +7,18 @@ import mlx.core as mx
 import mlx.nn as nn
 
 import deepseek_v4
+import deepseek_v41
 
-FAMILIES = ("glm5_next", "deepseek_v4", "qwen4_exp")
+FAMILIES = ("glm5_next", "deepseek_v4", "deepseek_v41", "qwen4_exp")
 
 # What the names of a language model's tensors begin with.
 PREFIX = "language_model."
+
+
+def computes(config):
+    """Whether mlx-vlm is the reference of a configuration."""
+    is_in_both = config["model_type"] == "deepseek_v41" and not config["engram_layer_ids"]
+    return config["model_type"] in FAMILIES and not is_in_both
 
 
 def model(config):
@@ -22,6 +29,9 @@ def model(config):
     if kind == "deepseek_v4":
         deepseek_v4.repair(language)
         return language.LanguageModel(deepseek_v4.settings(of_kind("config"), config))
+    if kind == "deepseek_v41":
+        deepseek_v41.repair(language)
+        return language.LanguageModel(of_kind("config").ModelConfig.from_dict(config))
     return language.LanguageModel(of_kind("config").TextConfig.from_dict(config["text_config"]))
 
 
@@ -45,6 +55,12 @@ def load(path):
     if config["model_type"] == "deepseek_v4":
         weights = loaded.sanitize({name.removeprefix(PREFIX): value for name, value in weights.items()})
         loaded.load_weights(list(weights.items()))
+        return loaded
+    if config["model_type"] == "deepseek_v41":
+        weights = {name.removeprefix(PREFIX): value for name, value in weights.items()}
+        weights = deepseek_v41.sanitized(loaded, config, weights)
+        loaded.load_weights(list(weights.items()))
+        loaded._engram_source = path
         return loaded
     # What the wrapper of language model and vision tower does.
     nested = ("model.language_model.", f"{PREFIX}model."), ("lm_head.", f"{PREFIX}lm_head.")
@@ -73,6 +89,12 @@ def outputs(loaded, rows, cache):
         # The language model asks its wrapper for the positions.
         states = loaded.model(rows, cache=cache)
         return loaded.lm_head(states)[0], states[0]
+    if loaded.model_type == "deepseek_v41":
+        norm, states = loaded.norm, []
+        loaded.norm = lambda x: states.append(norm(x)) or states[-1]
+        logits = loaded(rows, cache=cache).logits[0]
+        loaded.norm = norm
+        return logits, states[0][0]
     out = loaded(rows, cache=cache, hidden_sink=(states := []))
     return out.logits[0], states[0][0]
 

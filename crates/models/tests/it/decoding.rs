@@ -9,8 +9,8 @@ use crate::ranks::{Way, load};
 use crate::recipe::{Case, Golden};
 use crate::run::{Logits, difference, extend, step};
 
-/// Cases with attention to all positions, windows, chunks, sinks, latents, states, pools, tokens that name
-/// experts, and n-grams.
+/// Cases with attention to all positions, windows, chunks, sinks, latents, states, pools that layers share,
+/// tokens that name experts, and n-grams.
 const CASES: &[&str] = &[
     "qwen3-f32",
     "mistral-f32",
@@ -20,6 +20,7 @@ const CASES: &[&str] = &[
     "qwen3_next-f32",
     "glm5_next-f32",
     "deepseek_v4-f32",
+    "deepseek_v41-f32",
     "minimax_m3-f32",
     "qwen4_exp-f32",
 ];

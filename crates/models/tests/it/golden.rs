@@ -19,6 +19,8 @@ const MARGIN: f32 = 1e-3;
 pub(crate) fn tolerance(case: &Case, way: Way) -> f32 {
     match (case.dtype.as_str(), way) {
         ("F32", _) => 1e-4,
+        // Keys are rounded to few bits: those near the middle between two values to another one.
+        ("BF16", _) if case.name.starts_with("deepseek_v41") => 2e-1,
         ("F16", Way::Kernels | Way::RoundedKernels) => 4e-3,
         ("BF16", Way::Kernels | Way::RoundedKernels) => 3e-2,
         // On the CPU, MLX adds the products of half-precision numbers up in half precision.

@@ -141,6 +141,23 @@ fn a_table_of_experts_that_do_not_exist_is_refused() {
 }
 
 #[test]
+fn a_list_of_numbers_of_tokens_that_does_not_fit_is_refused() {
+    let golden = Golden::read();
+    let says = |content: &str, parts: &[&str]| {
+        let checkpoint = golden.case("deepseek_v41-f32").write();
+        let path = checkpoint.dir().join("engram_token_map.json");
+        fs::write(path, content).unwrap();
+        assert_says(&failure(checkpoint.dir()), &[&["engram_token_map.json"], parts].concat());
+    };
+    says("{}", &["not a list of numbers"]);
+    says("[0, 1]", &["2 numbers, expected more than 4"]);
+    says("[0, 1, 2, 3, 4, 5]", &["6 different numbers, config.json states 100"]);
+    let checkpoint = golden.case("deepseek_v41-f32").write();
+    fs::remove_file(checkpoint.dir().join("engram_token_map.json")).unwrap();
+    assert_says(&failure(checkpoint.dir()), &["cannot read", "engram_token_map.json"]);
+}
+
+#[test]
 fn a_truncated_or_overlong_file_is_told_by_its_sizes() {
     let cut = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 1000);
     check_file(cut, &["model.safetensors", "bytes", "header describes", "hint:"]);

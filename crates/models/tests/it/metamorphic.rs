@@ -75,6 +75,10 @@ pub(crate) const CASES: &[&str] = &[
     "deepseek_v4-f32",
     "deepseek_v4-q4-f32",
     "deepseek_v4-mixed-bf16",
+    "deepseek_v41-f32",
+    "deepseek_v41-untabled-f32",
+    "deepseek_v41-q4-f32",
+    "deepseek_v41-mixed-bf16",
     "qwen4_exp-f32",
     "qwen4_exp-q4-bf16",
     "cohere-norms-f32",
@@ -283,7 +287,9 @@ fn a_pipeline_of_any_stages_computes_the_same_bits_as_one_rank() {
     };
     let alone: Vec<[Generated; 2]> =
         cases.iter().map(|case| Way::BOTH.map(|way| run(case, way))).collect();
-    for layers in [vec![5], vec![4, 1], vec![2, 3], vec![1, 1, 3], vec![1, 1, 1, 1, 1]] {
+    for layers in
+        [vec![5], vec![4, 1], vec![2, 3], vec![1, 1, 3], vec![2, 2, 1], vec![1, 1, 1, 1, 1]]
+    {
         let fits = |case: &Case| keeps_caches_together(&case.deepened(PIPELINE_LAYERS), &layers);
         let fitting: Vec<usize> = (0..cases.len()).filter(|&idx| fits(cases[idx])).collect();
         let job = Job {

@@ -81,9 +81,9 @@ impl Original {
         let (block, _) = stacked.rsplit_once('.').unwrap();
         let Some(fused) = fused_in(&self.family) else {
             let projection = match (self.family.as_str(), projection) {
-                ("lfm2_moe" | "deepseek_v4", "gate_proj") => "w1",
-                ("lfm2_moe" | "deepseek_v4", "down_proj") => "w2",
-                ("lfm2_moe" | "deepseek_v4", _) => "w3",
+                ("lfm2_moe" | "deepseek_v4" | "deepseek_v41", "gate_proj") => "w1",
+                ("lfm2_moe" | "deepseek_v4" | "deepseek_v41", "down_proj") => "w2",
+                ("lfm2_moe" | "deepseek_v4" | "deepseek_v41", _) => "w3",
                 (_, projection) => projection,
             };
             let each =

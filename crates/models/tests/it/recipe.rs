@@ -77,6 +77,9 @@ pub(crate) struct Case {
     /// `F32 128x128 0.0 0.4` by name: type, shape and two parameters; of `I64` the values.
     pub(crate) tensors: Map<String, Value>,
     sha256: String,
+    /// Files beside the checkpoint, by name.
+    #[serde(default)]
+    files: Map<String, Value>,
     /// Logits after the last token of the prompt.
     pub(crate) logits: Vec<f32>,
     /// The best token after each token of the prompt.
@@ -186,6 +189,9 @@ impl Case {
     ) -> Checkpoint {
         let dir = TempDir::new(&self.name);
         std::fs::write(dir.path().join("config.json"), self.config.to_string()).unwrap();
+        for (name, content) in &self.files {
+            std::fs::write(dir.path().join(name), content.to_string()).unwrap();
+        }
         let (mut header, mut data) = (Map::new(), Vec::new());
         for (name, tensor) in tensors {
             let start = data.len();

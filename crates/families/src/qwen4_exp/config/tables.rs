@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Config;
 use crate::decoder::Sizes;
 use crate::gates::GateSizes;
-use crate::ngrams::{HashSettings, ngrams};
+use crate::ngrams::{HashSettings, Multipliers, ngrams};
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, count};
 use jackalope_spec::{NgramSpec, TensorSpec};
@@ -66,7 +66,7 @@ impl Config {
             let expected = format!("at most {PRIMES_MAX} heads in all layers");
             return Err(bad_value("heads_per_ngram", settings.heads_per_ngram, expected));
         }
-        let hashes = settings.hashes(layers.len()).into_iter().zip(layers);
+        let hashes = settings.hashes(&layers).into_iter().zip(layers);
         let tables = hashes.map(|(hash, layer_idx)| {
             let table = self.tables.sizes(&hash, sizes)?;
             Ok(ngrams(&format!("model.layers.{layer_idx}.ple"), hash, gates, table))
@@ -97,9 +97,9 @@ impl TableConfig {
             ngram_size,
             heads_per_ngram: count("heads_per_ngram", self.heads_per_ngram.unwrap_or(8))?,
             modulus_min: base,
-            seed: self.seed.unwrap_or(1234),
-            vocab_size: sizes.vocab,
-            end_token: token,
+            num_numbers: sizes.vocab,
+            end: token,
+            multipliers: Multipliers::Splitmix(self.seed.unwrap_or(1234)),
         })
     }
 }
