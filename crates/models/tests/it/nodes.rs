@@ -145,3 +145,20 @@ fn no_operation_that_needs_elements_has_none_on_any_rank() {
         }
     }
 }
+
+#[test]
+fn keys_of_an_indexer_that_does_not_choose_yet_are_computed_with_their_step() {
+    let golden = Golden::read();
+    for name in ["deepseek_v32-f32", "minimax_m3-f32"] {
+        let model = load(golden.case(name), &Way::Stock.single());
+        let mut cache = model.new_cache();
+        for token in golden.prompt[..3].chunks(1) {
+            extend(&model, &mut cache, token);
+        }
+        let slots = cache.slots();
+        let slots = slots.borrow();
+        let layers = 0..model.facts().num_layers as usize;
+        let keys: Vec<_> = layers.filter_map(|layer| slots.held(256, layer).index).collect();
+        assert!(!keys.is_empty() && keys.iter().all(|keys| keys.is_available()), "{name}");
+    }
+}
