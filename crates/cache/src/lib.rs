@@ -10,7 +10,12 @@
 mod arrays;
 mod blocks;
 mod pages;
+mod pool_plan;
+mod reach;
 mod slots;
+mod span;
+mod stock_plan;
+mod window_plan;
 mod windows;
 
 use std::cell::RefCell;
@@ -28,7 +33,12 @@ use self::windows::WindowBlocks;
 pub use self::arrays::KvArrays;
 pub use self::blocks::{BlockPool, BlockRows};
 pub use self::pages::{LayerPages, Page, PoolPages, float};
+pub use self::pool_plan::{EndedPools, PoolKind};
+pub use self::reach::Reach;
 pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool, capacity_class};
+pub use self::span::StepSpan;
+pub use self::stock_plan::{DecodeGroup, GroupRows, StateGroup, StockPlan, VisibleKeys};
+pub use self::window_plan::{SeenPositions, WindowGroup, WindowPlan, WindowPrompt, WrittenRows};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;

@@ -1,12 +1,7 @@
 //! One step as the layers see it: rows of several sequences next to each other.
 
 mod choice;
-mod pool_plan;
-mod reach;
-mod stock_plan;
-mod window_plan;
 
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -18,11 +13,9 @@ use jackalope_cache::SequenceCache;
 use jackalope_kernels::RotationTable;
 
 pub(crate) use self::choice::Choice;
-pub(crate) use self::pool_plan::{EndedPools, PoolKind};
-pub(crate) use self::reach::Reach;
-pub(crate) use self::stock_plan::{DecodeGroup, StockPlan, VisibleKeys};
-pub(crate) use self::window_plan::{
-    SeenPositions, WindowGroup, WindowPlan, WindowPrompt, WrittenRows,
+pub(crate) use jackalope_cache::{
+    DecodeGroup, EndedPools, PoolKind, Reach, SeenPositions, StepSpan, StockPlan, VisibleKeys,
+    WindowGroup, WindowPlan, WindowPrompt, WrittenRows,
 };
 
 /// Consecutive tokens of one sequence.
@@ -41,22 +34,6 @@ pub(crate) struct StepTokens<'a> {
     pub(crate) host: &'a [TokenId],
     /// All of them, u32 `[tokens]`, if the host does not know them all. For MLX's operations.
     pub(crate) device: Option<&'a Array>,
-}
-
-/// Consecutive rows of one sequence, with their position in it.
-#[derive(Clone, Debug)]
-pub(crate) struct StepSpan {
-    /// Range of rows of the step.
-    pub(crate) rows: Range<usize>,
-    /// Position of the first row in its sequence.
-    pub(crate) start: usize,
-}
-
-impl StepSpan {
-    /// Returns the positions of the rows.
-    pub(crate) fn positions(&self) -> Range<usize> {
-        self.start..self.start + self.rows.len()
-    }
 }
 
 /// The rows of a step and the caches that they belong to, one cache for each span.

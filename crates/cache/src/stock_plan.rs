@@ -7,29 +7,30 @@ use std::rc::Rc;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::StateAssignment;
 
-use super::StepSpan;
-use jackalope_cache::{SequenceCache, SlotAssignment, SlotPool};
+use super::span::StepSpan;
+use super::{SequenceCache, SlotAssignment, SlotPool};
 
 /// How a step's rows are computed with MLX's operations.
 #[derive(Debug)]
-pub(crate) struct StockPlan {
+pub struct StockPlan {
     /// Sequences that decode, by capacity class.
-    pub(crate) groups: Vec<DecodeGroup>,
+    pub groups: Vec<DecodeGroup>,
     /// Indices of the spans with several rows.
-    pub(crate) prompts: Vec<usize>,
+    pub prompts: Vec<usize>,
     /// Where each row of the step is after the rows of all groups and then of all prompts have been
     /// put one after the other; `None` if it is where it was.
     order: Option<Array>, // [tokens] i32
     /// Sequences that decode, in layers with states; `None` without such layers or sequences.
-    pub(crate) states: Option<StateGroup>,
+    pub states: Option<StateGroup>,
     /// As `order`, after the rows of `states` and then of all prompts.
     state_order: Option<Array>, // [tokens] i32
-    pub(crate) slots: Rc<RefCell<SlotPool>>,
+    /// The slots of the model's sequences.
+    pub slots: Rc<RefCell<SlotPool>>,
 }
 
 impl StockPlan {
     /// Moves the sequences of the spans with one row into slots, and the others out of them.
-    pub(super) fn new(spans: &[StepSpan], caches: &mut [&mut SequenceCache]) -> StockPlan {
+    pub fn new(spans: &[StepSpan], caches: &mut [&mut SequenceCache]) -> StockPlan {
         let slots = caches[0].slots();
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
             (0..spans.len()).partition(|&idx| spans[idx].rows.len() == 1);
@@ -68,12 +69,12 @@ impl StockPlan {
     }
 
     /// Puts the rows of all groups, then those of all prompts, back in the step's order.
-    pub(crate) fn in_order(&self, outs: &[Array]) -> Array {
+    pub fn in_order(&self, outs: &[Array]) -> Array {
         ordered(outs, self.order.as_ref())
     }
 
     /// As [`StockPlan::in_order`], for the rows of `states` and then those of all prompts.
-    pub(crate) fn states_in_order(&self, outs: &[Array]) -> Array {
+    pub fn states_in_order(&self, outs: &[Array]) -> Array {
         ordered(outs, self.state_order.as_ref())
     }
 }
@@ -89,17 +90,18 @@ pub(super) fn ordered(outs: &[Array], order: Option<&Array>) -> Array {
 
 /// Sequences that decode one token each, in layers with states.
 #[derive(Debug)]
-pub(crate) struct StateGroup {
-    pub(crate) assignment: StateAssignment,
+pub struct StateGroup {
+    /// The slots of their states.
+    pub assignment: StateAssignment,
     /// Rows of the sequences in the step, `[sequences]` i32; `None` if they are all of its rows.
     rows: Option<Array>,
     /// Indices of the sequences' spans.
-    pub(crate) spans: Vec<usize>,
+    pub spans: Vec<usize>,
 }
 
 impl StateGroup {
     /// Returns the sequences' rows of `x` `[tokens, width]`, as `[sequences, 1, width]`.
-    pub(crate) fn rows(&self, x: &Array) -> Array {
+    pub fn rows(&self, x: &Array) -> Array {
         self.rows.as_ref().map_or(x.clone(), |rows| x.take(rows, 0)).expand_dims(1)
     }
 }
@@ -122,13 +124,13 @@ pub(super) fn indices(values: &[i32]) -> Array {
 
 /// The rows of sequences that decode one token each.
 #[derive(Debug)]
-pub(crate) struct GroupRows {
+pub struct GroupRows {
     /// Row of each sequence in the step.
     rows: Vec<usize>,
     /// `rows` as an array; `None` if they are all rows of the step in order.
     indices: Option<Array>, // [sequences] i32
     /// Position of each sequence's token, `[sequences]` i32.
-    pub(crate) positions: Array,
+    pub positions: Array,
 }
 
 impl GroupRows {
@@ -141,7 +143,7 @@ impl GroupRows {
     }
 
     /// Returns the rows of `x` `[tokens, heads, dim]`, as `[sequences, heads, 1, dim]`.
-    pub(crate) fn of(&self, x: &Array) -> Array {
+    pub fn of(&self, x: &Array) -> Array {
         let own = self.indices.as_ref().map_or(x.clone(), |rows| x.take(rows, 0));
         own.reshape(&[own.dim(0), own.dim(1), 1, own.dim(2)])
     }
@@ -149,14 +151,15 @@ impl GroupRows {
 
 /// Sequences of one capacity class that decode one token each.
 #[derive(Debug)]
-pub(crate) struct DecodeGroup {
+pub struct DecodeGroup {
     /// Capacity of the class in tokens.
-    pub(crate) class: usize,
-    pub(crate) rows: GroupRows,
+    pub class: usize,
+    /// Rows of the sequences in the step.
+    pub rows: GroupRows,
     pub(super) members: Vec<Member>,
     pub(super) num_slots: usize,
     /// Slot of each sequence, `[sequences]` i32.
-    pub(crate) slots: Array,
+    pub slots: Array,
     /// For each slot, the sequence whose query it gets; any for slots of others. `None` if the
     /// sequences are in the slots' order and fill them.
     queries: Option<Array>, // [slots] i32
@@ -175,11 +178,11 @@ pub(super) struct Member {
 
 /// The keys that the queries of a group see.
 #[derive(Clone, Debug)]
-pub(crate) struct VisibleKeys {
+pub struct VisibleKeys {
     /// No query sees this position or a later one.
-    pub(crate) stop: usize,
+    pub stop: usize,
     /// What each slot sees of the positions before it, boolean `[slots, 1, 1, stop]`; `None` if everything.
-    pub(crate) mask: Option<Array>,
+    pub mask: Option<Array>,
 }
 
 impl DecodeGroup {
@@ -207,24 +210,24 @@ impl DecodeGroup {
     }
 
     /// Returns `[slots, heads, 1, dim]` for queries `[sequences, heads, 1, dim]`.
-    pub(crate) fn by_slot(&self, queries: &Array) -> Array {
+    pub fn by_slot(&self, queries: &Array) -> Array {
         self.queries.as_ref().map_or(queries.clone(), |indices| queries.take(indices, 0))
     }
 
     /// Returns `[sequences, heads * dim]` for results `[slots, heads, 1, dim]`.
-    pub(crate) fn by_sequence(&self, results: &Array) -> Array {
+    pub fn by_sequence(&self, results: &Array) -> Array {
         let rows = results.reshape(&[results.dim(0), -1]);
         if self.queries.is_some() { rows.take(&self.slots, 0) } else { rows }
     }
 
     /// Returns the keys that the queries see; computed once per step.
-    pub(crate) fn visible(&self) -> VisibleKeys {
+    pub fn visible(&self) -> VisibleKeys {
         self.visible.get_or_init(|| self.see()).clone()
     }
 
     /// Returns the number of pools of `len` positions that a query sees whole at most, and which of them each
     /// slot sees, boolean `[slots, 1, 1, pools]`; `None` if all.
-    pub(crate) fn whole_pools(&self, len: usize) -> (usize, Option<Array>) {
+    pub fn whole_pools(&self, len: usize) -> (usize, Option<Array>) {
         let counts: Vec<i32> = self.lens.iter().map(|own| dim(own / len)).collect();
         let most = counts.iter().copied().max().unwrap_or(0);
         let is_all = counts.iter().all(|count| *count == most);

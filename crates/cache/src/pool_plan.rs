@@ -3,30 +3,30 @@
 
 use std::ops::Range;
 
-use jackalope_cache::{BlockRows, KvArrays, SequenceCache};
+use super::{BlockRows, KvArrays, SequenceCache};
 use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, dim};
 
-use super::StepSpan;
+use super::span::StepSpan;
 use super::stock_plan::{StockPlan, indices};
 
 /// Which pools a layer has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct PoolKind {
+pub struct PoolKind {
     /// Number of positions of a pool.
-    pub(crate) len: usize,
+    pub len: usize,
     /// Whether the vector of a pool is also computed from the pool before it.
-    pub(crate) overlaps: bool,
+    pub overlaps: bool,
 }
 
 /// The pools that end at positions of a step; at least one.
 #[derive(Debug)]
-pub(crate) struct EndedPools {
+pub struct EndedPools {
     /// The positions that the vector of each pool is computed from. Those before the first pool of a sequence
     /// are any others.
-    pub(crate) sources: BlockRows, // [pools, positions]
+    pub sources: BlockRows, // [pools, positions]
     /// Whether there is a pool before each one, boolean `[pools, 1, 1]`; `None` if each has one.
-    pub(crate) has_earlier: Option<Array>,
+    pub has_earlier: Option<Array>,
     /// First position of each pool, `[pools]` i32.
     firsts: Array,
     /// Where the pools are written, in order.
@@ -55,7 +55,7 @@ enum Place {
 
 impl EndedPools {
     /// Returns `None` if no pool ends.
-    pub(super) fn new(
+    pub fn new(
         spans: &[StepSpan],
         caches: &[&mut SequenceCache],
         plan: &StockPlan,
@@ -112,12 +112,7 @@ impl EndedPools {
     }
 
     /// Writes what a layer keeps of the pools, `[pools, 1, 1, dim]`.
-    pub(crate) fn write(
-        &self,
-        layer_idx: usize,
-        pools: &KvArrays,
-        caches: &mut [&mut SequenceCache],
-    ) {
+    pub fn write(&self, layer_idx: usize, pools: &KvArrays, caches: &mut [&mut SequenceCache]) {
         let mut next = 0;
         for Target { place, len } in &self.targets {
             let own = pools.sequences(next, next + len);
@@ -135,7 +130,7 @@ impl EndedPools {
     }
 
     /// Returns the positions as which vectors of the pools are rotated.
-    pub(crate) fn place(&self) -> RopeOffset<'_> {
+    pub fn place(&self) -> RopeOffset<'_> {
         RopeOffset::Each(&self.firsts)
     }
 }

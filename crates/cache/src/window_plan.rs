@@ -5,22 +5,25 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use jackalope_cache::{BlockRows, SequenceCache, capacity_class};
+use super::{BlockRows, SequenceCache, capacity_class};
 use jackalope_mlx::{Array, Dtype, dim};
 
-use super::StepSpan;
 use super::reach::Reach;
+use super::span::StepSpan;
 use super::stock_plan::{DecodeGroup, GroupRows, order, ordered};
 
 /// The rows of a step, as they are written to the blocks of layers with windows.
 #[derive(Debug)]
-pub(crate) struct WrittenRows {
-    pub(crate) places: BlockRows, // [tokens]
-    pub(crate) positions: Array,  // [tokens] i32
+pub struct WrittenRows {
+    /// Where each row is in the blocks, `[tokens]`.
+    pub places: BlockRows,
+    /// Position of each row in its sequence, `[tokens]` i32.
+    pub positions: Array,
 }
 
 impl WrittenRows {
-    pub(super) fn new(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> WrittenRows {
+    /// Returns the rows of all spans, one cache for each span.
+    pub fn new(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> WrittenRows {
         let places = spans.iter().zip(caches);
         let places = places.flat_map(|(span, cache)| cache.block_rows(span.positions()));
         let positions: Vec<i32> = spans.iter().flat_map(StepSpan::positions).map(dim).collect();
@@ -33,47 +36,47 @@ impl WrittenRows {
 
 /// How a step's rows are computed in layers with one reach.
 #[derive(Debug)]
-pub(crate) struct WindowPlan {
+pub struct WindowPlan {
     /// Sequences that decode.
-    pub(crate) groups: Vec<WindowGroup>,
-    pub(crate) prompts: Vec<WindowPrompt>,
+    pub groups: Vec<WindowGroup>,
+    /// Sequences that have several rows.
+    pub prompts: Vec<WindowPrompt>,
     /// As in [`super::StockPlan`].
     order: Option<Array>,
 }
 
 /// Sequences that decode one token each.
 #[derive(Debug)]
-pub(crate) struct WindowGroup {
-    pub(crate) rows: GroupRows,
-    pub(crate) window: SeenPositions,
+pub struct WindowGroup {
+    /// Rows of the sequences in the step.
+    pub rows: GroupRows,
+    /// What they see.
+    pub window: SeenPositions,
 }
 
 /// The positions that sequences see which decode one token each.
 #[derive(Debug)]
-pub(crate) struct SeenPositions {
+pub struct SeenPositions {
     /// As many for each sequence, of which a mask hides the last ones.
-    pub(crate) places: BlockRows, // [sequences, positions]
+    pub places: BlockRows, // [sequences, positions]
     /// Which of them each sequence sees, boolean `[sequences, 1, 1, positions]`; `None` if all.
-    pub(crate) mask: Option<Array>,
+    pub mask: Option<Array>,
 }
 
 /// Several rows of a sequence.
 #[derive(Debug)]
-pub(crate) struct WindowPrompt {
+pub struct WindowPrompt {
     /// Number of the span.
-    pub(crate) span_idx: usize,
+    pub span_idx: usize,
     /// The first position that the first row sees.
-    pub(crate) first: usize,
+    pub first: usize,
     /// The positions from there to the last row.
-    pub(crate) places: BlockRows, // [1, positions]
+    pub places: BlockRows, // [1, positions]
 }
 
 impl WindowPlan {
-    pub(super) fn new(
-        spans: &[StepSpan],
-        caches: &[&mut SequenceCache],
-        reach: Reach,
-    ) -> WindowPlan {
+    /// Returns how the rows of all spans are computed, one cache for each span.
+    pub fn new(spans: &[StepSpan], caches: &[&mut SequenceCache], reach: Reach) -> WindowPlan {
         let num_rows = spans.last().map_or(0, |span| span.rows.end);
         let (mut decoding, mut prompts) = (BTreeMap::<usize, Vec<usize>>::new(), Vec::new());
         for (idx, span) in spans.iter().enumerate() {
@@ -104,14 +107,14 @@ impl WindowPlan {
     }
 
     /// Puts the rows of all groups, then those of all prompts, back in the step's order.
-    pub(crate) fn in_order(&self, outs: &[Array]) -> Array {
+    pub fn in_order(&self, outs: &[Array]) -> Array {
         ordered(outs, self.order.as_ref())
     }
 }
 
 impl SeenPositions {
     /// Returns what the sequences in the slots of a group see; in slots of others, one of the group is.
-    pub(super) fn of_slots(
+    pub fn of_slots(
         spans: &[StepSpan],
         caches: &[&mut SequenceCache],
         group: &DecodeGroup,
