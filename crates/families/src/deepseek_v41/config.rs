@@ -42,8 +42,8 @@ impl Config {
                 return Err(bad_value(field, dim, "a multiple of 32"));
             }
         }
-        let has_indexer = |source: &&usize| !self.index_source_layer_ids.contains(source);
-        if let Some(source) = self.kv_source_layer_ids.iter().find(has_indexer) {
+        let lacks_indexer = |source: &&usize| !self.index_source_layer_ids.contains(source);
+        if let Some(source) = self.kv_source_layer_ids.iter().find(lacks_indexer) {
             let expected = "layers of index_source_layer_ids";
             return Err(bad_value("kv_source_layer_ids", source, expected));
         }
