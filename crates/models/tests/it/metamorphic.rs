@@ -8,9 +8,7 @@ use jackalope_families::model_spec;
 use jackalope_mlx::memory;
 use jackalope_models::{Batch, Model, ModelFacts, SequenceCache, Span, Split};
 
-use crate::ranks::{
-    Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, load_edited, run_ranks, say,
-};
+use crate::ranks::{Alone, Generated, Job, Way, facts_of_ranks, is_alone, load, run_ranks, say};
 use crate::recipe::{Case, Golden};
 use crate::run::{Logits, difference, extend, follow, generate, step};
 
@@ -152,7 +150,7 @@ fn tolerance(case: &Case) -> f32 {
 }
 
 #[track_caller]
-fn assert_close(found: &Logits, expected: &Logits, tolerance: f32, what: &str) {
+pub(crate) fn assert_close(found: &Logits, expected: &Logits, tolerance: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (row_idx, (found, expected)) in found.iter().zip(expected).enumerate() {
         let worst = difference(found, expected);
@@ -170,12 +168,21 @@ pub(crate) fn assert_same(way: Way, case: &Case, found: &Logits, expected: &Logi
     }
 }
 
-/// Runs `check` on a model of one rank for every case, computed in both ways.
+/// Returns the ways in which a case is compared with itself. In 16 bits, MLX's operations agree so roughly
+/// that the comparison with the reference finds as much.
+fn ways(case: &Case) -> &'static [Way] {
+    match case.dtype.as_str() {
+        "F32" => &Way::BOTH,
+        _ => &[Way::Kernels],
+    }
+}
+
+/// Runs `check` on a model of one rank for every case and way.
 fn for_each_model(check: impl Fn(&Golden, &Case, Way, &Model)) {
     let golden = Golden::read();
     for case in golden.chosen(CASES) {
-        for way in Way::BOTH {
-            check(&golden, case, way, &load(case, &way.single()));
+        for way in ways(case) {
+            check(&golden, case, *way, &load(case, &way.single()));
         }
     }
 }
@@ -188,21 +195,22 @@ const SHARES: [&[u32]; 7] =
 fn any_number_of_ranks_and_any_shares_compute_the_same_bits() {
     const NUM_TOKENS: usize = 6;
     let golden = Golden::read();
+    let cases: Vec<&Case> = golden.cases.iter().collect();
     let job = Job {
-        cases: golden.cases.iter().map(|case| case.name.clone()).collect(),
+        cases: cases.iter().map(|case| case.name.clone()).collect(),
         ways: vec![Way::Kernels],
         num_epochs: 1,
         num_tokens: NUM_TOKENS,
         follows: false,
         num_layers: None,
     };
-    let alone = |case| {
+    let alone = |case: &&Case| {
         Generated::new(generate(&load(case, &Way::Kernels.single()), &golden.prompt, NUM_TOKENS))
     };
-    let alone: Vec<Generated> = golden.cases.iter().map(alone).collect();
+    let alone: Vec<Generated> = cases.iter().map(alone).collect();
     for shares in SHARES {
         for (rank, generated) in run_ranks(&tensor(shares), &job).iter().enumerate() {
-            for ((case, found), alone) in golden.cases.iter().zip(generated).zip(&alone) {
+            for ((case, found), alone) in cases.iter().zip(generated).zip(&alone) {
                 let is_same = found == alone;
                 assert!(is_same, "{}: rank {rank} of {shares:?} has other bits", case.name);
             }
@@ -282,29 +290,37 @@ fn a_pipeline_of_any_stages_computes_the_same_bits_as_one_rank() {
     let golden = Golden::read();
     let cases = golden.chosen(CASES);
     let run = |case: &Case, way: Way| {
-        let model = load_edited(&case.deepened(PIPELINE_LAYERS), &way.single());
+        let model = load(&case.deepened(PIPELINE_LAYERS), &way.single());
         Generated::new((Vec::new(), follow(&model, &golden.prompt, NUM_TOKENS)))
     };
     let alone: Vec<[Generated; 2]> =
         cases.iter().map(|case| Way::BOTH.map(|way| run(case, way))).collect();
-    for layers in
-        [vec![5], vec![4, 1], vec![2, 3], vec![1, 1, 3], vec![2, 2, 1], vec![1, 1, 1, 1, 1]]
-    {
+    // What stages send does not depend on how they compute.
+    let (kernels, both) = (&Way::BOTH[..1], &Way::BOTH[..]);
+    let splits = [
+        (vec![5], kernels),
+        (vec![4, 1], kernels),
+        (vec![2, 3], both),
+        (vec![1, 1, 3], both),
+        (vec![2, 2, 1], kernels),
+        (vec![1, 1, 1, 1, 1], kernels),
+    ];
+    for (layers, ways) in splits {
         let fits = |case: &Case| keeps_caches_together(&case.deepened(PIPELINE_LAYERS), &layers);
         let fitting: Vec<usize> = (0..cases.len()).filter(|&idx| fits(cases[idx])).collect();
         let job = Job {
             cases: fitting.iter().map(|&idx| cases[idx].name.clone()).collect(),
-            ways: Way::BOTH.to_vec(),
+            ways: ways.to_vec(),
             num_epochs: 1,
             num_tokens: NUM_TOKENS,
             follows: true,
             num_layers: Some(PIPELINE_LAYERS),
         };
         let ranks = run_ranks(&Split::Pipeline(layers.clone()), &job);
-        let runs = fitting.iter().flat_map(|&idx| [0, 1].map(|way| (idx, way)));
+        let runs = fitting.iter().flat_map(|&idx| (0..ways.len()).map(move |way| (idx, way)));
         for (idx, (case_idx, way_idx)) in runs.enumerate() {
             let what = format!("stages of {layers:?} layers");
-            let (case, way) = (cases[case_idx], Way::BOTH[way_idx]);
+            let (case, way) = (cases[case_idx], ways[way_idx]);
             let found = ranks[0][idx].logits();
             assert_same(way, case, &found, &alone[case_idx][way_idx].logits(), &what);
             assert_eq!(found.len(), golden.prompt.len());
@@ -338,9 +354,11 @@ fn a_new_group_takes_the_place_of_the_old_one_and_changes_no_bit() {
 fn a_cached_prompt_is_the_prompt_in_one_piece() {
     for_each_model(|golden, case, way, model| {
         let whole = extend(model, &mut model.new_cache(), &golden.prompt);
-        for chunk_tokens in [1, 7, 16, 39] {
+        // MLX's operations decode single tokens in other tests.
+        let num_smallest = usize::from(matches!(way, Way::Stock));
+        for chunk_tokens in &[1, 7, 16, 39][num_smallest..] {
             let mut cache = model.new_cache();
-            let chunks = golden.prompt.chunks(chunk_tokens);
+            let chunks = golden.prompt.chunks(*chunk_tokens);
             let found: Logits = chunks.flat_map(|chunk| extend(model, &mut cache, chunk)).collect();
             assert_same(way, case, &found, &whole, &format!("chunks of {chunk_tokens}"));
             assert_eq!(cache.len(), golden.prompt.len());
@@ -568,7 +586,7 @@ fn stages_read_each_layer_once_and_cache_their_own() {
     let cases = golden.chosen(CASES).into_iter().map(|case| case.deepened(PIPELINE_LAYERS));
     for case in cases.filter(|case| keeps_caches_together(case, &stages)) {
         let facts = |split: &Split| -> Vec<ModelFacts> {
-            let of_rank = |rank| load_edited(&case, &Way::Kernels.alone(rank, split));
+            let of_rank = |rank| load(&case, &Way::Kernels.alone(rank, split));
             (0..split.num_ranks()).map(|rank| of_rank(rank).facts().clone()).collect()
         };
         let alone = facts(&tensor(&[1])).remove(0);

@@ -10,7 +10,7 @@ use jackalope_models::{Model, Split};
 use jackalope_spec::{NumberEdit, TensorSpec};
 use serde_json::json;
 
-use crate::ranks::{Way, load_edited};
+use crate::ranks::{Way, load};
 use crate::recipe::{Case, Checkpoint, Golden, Tensor};
 use crate::run::{Logits, extend};
 
@@ -220,7 +220,7 @@ fn originals_compute_the_bits_of_their_conversions() {
     for case in cases.iter().flat_map(|case| [case.clone(), in_brain_floats(case)]) {
         let converted = converted(&case);
         for way in Way::BOTH {
-            let original = load_edited(&case, &way.single());
+            let original = load(&case, &way.single());
             let expected = Model::load(converted.dir(), &way.single(), &mut |_| {}).unwrap();
             let is_same = logits(&original, &golden.prompt) == logits(&expected, &golden.prompt);
             assert!(is_same, "{} ({way:?}): other bits than its conversion", case.name);

@@ -75,13 +75,9 @@ impl Way {
     }
 }
 
+/// Loads a case, which may have been edited.
 pub(crate) fn load(case: &Case, parallel: &Parallel) -> Model {
-    Model::load(case.write().dir(), parallel, &mut |_| {}).unwrap()
-}
-
-/// As [`load`], of a case that may have been edited.
-pub(crate) fn load_edited(case: &Case, parallel: &Parallel) -> Model {
-    Model::load(case.write_edited().dir(), parallel, &mut |_| {}).unwrap()
+    Model::load(&case.stored(), parallel, &mut |_| {}).unwrap()
 }
 
 /// The job of the ranks: generate tokens for each case and way.
@@ -225,7 +221,7 @@ fn rank_process() {
         for way in &order.job.ways {
             let parallel = way.part(order.rank, &order.split, cell.clone());
             let model = match order.job.num_layers {
-                Some(num_layers) => load_edited(&case.deepened(num_layers), &parallel),
+                Some(num_layers) => load(&case.deepened(num_layers), &parallel),
                 None => load(case, &parallel),
             };
             for _ in 0..order.job.num_epochs {

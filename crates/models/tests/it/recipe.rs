@@ -33,9 +33,10 @@ impl Golden {
             serde_json::from_str::<Golden>(&text).unwrap()
         };
         let families = paths.into_iter().map(read);
-        let join = |all: Golden, family: Golden| {
+        let join = |mut all: Golden, family: Golden| {
             assert_eq!(all.prompt, family.prompt, "one prompt for all families");
-            Golden { cases: [all.cases, family.cases].concat(), ..all }
+            all.cases.extend(family.cases);
+            all
         };
         families.reduce(join).expect("a family").restricted()
     }
@@ -99,6 +100,20 @@ impl Case {
         let checkpoint = self.write_edited();
         assert_eq!(checkpoint.sha256, self.sha256, "{}: another checkpoint", self.name);
         checkpoint
+    }
+
+    /// Returns the folder of this checkpoint, which stays for all tests, ranks and runs: making it takes longer
+    /// than computing with it. Nobody may change it.
+    pub(crate) fn stored(&self) -> PathBuf {
+        let recipe = serde_json::json!([self.name, self.config, self.tensors, self.files]);
+        let key = hash(recipe.to_string().as_bytes());
+        let stored = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("checkpoint-{key:016x}"));
+        if !stored.exists() {
+            // Whole or not at all; another rank may be faster.
+            let _ = std::fs::rename(self.write_edited().dir(), &stored);
+            assert!(stored.exists(), "{}: nothing at {}", self.name, stored.display());
+        }
+        stored
     }
 
     /// The same architecture with more layers, which no reference has seen: each is made as one of
@@ -281,11 +296,16 @@ fn append(data: &mut Vec<u8>, name: &str, recipe: &[&str]) {
     }
 }
 
-/// splitmix64 from the FNV-1a hash of the name.
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
+    })
+}
+
+/// splitmix64 from the hash of the name.
 fn random_bits(name: &str, count: u64) -> impl Iterator<Item = u64> {
-    let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |seed, byte| {
-        (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let seed = hash(name.as_bytes());
     (1..=count).map(move |step| {
         let z = seed.wrapping_add(step.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

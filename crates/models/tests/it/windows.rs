@@ -6,7 +6,8 @@ use std::ops::Range;
 use jackalope_models::{Batch, Model, SequenceCache, Span};
 use jackalope_protocol::window_blocks;
 
-use crate::metamorphic::{CASES, assert_same};
+use crate::golden::tolerance;
+use crate::metamorphic::{CASES, assert_close, assert_same};
 use crate::ranks::{Way, load};
 use crate::recipe::{Case, Golden, Tensor};
 use crate::run::{Logits, extend, step};
@@ -24,6 +25,9 @@ const BATCHED: &[&str] = &[
 ];
 
 const BLOCK_TOKENS: usize = 256;
+
+/// The embeddings of tokens.
+const TABLE: &str = "embed_tokens.weight";
 
 /// Returns the number of the first block that a row at `num_tokens` reads.
 fn first_read(model: &Model, num_tokens: usize) -> usize {
@@ -47,23 +51,25 @@ fn num_held(model: &Model) -> usize {
 fn windows_answer_the_same_without_what_they_have_passed() {
     let golden = Golden::read();
     let mut num_checked = 0;
-    for case in golden.chosen(CASES) {
-        let model = load(case, &Way::Kernels.single());
+    let kernels = golden.chosen(CASES).into_iter().map(|case| (case, Way::Kernels));
+    let stock = golden.chosen(BATCHED).into_iter().map(|case| (case, Way::Stock));
+    for (case, way) in kernels.chain(stock) {
+        let model = load(case, &way.single());
         if 0 < model.facts().cache_cost.window_tokens {
             num_checked += 1;
-            check_alone(&golden, case, &model);
+            check_alone(&golden, case, way, &model);
         }
     }
     assert!(golden.is_restricted() || 7 < num_checked, "{num_checked} models have windows");
 }
 
-fn check_alone(golden: &Golden, case: &Case, model: &Model) {
+fn check_alone(golden: &Golden, case: &Case, way: Way, model: &Model) {
     let cost = model.facts().cache_cost;
-    let tokens = tokens(&golden.prompt, 0..600);
+    let tokens = tokens(&golden.prompt, 0..384);
     let whole = extend(model, &mut model.new_cache(), &tokens);
     let mut cache = model.new_cache();
     let mut found = Logits::new();
-    let (tokens_kept, tokens_after) = tokens.split_at(590);
+    let (tokens_kept, tokens_after) = tokens.split_at(374);
     for chunk in tokens_kept.chunks(90).chain([tokens_after]) {
         let first = first_read(model, cache.len());
         cache.free_windows(first.saturating_sub(1)..first).unwrap();
@@ -71,17 +77,17 @@ fn check_alone(golden: &Golden, case: &Case, model: &Model) {
         found.extend(extend(model, &mut cache, chunk));
     }
     let (window, all) = (cost.window_bytes_per_token, cost.bytes_per_held_token());
-    let num_freed = first_read(model, 540);
-    (0..590).for_each(|len| cache.forget(len));
-    let state_bytes = 2 * cost.state_bytes; // at 590 and at the end
+    let num_freed = first_read(model, 374);
+    (0..374).for_each(|len| cache.forget(len));
+    let state_bytes = 2 * cost.state_bytes; // at 374 and at the end
     assert!(0 < num_freed, "{}: a window of {}", case.name, cost.window_tokens);
     let freed_bytes = (BLOCK_TOKENS * num_freed) as u64 * window;
-    assert_eq!(cache.bytes() as u64, 768 * all + state_bytes - freed_bytes, "{}", case.name);
-    assert!(cache.can_cut(590) && !cache.can_cut(100), "{}", case.name);
-    let mut fork = cache.fork(590, first_read(model, 590)).unwrap();
-    found.truncate(590);
+    assert_eq!(cache.bytes() as u64, 512 * all + state_bytes - freed_bytes, "{}", case.name);
+    assert!(cache.can_cut(374) && !cache.can_cut(100), "{}", case.name);
+    let mut fork = cache.fork(374, first_read(model, 374)).unwrap();
+    found.truncate(374);
     found.extend(extend(model, &mut fork, tokens_after));
-    assert_same(Way::Kernels, case, &found, &whole, "what windows have passed is free");
+    assert_same(way, case, &found, &whole, "what windows have passed is free");
 }
 
 /// A sequence of a batch, and the logits of its decoded tokens.
@@ -149,7 +155,7 @@ fn batches_of_all_lengths_hold_only_the_blocks_of_their_windows() {
         let model = load(case, &Way::Stock.single());
         let new = |numbers| Sequence::new(&model, &golden.prompt, numbers);
         // The first passes a block while it decodes, the last is shorter than any window.
-        let mut sequences = Vec::from([[0, 750], [1, 255], [2, 500], [3, 2]].map(new));
+        let mut sequences = Vec::from([[0, 505], [1, 255], [2, 244], [3, 2]].map(new));
         let held = |sequences: &[Sequence]| -> usize {
             sequences.iter().map(|it| it.num_blocks(&model)).sum()
         };
@@ -164,7 +170,7 @@ fn batches_of_all_lengths_hold_only_the_blocks_of_their_windows() {
         turn(&mut sequences, 12);
         assert_eq!(num_held(&model), held(&sequences), "{}", case.name);
         // Two copies, one of an earlier length; they share blocks until they go on.
-        let forks = [sequences[0].fork(&model, 755), sequences[2].fork(&model, 512)];
+        let forks = [sequences[0].fork(&model, 510), sequences[2].fork(&model, 256)];
         assert_eq!(num_held(&model), held(&sequences), "{}: blocks are shared", case.name);
         sequences.extend(forks);
         drop(sequences.remove(1));
@@ -172,20 +178,28 @@ fn batches_of_all_lengths_hold_only_the_blocks_of_their_windows() {
         sequences.push(new([4, 300]));
         turn(&mut sequences, 12);
         assert_eq!(num_held(&model), held(&sequences), "{}", case.name);
+        let kernels = load(case, &Way::Kernels.single());
         for (idx, sequence) in sequences.iter().enumerate() {
             let known = &sequence.tokens[..sequence.num_computed];
-            let mut alone = extend(&model, &mut model.new_cache(), known);
+            let mut alone = extend(&kernels, &mut kernels.new_cache(), known);
             let alone = alone.split_off(sequence.prompt_len);
-            assert_same(Way::Stock, case, &sequence.logits, &alone, &format!("sequence {idx}"));
+            let what = format!("{}: sequence {idx}", case.name);
+            assert_close(&sequence.logits, &alone, tolerance(case, Way::Stock), &what);
         }
     }
+}
+
+/// Whether [`with_broken_token`] can break a token.
+fn has_f32_table(case: &Case) -> bool {
+    let mut tables = case.tensors.iter().filter(|(name, _)| name.ends_with(TABLE));
+    tables.all(|(_, recipe)| recipe.as_str().unwrap().starts_with("F32 "))
 }
 
 /// Returns a model whose token of this number is no number.
 fn with_broken_token(case: &Case, token: u32) -> Model {
     let tensors = case.tensors.keys().map(|name| {
         let mut tensor: Tensor = case.tensor(name);
-        if name.ends_with("embed_tokens.weight") {
+        if name.ends_with(TABLE) {
             let width = tensor.shape[1] as usize * size_of::<f32>();
             let row = &mut tensor.bytes[token as usize * width..][..width];
             row.chunks_mut(4).for_each(|value| value.copy_from_slice(&f32::NAN.to_le_bytes()));
@@ -200,7 +214,7 @@ fn with_broken_token(case: &Case, token: u32) -> Model {
 fn a_sequence_finds_nothing_of_those_that_had_its_blocks() {
     const BROKEN: u32 = 3;
     let golden = Golden::read();
-    for case in golden.chosen(BATCHED) {
+    for case in golden.chosen(BATCHED).into_iter().filter(|case| has_f32_table(case)) {
         let model = with_broken_token(case, BROKEN);
         let prompt: Vec<u32> = golden.prompt.iter().copied().filter(|it| *it != BROKEN).collect();
         let new = |numbers| Sequence::new(&model, &prompt, numbers);
@@ -209,12 +223,14 @@ fn a_sequence_finds_nothing_of_those_that_had_its_blocks() {
         let [first, second] = &mut broken;
         decode(&model, &mut [first, second]);
         assert!(broken[0].logits[0].iter().any(|logit| logit.is_nan()), "{}", case.name);
-        drop(broken);
-        let mut sequences = [[0, 300], [1, 2], [2, 70]].map(new);
+        // One gives its blocks back, the other stays in the batch.
+        let (mut sequences, stays) = (Vec::new(), broken.into_iter().skip(1));
+        sequences.extend(stays);
+        sequences.extend([[0, 300], [1, 2], [2, 70]].map(new));
         for _ in 0..3 {
             decode(&model, &mut sequences.iter_mut().collect::<Vec<_>>());
         }
-        for sequence in &sequences {
+        for sequence in &sequences[1..] {
             for logits in &sequence.logits {
                 // An embedding that is also the head has one logit that is no number.
                 let num_broken = logits.iter().filter(|logit| logit.is_nan()).count();
