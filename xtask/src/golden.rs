@@ -26,22 +26,33 @@ const SCRIPTS: &[(&str, &str)] = &[
 const OUTPUT: &str = "crates/models/tests/data/golden";
 
 /// Installs the pinned packages in an environment under `target/`, and runs the scripts. Arguments are
-/// the families whose golden values are computed; all if there are none.
-pub(crate) fn run(families: &[String]) -> Result<()> {
+/// the families whose golden values are computed; all if there are none. With `--vary SEED` first, their
+/// checkpoints get other dimensions, and the results stay under `target/`.
+pub(crate) fn run(args: &[String]) -> Result<()> {
     let wanted = [packages(), vec![VLM_PACKAGE]].concat();
     let python = environment(&process::target_dir().join("venv-golden"), &wanted)?;
     let root = process::workspace_dir();
+    if args.first().is_some_and(|arg| arg == "--vary") {
+        let folder = process::target_dir().join("golden-varied");
+        write(&python, &root.join(SCRIPTS[0].0), &folder, args)?;
+        let folder = folder.display();
+        println!("JACKALOPE_GOLDEN_FOLDER={folder} cargo test -p jackalope-models golden");
+        return Ok(());
+    }
     for (script, output) in SCRIPTS {
-        println!("writing {output}");
-        let status = process::command(&python.to_string_lossy())
-            .arg(root.join(script))
-            .arg(root.join(output))
-            .args(families)
-            .status()
-            .with_context(|| format!("starting {}", python.display()))?;
-        if !status.success() {
-            bail!("{script} failed");
-        }
+        write(&python, &root.join(script), &root.join(output), args)?;
+    }
+    Ok(())
+}
+
+/// Runs a script that writes to `output`.
+fn write(python: &Path, script: &Path, output: &Path, args: &[String]) -> Result<()> {
+    println!("writing {}", output.display());
+    let mut command = process::command(&python.to_string_lossy());
+    let status = command.arg(script).arg(output).args(args).status();
+    let status = status.with_context(|| format!("starting {}", python.display()))?;
+    if !status.success() {
+        bail!("{} failed", script.display());
     }
     Ok(())
 }

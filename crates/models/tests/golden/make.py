@@ -36,10 +36,13 @@ from mlx_lm.utils import MODEL_REMAPPING, _get_classes, load_model  # noqa: E402
 
 from families import VOCAB  # noqa: E402
 import deepseek_v41  # noqa: E402
+import vary  # noqa: E402
 import vlm  # noqa: E402
 from originals import original  # noqa: E402
 
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
+# Choices of other dimensions that are tried for a case.
+VARY_ATTEMPTS = 4
 # The name that transformers gives what mlx-lm knows by the other.
 MODEL_REMAPPING["lfm2_vl"] = "lfm2-vl"
 # Dimensions of an embedding that are written down.
@@ -485,9 +488,35 @@ def compute(name, config, dtype, quantization_of, prompt):
     return case | (dict(files=files) if files else {}) | result
 
 
+def vary_all(cases, seed, prompt):
+    """Each case in single precision with other dimensions, if the reference computes one of a few choices. In
+    16 bits, another rounding may make a router choose other experts."""
+    for case in cases:
+        if case[2] != "F32":
+            continue
+        for number in range(VARY_ATTEMPTS):
+            choice = vary.choose(case, seed, number)
+            vary.ties.clear()
+            try:
+                found = compute(*choice, prompt)
+            except Exception as error:  # noqa: BLE001
+                print(f"{choice[0]}: not computed: {type(error).__name__}: {str(error)[:100]}")
+                continue
+            if vary.ties:
+                print(f"{choice[0]}: not used: equal scores at the end of a choice")
+            elif all(map(math.isfinite, found["logits"])):
+                yield found
+                break
+
+
 def main():
-    """Arguments: the folder to write to, and the families; all if there are none."""
+    """Arguments: the folder to write to, `--vary SEED` for other dimensions, and the families; all if there
+    are none."""
     output, *families = sys.argv[1:]
+    seed = None
+    if families[:1] == ["--vary"]:
+        _, seed, *families = families
+        vary.watch_choices()
     folder = Path(__file__).parent / "families"
     known = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     prompt = (random_bits("prompt", PROMPT_TOKENS) % np.uint64(VOCAB)).tolist()
@@ -498,7 +527,8 @@ def main():
             packages |= dict(mlx_vlm=version("mlx-vlm"))
         head = json.dumps(packages | dict(prompt=prompt))[:-1]
         cases = importlib.import_module(f"families.{family}").cases()
-        lines = (json.dumps(compute(*case, prompt), separators=(",", ":")) for case in cases)
+        results = (compute(*case, prompt) for case in cases) if seed is None else vary_all(cases, seed, prompt)
+        lines = [json.dumps(result, separators=(",", ":")) for result in results]
         text = ",\n".join(lines)
         (Path(output) / f"{family}.json").write_text(f'{head}, "cases": [\n{text}\n]}}\n')
 

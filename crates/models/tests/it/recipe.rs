@@ -12,6 +12,9 @@ use sha2::{Digest as _, Sha256};
 /// commas: for work on a family.
 const PREFIXES: &str = "JACKALOPE_GOLDEN";
 
+/// Another folder with cases, as `cargo xtask golden --vary SEED` writes it.
+const FOLDER: &str = "JACKALOPE_GOLDEN_FOLDER";
+
 /// The files of `tests/data/golden`, one for each family.
 #[derive(Deserialize)]
 pub(crate) struct Golden {
@@ -23,8 +26,18 @@ pub(crate) struct Golden {
 }
 
 impl Golden {
+    #[expect(clippy::disallowed_methods, reason = "a folder of other cases")]
     pub(crate) fn read() -> Golden {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
+        let mut own =
+            Golden::read_folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden"));
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            let others = std::mem::take(&mut own.cases);
+            own = Golden { others, ..Golden::read_folder(Path::new(&folder)) };
+        }
+        own.restricted()
+    }
+
+    fn read_folder(folder: &Path) -> Golden {
         let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let mut paths: Vec<PathBuf> = entries.collect();
         paths.sort();
@@ -38,7 +51,7 @@ impl Golden {
             all.cases.extend(family.cases);
             all
         };
-        families.reduce(join).expect("a family").restricted()
+        families.reduce(join).expect("a family")
     }
 
     #[expect(clippy::disallowed_methods, reason = "a restriction for work on a family")]
@@ -46,7 +59,9 @@ impl Golden {
         let Ok(prefixes) = std::env::var(PREFIXES) else { return self };
         eprintln!("{PREFIXES} restricts the cases to {prefixes}");
         let is_kept = |case: &Case| prefixes.split(',').any(|prefix| case.name.starts_with(prefix));
-        (self.cases, self.others) = self.cases.into_iter().partition(is_kept);
+        let (kept, others) = self.cases.into_iter().partition(is_kept);
+        self.cases = kept;
+        self.others.extend::<Vec<Case>>(others);
         self
     }
 
