@@ -71,6 +71,10 @@ impl Config {
             return Err(bad_value("compress_ratios", ratio, expected));
         };
         let chooser = last(&self.index_source_layer_ids).expect("a source has an indexer");
+        if self.base.ratio(chooser) != ratio {
+            let expected = "layers whose compress_ratios are those of the layers after them";
+            return Err(bad_value("index_source_layer_ids", chooser, expected));
+        }
         let choice = if chooser == layer_idx {
             let indexer = self.base.indexer()?;
             let candidates = self.candidates(layer_idx, indexer.num_chosen)?;

@@ -303,6 +303,16 @@ fn what_deepseek_v41_does_not_compute_is_refused_by_its_field() {
     refused("kv_source_layer_ids", json!([3]), "`compress_ratios` is 2, expected 2 in the source");
     refused("compress_ratios", json!([0, 2, 1, 1, 1]), "`compress_ratios` is 1, expected 1 in the");
     refused("compress_ratios", json!([0, 2]), "`compress_ratios` is 2, expected 5 entries");
+    // A layer without pools chooses none for others.
+    let fields = json!({
+        "compress_ratios": [0, 2, 0, 2, 2], "kv_source_layer_ids": [1],
+        "index_source_layer_ids": [1, 2], "candidate_source_layer_id": -1,
+    });
+    check_sample(
+        "deepseek_v41-f32",
+        &fields,
+        "`index_source_layer_ids` is 2, expected layers whose",
+    );
     refused(
         "candidate_source_layer_id",
         json!(1),
