@@ -26,7 +26,6 @@ pub(crate) struct Golden {
 }
 
 impl Golden {
-    #[expect(clippy::disallowed_methods, reason = "a folder of other cases")]
     pub(crate) fn read() -> Golden {
         let mut own =
             Golden::read_folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden"));
