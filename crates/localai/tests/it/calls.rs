@@ -452,12 +452,14 @@ async fn health_status_and_metrics_are_told() {
     assert_eq!(after.tokens_generated, reply.tokens);
     assert_eq!(after.prompt_tokens_processed, reply.prompt_tokens);
     assert!(0.0 < after.tokens_per_second);
+    server.until("nothing runs", |status| status.running == 0).await;
     let ready: State = one(state, "Status", &Load::default()).await;
     let memory = ready.memory.unwrap();
     assert_eq!((ready.state, memory.breakdown.len()), (2, 2));
     assert_eq!(memory.breakdown.values().sum::<u64>(), memory.total);
     server.control.order(FakeOrder::Hold);
     let mut open = send(state, request("PredictStream", &prompt("Hello"))).await;
+    server.until("it runs", |status| status.running + status.queued == 1).await;
     assert_eq!(one::<State>(state, "Status", &Load::default()).await.state, 1, "busy");
     server.control.order(FakeOrder::Resume);
     assert_eq!(open.end().await.0, 0);
