@@ -33,7 +33,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let python = environment(&process::target_dir().join("venv-golden"), &wanted)?;
     let root = process::workspace_dir();
     if args.first().is_some_and(|arg| arg == "--vary") {
-        let folder = process::target_dir().join("golden-varied");
+        let seed = args.get(1).context("`--vary` needs a seed\nhint: any number is one")?;
+        let folder = process::target_dir().join(format!("golden-varied-{seed}"));
         write(&python, &root.join(SCRIPTS[0].0), &folder, args)?;
         let folder = folder.display();
         println!("JACKALOPE_GOLDEN_FOLDER={folder} cargo test -p jackalope-models golden");

@@ -67,10 +67,10 @@ fn one_rank_computes_what_mlx_lm_does() {
         let checkpoint = case.write();
         for way in Way::BOTH {
             let model = Model::load(checkpoint.dir(), &way.single(), &mut |_| {}).unwrap();
-            // With MLX's operations, other tests decode longer.
-            let num_tokens = match way {
-                Way::Stock => 4,
-                _ => case.greedy.len(),
+            // Of checkpoints in 16 bits, tokens are not compared.
+            let num_tokens = match (case.dtype.as_str(), way) {
+                ("F32", _) | (_, Way::Kernels | Way::RoundedKernels) => case.greedy.len(),
+                (_, Way::Stock) => 4,
             };
             let generated = generate(&model, &golden.prompt, num_tokens);
             check(case, &golden.prompt, way, &generated, "one rank");
