@@ -14,15 +14,14 @@
 //! which detects failing disks. Everything read from a file in an unknown state is hashed. If a
 //! tensor is cut by columns, that is the whole tensor, whichever columns this rank needs.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
 use jackalope_protocol::{CheckpointId, ExpectedContent, FileState, FileTree, counted};
 use jackalope_store::content::{self, Layout};
-use jackalope_weights::checkpoint::{Files, OtherContent, Pieces};
+use jackalope_weights::checkpoint::{Files, OtherContent, Pieces, in_parallel};
 
 /// Maximum number of hashing threads; beyond this, memory bandwidth is the limit.
 const THREADS_MAX: usize = 8;
@@ -175,43 +174,23 @@ impl VerifiedFiles {
     }
 
     fn verify(&self, file: &VerifiedFile, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {
-        let mut jobs = VecDeque::new();
+        let mut jobs = Vec::new();
         let (mut rest, mut at) = (target, 0);
         for block in file.layout.blocks_in(&extent(pieces, rest.len())) {
             let end = bytes_before(pieces, file.layout.block(block).range.end);
             let length = usize::try_from(end - at).unwrap_or(rest.len()).min(rest.len());
             let (part, later) = rest.split_at_mut(length);
             if !part.is_empty() {
-                jobs.push_back(Job { block, at, target: part });
+                jobs.push(Job { block, at, target: part });
             }
             (rest, at) = (later, end);
         }
-        let num_threads = self.num_threads.min(jobs.len() / BLOCKS_PER_THREAD).max(1);
-        let jobs = Mutex::new(jobs);
-        let take = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let work = || -> io::Result<()> {
-            let mut buffer = Vec::new();
-            while let Some(job) = take() {
-                self.read_block(file, pieces, job, &mut buffer)?;
-            }
-            Ok(())
-        };
-        thread::scope(|scope| {
-            let others: Vec<_> = (1..num_threads).map(|_| scope.spawn(work)).collect();
-            let own = work();
-            let others = others.into_iter().map(|it| it.join().expect("it does not panic"));
-            others.fold(own, io::Result::and)
-        })
+        let num_threads = self.num_threads.min(jobs.len() / BLOCKS_PER_THREAD);
+        in_parallel(jobs, num_threads, |job| self.read_block(file, pieces, job))
     }
 
     /// Reads one block, hashes it, and copies the requested part of it.
-    fn read_block(
-        &self,
-        file: &VerifiedFile,
-        pieces: Pieces,
-        job: Job<'_>,
-        buffer: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    fn read_block(&self, file: &VerifiedFile, pieces: Pieces, job: Job<'_>) -> io::Result<()> {
         let Job { block, at, target } = job;
         let range = file.layout.block(block).range;
         let length = usize::try_from(range.end - range.start).expect("a block fits into memory");
@@ -220,9 +199,9 @@ impl VerifiedFiles {
             self.inner.read(name, Pieces::run(range.start, length), target)?;
             return check(file, block, target);
         }
-        buffer.resize(length, 0);
-        self.inner.read(name, Pieces::run(range.start, length), buffer)?;
-        check(file, block, buffer)?;
+        let mut buffer = vec![0; length];
+        self.inner.read(name, Pieces::run(range.start, length), &mut buffer)?;
+        check(file, block, &buffer)?;
         let mut done = 0;
         while done < target.len() {
             let at = at + done as u64;

@@ -3,6 +3,7 @@
 
 mod config;
 mod files;
+mod readers;
 mod tensors;
 mod token_map;
 
@@ -15,6 +16,8 @@ use jackalope_spec::{ModelLayout, ModelSpec};
 use crate::error::LoadError;
 
 pub use files::{Files, OtherContent, Pieces, local};
+pub(crate) use readers::NUM_READERS;
+pub use readers::in_parallel;
 pub use tensors::{TensorEntry, TensorIndex};
 
 /// An opened checkpoint, in which no tensor is missing.

@@ -14,7 +14,7 @@ use jackalope_spec::{
     ElementType, FusedSource, HeadRows, NumberEdit, QuantizationMode, StackedModule,
 };
 
-use crate::checkpoint::{Checkpoint, Pieces, TensorEntry};
+use crate::checkpoint::{Checkpoint, NUM_READERS, Pieces, TensorEntry, in_parallel};
 use crate::error::LoadError;
 use crate::weights::fused::FusedPart;
 use jackalope_protocol::split::Cut;
@@ -188,14 +188,17 @@ impl<'a> Loader<'a> {
     /// Creates an array for weights.
     fn array(&self, shape: &[usize], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
         Array::from_bytes(&dims(shape), dtype, |target| {
+            if mlx::device() == mlx::Device::Cpu {
+                jackalope_kernels::advise_huge_pages(target);
+            }
             fill(target);
             self.settling.borrow_mut().push(target.as_ptr_range());
             self.settling_bytes.set(self.settling_bytes.get() + target.len());
         })
     }
 
-    /// Moves the weights read since the last call into huge pages: on the CPU a step reads all
-    /// weights, and small pages cost up to half of the memory bandwidth.
+    /// Moves the weights read since the last call into huge pages, as far as they are not there yet: on
+    /// the CPU a step reads all weights, and small pages cost up to half of the memory bandwidth.
     fn settle(&self) {
         let read = self.settling.take();
         if mlx::device() == mlx::Device::Cpu {
@@ -556,10 +559,8 @@ fn read_stacked(
         return Ok(());
     }
     let tensor = TensorShape { shape: &tensor.shape[1..], ..tensor };
-    for (entry, target) in entries.iter().zip(target.chunks_exact_mut(part_bytes)) {
-        read_part(entry, tensor, part, target)?;
-    }
-    Ok(())
+    let jobs = entries.iter().zip(target.chunks_exact_mut(part_bytes));
+    in_parallel(jobs, NUM_READERS, |(entry, target)| read_part(entry, tensor, part, target))
 }
 
 /// Reads a part of a projection of all experts, `[experts, rows, …]`, that lies in a tensor with

@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jackalope_protocol::FileState;
 use thiserror::Error;
 
+use super::readers::{NUM_READERS, in_parallel};
+
 /// Pieces of a file that have the same length and the same distance. They are read into one target,
 /// one after another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -31,6 +33,9 @@ impl Pieces {
     }
 }
 
+/// Approximate number of bytes that a thread reads before it takes the next part of a tensor.
+const PART_BYTES: usize = 4 << 20;
+
 /// Number of bytes that are read at a time of pieces that lie close together.
 const SPAN_BYTES: usize = 1 << 20;
 
@@ -43,6 +48,31 @@ impl Pieces {
         let piece_bytes = self.piece_bytes as u64;
         self.stride_bytes <= DENSE_STRIDES * piece_bytes && self.piece_bytes < SPAN_BYTES
     }
+
+    /// Divides the pieces that fill `target` into parts of about `PART_BYTES`.
+    fn parts(self, target: &mut [u8]) -> impl Iterator<Item = (Pieces, &mut [u8])> {
+        let is_run = target.len() <= self.piece_bytes;
+        let pieces = if is_run { Pieces::run(self.offset, PART_BYTES) } else { self };
+        let num_pieces = (PART_BYTES / pieces.piece_bytes).max(1);
+        let targets = target.chunks_mut(num_pieces * pieces.piece_bytes);
+        targets.enumerate().map(move |(idx, target)| {
+            let offset = pieces.offset + (idx * num_pieces) as u64 * pieces.stride_bytes;
+            (Pieces { offset, ..pieces }, target)
+        })
+    }
+}
+
+/// Reads pieces on this thread.
+fn read_pieces(file: &File, pieces: Pieces, target: &mut [u8]) -> io::Result<()> {
+    if pieces.piece_bytes < target.len() && pieces.is_dense() {
+        return read_dense(file, pieces, target);
+    }
+    let mut offset = pieces.offset;
+    for piece in target.chunks_mut(pieces.piece_bytes) {
+        file.read_exact_at(piece, offset)?;
+        offset += pieces.stride_bytes;
+    }
+    Ok(())
 }
 
 /// Reads pieces together with what lies between them.
@@ -160,19 +190,50 @@ impl Files for Dir {
         if target.is_empty() {
             return Ok(());
         }
-        if pieces.piece_bytes < target.len() && pieces.is_dense() {
-            return read_dense(&file, pieces, target);
-        }
-        let mut offset = pieces.offset;
-        for piece in target.chunks_mut(pieces.piece_bytes) {
-            file.read_exact_at(piece, offset)?;
-            offset += pieces.stride_bytes;
-        }
-        Ok(())
+        in_parallel(pieces.parts(target), NUM_READERS, |(pieces, target)| {
+            read_pieces(&file, pieces, target)
+        })
     }
 
     fn states(&self, files: &[String]) -> io::Result<Vec<FileState>> {
         let state = |name: &String| Ok(FileState::new(name, &self.open(name)?.metadata()?));
         files.iter().map(state).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_reads_in_parts_find_the_same_bytes() {
+        let dir = std::env::temp_dir().join(format!("jackalope-parts-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let content: Vec<u8> = (0..3 * PART_BYTES + 12_345)
+            .map(|at| (at.wrapping_mul(0x9e37_79b9) >> 11) as u8)
+            .collect();
+        fs::write(dir.join("file"), &content).unwrap();
+        let files = local(&dir);
+        let read = |pieces: Pieces, num_bytes: usize| {
+            let mut target = vec![0; num_bytes];
+            files.read("file", pieces, &mut target).map(|()| target)
+        };
+        for num_bytes in [1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, content.len() - 7] {
+            let found = read(Pieces::run(7, num_bytes), num_bytes).unwrap();
+            assert!(found == content[7..7 + num_bytes], "a run of {num_bytes}");
+        }
+        // Columns, dense and not, and pieces that are longer than a part.
+        let cases =
+            [(1000, 3000), (1000, 30_000), (2 << 20, 5 << 20), (PART_BYTES + 3, PART_BYTES + 9)];
+        for (piece_bytes, stride) in cases {
+            let rows = content[7..].chunks(stride).filter(|row| piece_bytes <= row.len());
+            let expected: Vec<u8> = rows.flat_map(|row| &row[..piece_bytes]).copied().collect();
+            let pieces = Pieces { offset: 7, piece_bytes, stride_bytes: stride as u64 };
+            let found = read(pieces, expected.len()).unwrap();
+            assert!(found == expected, "{piece_bytes} of {stride}");
+        }
+        let err = read(Pieces::run(8, content.len()), content.len()).unwrap_err();
+        assert_eq!(err.kind(), io::ErrorKind::UnexpectedEof);
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

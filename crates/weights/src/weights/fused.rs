@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use jackalope_spec::{FusedForm, FusedSource};
 
-use crate::checkpoint::{Pieces, TensorEntry};
+use crate::checkpoint::{NUM_READERS, Pieces, TensorEntry, in_parallel};
 use crate::error::LoadError;
 
 /// Number of rows and columns that are transposed together, so that both sides stay in the cache.
@@ -38,10 +38,10 @@ impl FusedPart<'_> {
         if self.source.form == FusedForm::Columns && self.is_matrix {
             return self.read_columns(entry, target.chunks_exact_mut(expert_bytes));
         }
-        for (expert, target) in target.chunks_exact_mut(expert_bytes).enumerate() {
-            entry.file.read(self.row_pieces(entry, expert), target)?;
-        }
-        Ok(())
+        let experts = target.chunks_exact_mut(expert_bytes).enumerate();
+        in_parallel(experts, NUM_READERS, |(expert, target)| {
+            entry.file.read(self.row_pieces(entry, expert), target)
+        })
     }
 
     /// Returns where an expert's rows are, which may have those of another projection between them.
@@ -73,8 +73,8 @@ impl FusedPart<'_> {
         // What lies between the rows of the projection is read with them.
         let span = (self.rows.len() - 1) * row_step + 1;
         let first_row = first_row + self.rows.start * row_step;
-        let mut stored = vec![0; self.columns.len() * span * self.element_bytes];
-        for (expert, target) in targets.enumerate() {
+        in_parallel(targets.enumerate(), NUM_READERS, |(expert, target)| {
+            let mut stored = vec![0; self.columns.len() * span * self.element_bytes];
             let first = (expert * self.num_columns + self.columns.start) * stored_rows + first_row;
             let pieces = Pieces {
                 offset: entry.offset + (first * self.element_bytes) as u64,
@@ -90,8 +90,8 @@ impl FusedPart<'_> {
                 element_bytes: self.element_bytes,
             };
             transposing.write(target);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 
