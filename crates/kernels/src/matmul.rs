@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use jackalope_simd::{
     DenseMatrix, Elements, ElementsMut, InstructionSet, Matrix, QuantMatrix, QuantMode, Threads,
+    cut_matrix_rows,
 };
 
 use crate::dense;
@@ -11,13 +12,6 @@ use crate::float8;
 use crate::integer::{self, InputColumns, Prepared};
 use crate::panel::{Activations, Columns, multiply_rows};
 use crate::terms::{GROUPS_PER_TERM_MAX, Results};
-
-/// The number of output features of a piece is a multiple of this: the rows of a tile in integer
-/// products.
-const PIECE_ROWS: usize = 32;
-
-/// Minimum number of multiplications of a piece; they take some microseconds.
-const PIECE_MACS_MIN: usize = 1 << 15;
 
 /// A matrix, and the destination of its product.
 #[derive(Debug)]
@@ -313,7 +307,7 @@ fn pieces<'a, R: Results>(
         let (num_rows, tokens) = (matrix.num_rows(), out.len());
         rows_left -= num_rows;
         let first_piece = pieces.len();
-        let cuts = cut_rows(num_rows, rows_left, tokens * matrix.input(), threads.count());
+        let cuts = cut_matrix_rows(num_rows, rows_left, tokens * matrix.input(), threads.count());
         pieces.extend(cuts.into_iter().map(|rows| Piece {
             inputs,
             matrix,
@@ -330,57 +324,4 @@ fn pieces<'a, R: Results>(
         }
     }
     pieces
-}
-
-/// Divides the output features into pieces of work. The first pieces are large, because memory is
-/// fastest in long sequential reads; the last ones are small, so that a slow core does not delay
-/// the others; none is too small to be worth waking a thread. `rows_after` rows are computed in the
-/// same job.
-fn cut_rows(
-    num_rows: usize,
-    rows_after: usize,
-    row_macs: usize,
-    num_threads: usize,
-) -> Vec<Range<usize>> {
-    if num_threads == 1 {
-        return std::iter::once(0..num_rows).collect();
-    }
-    let worthwhile = PIECE_MACS_MIN.div_ceil(row_macs);
-    let mut pieces = Vec::new();
-    let mut start = 0;
-    while start < num_rows {
-        // A round of pieces, one per thread, has four fifths of the remaining rows.
-        let left = num_rows - start + rows_after;
-        let share = (left * 4 / 5).div_ceil(num_threads);
-        let len = share.max(worthwhile).next_multiple_of(PIECE_ROWS);
-        for _ in 0..num_threads {
-            let end = (start + len).min(num_rows);
-            if start < end {
-                pieces.push(start..end);
-            }
-            start = end;
-        }
-    }
-    pieces
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PIECE_ROWS, cut_rows};
-
-    #[test]
-    fn pieces_cover_all_rows_in_order_and_begin_at_tiles() {
-        for num_rows in [1, 31, 32, 1024, 3072, 151_936] {
-            for num_threads in 1..9 {
-                let pieces = cut_rows(num_rows, num_rows % 7, 1024, num_threads);
-                let mut next = 0;
-                for rows in pieces {
-                    assert_eq!(rows.start, next);
-                    assert!(rows.start.is_multiple_of(PIECE_ROWS) && !rows.is_empty());
-                    next = rows.end;
-                }
-                assert_eq!(next, num_rows);
-            }
-        }
-    }
 }

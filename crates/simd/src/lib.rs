@@ -17,6 +17,7 @@ mod memory;
 mod pieces;
 mod profile;
 mod quant;
+mod rounding;
 mod simd;
 mod threads;
 mod unpack;
@@ -26,9 +27,10 @@ pub use exp::{exp, tanh};
 pub use floats::Floats;
 pub use matrix::{DenseMatrix, Matrix};
 pub use memory::{advise_huge_pages, move_into_huge_pages};
-pub use pieces::{CHUNK, PIECE_ELEMENTS, piece_rows};
+pub use pieces::{CHUNK, PIECE_ELEMENTS, cut_matrix_rows, piece_rows};
 pub use profile::{KernelTime, ProfileSpan};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};
+pub use rounding::round_group;
 #[cfg(target_arch = "aarch64")]
 pub use simd::Neon;
 #[cfg(target_arch = "x86_64")]

@@ -38,6 +38,7 @@ pub(super) fn check(findings: &mut Vec<String>) -> anyhow::Result<()> {
         check_cycles(&checked, findings);
         check_tuples(&checked, findings);
         check_size(&checked, findings)?;
+        check_tests_run(&checked, findings)?;
         for file in checked.files() {
             for name in public_types(&file.tokens) {
                 types.entry(name.to_owned()).or_default().push(shown(&file.path));
@@ -101,6 +102,25 @@ fn check_size(checked: &Crate, findings: &mut Vec<String>) -> anyhow::Result<()>
     if CRATE_LINES_MAX < lines {
         let dir = shown(&checked.dir);
         findings.push(format!("{dir}: {lines} lines of code, at most {CRATE_LINES_MAX}"));
+    }
+    Ok(())
+}
+
+/// Finds tests beside the code of a crate whose manifest says that it has none there.
+fn check_tests_run(checked: &Crate, findings: &mut Vec<String>) -> anyhow::Result<()> {
+    let path = checked.dir.join("Cargo.toml");
+    let manifest = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let mut library = manifest.lines().skip_while(|line| *line != "[lib]").skip(1);
+    let is_untested = library
+        .by_ref()
+        .take_while(|line| !line.starts_with('['))
+        .any(|line| line.starts_with("test = false"));
+    for file in checked.files().filter(|_| is_untested) {
+        let text = fs::read_to_string(&file.path).with_context(|| shown(&file.path))?;
+        if text.contains("#[cfg(test)]") {
+            let name = shown(&file.path);
+            findings.push(format!("{name}: has tests that never run: its library is not tested"));
+        }
     }
     Ok(())
 }
