@@ -168,12 +168,12 @@ pub(crate) fn assert_same(way: Way, case: &Case, found: &Logits, expected: &Logi
     }
 }
 
-/// Runs `check` on a model of one rank for every case, computed in both ways.
-fn for_each_model(check: impl Fn(&Golden, &Case, Way, &Model)) {
+/// Runs `check` on a prompt and a model of one rank for every case, computed in both ways.
+fn for_each_model(check: impl Fn(&[u32], &Case, Way, &Model)) {
     let golden = Golden::read();
     for case in golden.chosen(CASES) {
         for way in Way::BOTH {
-            check(&golden, case, way, &load(case, &way.single()));
+            check(way.prompt(&golden, case), case, way, &load(case, &way.single()));
         }
     }
 }
@@ -257,7 +257,8 @@ fn any_number_of_ranks_and_any_shares_compute_about_the_same_with_mlx() {
         follows: false,
         num_layers: None,
     };
-    let alone = |case| generate(&load(case, &Way::Stock.single()), &golden.prompt, 4).1;
+    let prompt = |case| Way::Stock.prompt(&golden, case);
+    let alone = |case| generate(&load(case, &Way::Stock.single()), prompt(case), 4).1;
     let alone: Vec<Logits> = cases.iter().map(|case| alone(case)).collect();
     for shares in &SHARES[..4] {
         let ranks = run_ranks(&tensor(shares), &job);
@@ -269,8 +270,9 @@ fn any_number_of_ranks_and_any_shares_compute_about_the_same_with_mlx() {
                 assert!(is_same, "{what}: rank {rank} has other bits than rank 0");
             }
             // Tokens that are fed back may differ at a tie, so only the prompt is compared.
-            let prompt = |logits: &Logits| logits[..golden.prompt.len()].to_vec();
-            assert_close(&prompt(&found.logits()), &prompt(&alone[idx]), tolerance(case), &what);
+            let of_prompt = |logits: &Logits| logits[..prompt(case).len()].to_vec();
+            let (found, alone) = (of_prompt(&found.logits()), of_prompt(&alone[idx]));
+            assert_close(&found, &alone, tolerance(case), &what);
         }
     }
 }
@@ -282,7 +284,7 @@ fn a_pipeline_of_any_stages_computes_the_same_bits_as_one_rank() {
     let cases = golden.chosen(CASES);
     let run = |case: &Case, way: Way| {
         let model = load(&case.deepened(PIPELINE_LAYERS), &way.single());
-        Generated::new((Vec::new(), follow(&model, &golden.prompt, NUM_TOKENS)))
+        Generated::new((Vec::new(), follow(&model, way.prompt(&golden, case), NUM_TOKENS)))
     };
     let alone: Vec<[Generated; 2]> =
         cases.iter().map(|case| Way::BOTH.map(|way| run(case, way))).collect();
@@ -314,7 +316,7 @@ fn a_pipeline_of_any_stages_computes_the_same_bits_as_one_rank() {
             let (case, way) = (cases[case_idx], ways[way_idx]);
             let found = ranks[0][idx].logits();
             assert_same(way, case, &found, &alone[case_idx][way_idx].logits(), &what);
-            assert_eq!(found.len(), golden.prompt.len());
+            assert_eq!(found.len(), way.prompt(&golden, case).len());
             assert!(ranks[1..].iter().all(|rank| rank[idx].logits().is_empty()), "{what}");
         }
     }
@@ -343,45 +345,51 @@ fn a_new_group_takes_the_place_of_the_old_one_and_changes_no_bit() {
 
 #[test]
 fn a_cached_prompt_is_the_prompt_in_one_piece() {
-    for_each_model(|golden, case, way, model| {
-        let whole = extend(model, &mut model.new_cache(), &golden.prompt);
+    for_each_model(|prompt, case, way, model| {
+        let whole = extend(model, &mut model.new_cache(), prompt);
         // MLX's operations decode single tokens in other tests.
         let num_smallest = usize::from(matches!(way, Way::Stock));
         for chunk_tokens in &[1, 7, 16, 39][num_smallest..] {
             let mut cache = model.new_cache();
-            let chunks = golden.prompt.chunks(*chunk_tokens);
+            let chunks = prompt.chunks(*chunk_tokens);
             let found: Logits = chunks.flat_map(|chunk| extend(model, &mut cache, chunk)).collect();
             assert_same(way, case, &found, &whole, &format!("chunks of {chunk_tokens}"));
-            assert_eq!(cache.len(), golden.prompt.len());
+            assert_eq!(cache.len(), prompt.len());
         }
     });
 }
 
 #[test]
 fn a_chunk_without_logits_is_cached_all_the_same() {
-    for_each_model(|golden, case, way, model| {
-        let (prompt, last) = golden.prompt.split_at(golden.prompt.len() - 1);
-        let whole = extend(model, &mut model.new_cache(), &golden.prompt);
+    for_each_model(|prompt, case, way, model| {
+        let (first, last) = prompt.split_at(prompt.len() - 1);
+        let whole = extend(model, &mut model.new_cache(), prompt);
         let mut cache = model.new_cache();
-        let rows = vec![Span { start_idx: 0, len: prompt.len() }];
-        let batch = Batch { tokens: prompt, rows, logits_at: vec![] };
+        let rows = vec![Span { start_idx: 0, len: first.len() }];
+        let batch = Batch { tokens: first, rows, logits_at: vec![] };
         assert!(step(model, &batch, &mut [&mut cache]).is_empty());
         let found = extend(model, &mut cache, last);
-        assert_same(way, case, &found, &whole[prompt.len()..].to_vec(), "after a silent chunk");
+        assert_same(way, case, &found, &whole[first.len()..].to_vec(), "after a silent chunk");
     });
 }
 
-/// Sequences of a batch: how much of the prompt each has cached, and how much of it comes next.
+/// Returns the position of a prompt that stands for this one of 40 tokens.
+fn at(prompt: &[u32], position: usize) -> usize {
+    position * prompt.len() / 40
+}
+
+/// Sequences of a batch: how much of a prompt of 40 tokens each has cached, and how much of it comes next.
+/// Of shorter prompts it is less in proportion, and at least a token.
 const MIXED_BATCH: [(usize, usize); 8] =
     [(0, 40), (10, 1), (39, 1), (0, 1), (20, 13), (5, 35), (17, 1), (3, 20)];
 
 #[test]
 fn a_sequence_alone_is_the_sequence_in_a_batch_of_eight() {
-    for_each_model(|golden, case, way, model| {
+    for_each_model(|prompt, case, way, model| {
         // Each sequence has its own tokens: the prompt, rotated.
         let tokens = |idx: usize| {
-            let mut tokens = golden.prompt.clone();
-            tokens.rotate_left(idx * 5);
+            let mut tokens = prompt.to_vec();
+            tokens.rotate_left(idx * 5 % prompt.len());
             tokens
         };
         let prepare = |idx: usize, cached: usize| {
@@ -394,6 +402,8 @@ fn a_sequence_alone_is_the_sequence_in_a_batch_of_eight() {
         let mut batch_tokens = Vec::new();
         let (mut rows, mut alone, mut caches) = (Vec::new(), Vec::new(), Vec::new());
         for (idx, (cached, len)) in MIXED_BATCH.into_iter().enumerate() {
+            let (cached, end) = (at(prompt, cached), at(prompt, cached + len));
+            let len = (end - cached).max(1);
             let next = &tokens(idx)[cached..cached + len];
             rows.push(Span { start_idx: batch_tokens.len(), len });
             batch_tokens.extend_from_slice(next);
@@ -409,11 +419,12 @@ fn a_sequence_alone_is_the_sequence_in_a_batch_of_eight() {
 
 #[test]
 fn logits_are_those_of_the_rows_asked_for() {
-    for_each_model(|golden, case, way, model| {
-        let all = extend(model, &mut model.new_cache(), &golden.prompt);
-        for logits_at in [vec![3], vec![39], vec![0, 1, 2], vec![5, 17, 39]] {
-            let rows = vec![Span { start_idx: 0, len: golden.prompt.len() }];
-            let batch = Batch { tokens: &golden.prompt, rows, logits_at: logits_at.clone() };
+    for_each_model(|prompt, case, way, model| {
+        let all = extend(model, &mut model.new_cache(), prompt);
+        let last = prompt.len() - 1;
+        for logits_at in [vec![3], vec![last], vec![0, 1, 2], vec![4, last / 2, last]] {
+            let rows = vec![Span { start_idx: 0, len: prompt.len() }];
+            let batch = Batch { tokens: prompt, rows, logits_at: logits_at.clone() };
             let found = step(model, &batch, &mut [&mut model.new_cache()]);
             let expected = logits_at.iter().map(|&idx| all[idx].clone()).collect();
             assert_same(way, case, &found, &expected, &format!("rows {logits_at:?}"));
@@ -423,8 +434,9 @@ fn logits_are_those_of_the_rows_asked_for() {
 
 #[test]
 fn a_fork_and_a_shortened_cache_go_on_like_the_sequence_they_hold() {
-    for_each_model(|golden, case, way, model| {
-        let (prefix, rest) = golden.prompt.split_at(23);
+    for_each_model(|prompt, case, way, model| {
+        let split_at = at(prompt, 23);
+        let (prefix, rest) = prompt.split_at(split_at);
         let other: Vec<u32> = rest.iter().rev().copied().collect();
         let fresh = |tokens: &[u32]| {
             let mut cache = model.new_cache();
@@ -436,11 +448,11 @@ fn a_fork_and_a_shortened_cache_go_on_like_the_sequence_they_hold() {
         extend(model, &mut source, prefix);
         source.keep();
         extend(model, &mut source, rest);
-        let mut fork = source.fork(23, 0).unwrap();
-        assert_eq!((fork.len(), source.len()), (23, 40));
+        let mut fork = source.fork(split_at, 0).unwrap();
+        assert_eq!((fork.len(), source.len()), (split_at, prompt.len()));
         // The fork first, with other tokens, then the source from the same place.
         assert_same(way, case, &extend(model, &mut fork, &other), &expected_other, "a fork");
-        source.truncate(23);
+        source.truncate(split_at);
         assert_same(way, case, &extend(model, &mut source, rest), &expected, "the source");
         fork.truncate(0);
         let whole = extend(model, &mut model.new_cache(), &other);

@@ -52,6 +52,15 @@ impl Way {
         }
     }
 
+    /// Returns the prompt of tests that compare a case with itself: all of it, or its beginning where MLX
+    /// computes it on a CPU in 16 bits, one product at a time.
+    pub(crate) fn prompt<'a>(self, golden: &'a Golden, case: &Case) -> &'a [u32] {
+        const BEGINNING: usize = 12;
+        let is_slow =
+            matches!(self, Way::Stock) && case.dtype != "F32" && !jackalope_mlx::gpu_available();
+        &golden.prompt[..if is_slow { BEGINNING } else { golden.prompt.len() }]
+    }
+
     /// Returns the parallelism of a single rank.
     pub(crate) fn single(self) -> Parallel {
         Parallel::single(self.compute()).with_sums(self.sums())
@@ -224,10 +233,11 @@ fn rank_process() {
                 Some(num_layers) => load(&case.deepened(num_layers), &parallel),
                 None => load(case, &parallel),
             };
+            let prompt = way.prompt(&golden, case);
             for _ in 0..order.job.num_epochs {
                 let result = match order.job.follows {
                     true => {
-                        let mut tokens = golden.prompt.clone();
+                        let mut tokens = prompt.to_vec();
                         if !embeds(order.rank, &order.split) {
                             // As a stage that does not embed: it never learns the tokens that others sample.
                             let known = tokens.len() - order.job.num_tokens;
@@ -236,7 +246,7 @@ fn rank_process() {
                         let logits = follow(&model, &tokens, order.job.num_tokens);
                         (Vec::new(), logits)
                     }
-                    false => generate(&model, &golden.prompt, order.job.num_tokens),
+                    false => generate(&model, prompt, order.job.num_tokens),
                 };
                 generated.push(Generated::new(result));
                 if 1 < order.job.num_epochs {
