@@ -1,5 +1,5 @@
 //! Runs commands in lanes: several at a time, each from its beginning to its end. Most tests wait for
-//! processes more than they compute, so two programs of them leave time for one that computes.
+//! processes more than they compute, so one program of tests alone leaves a core idle.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use crate::process::target_dir;
 
 /// Number of commands that run at the same time.
-const NUM_LANES: usize = 3;
+const NUM_LANES: usize = 2;
 
 /// Number of bytes that are printed of a job's output, from its end: all of it is in the job's log.
 const MAX_PRINTED_BYTES: usize = 16 << 10;
@@ -82,7 +82,7 @@ fn run_job(mut job: Job, folder: &Path) -> anyhow::Result<JobResult> {
         .with_context(|| format!("starting {:?}", job.command.get_program()))?;
     let time = started.elapsed();
     let said = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    // One call, so that outputs of several lanes do not mix.
+    // One call, so that outputs of two lanes do not mix.
     let (name, seconds) = (&job.name, time.as_secs());
     let has_passed = status.success();
     let said = end_of(&said);

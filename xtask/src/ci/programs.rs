@@ -14,10 +14,6 @@ use crate::process::{command, workspace_dir};
 /// Programs that take longest, in the order in which they begin. The others follow.
 pub(super) const LONGEST: [&str; 3] = ["models/it", "cli/it", "cli/hosts"];
 
-/// The program whose tests compute all the time. They run one after another, so that it leaves the other
-/// lanes a core.
-const COMPUTING: &str = "models/it";
-
 /// Targets that a step of its own runs.
 const LEFT_OUT: [&str; 1] = ["cli/chaos"];
 
@@ -49,7 +45,7 @@ pub(super) fn report(results: &[JobResult]) {
     }
     let mut times: Vec<(&str, Duration)> = times.into_iter().collect();
     times.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
-    println!("── time of tests, in three lanes");
+    println!("── time of tests, in two lanes");
     for (part, time) in times {
         println!("   {part:<12} {:>4} s", time.as_secs());
     }
@@ -82,9 +78,6 @@ impl Program {
         command.env("CARGO_MANIFEST_DIR", &self.crate_dir);
         // Some tests panic on purpose, a thousand times; their backtraces would hide what matters.
         command.env("RUST_BACKTRACE", "0");
-        if self.name == COMPUTING {
-            command.arg("--test-threads=1");
-        }
         Job { name: self.name, command }
     }
 }
