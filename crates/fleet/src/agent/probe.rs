@@ -39,8 +39,8 @@ pub(super) fn start(
     }
 }
 
-/// Returns why none of the targets can be reached, or `None` if one can. A refused connection
-/// counts as reached.
+/// Returns why none of the targets can be reached, or `None` if one can. A connection that is refused or
+/// reset counts as reached: the machine has answered.
 fn failure(targets: &[SocketAddr], deadline: Duration) -> Option<String> {
     let deadline = deadline.min(DEADLINE_MAX);
     let (results, received) = channel();
@@ -63,7 +63,11 @@ fn failure(targets: &[SocketAddr], deadline: Duration) -> Option<String> {
 fn attempt(target: SocketAddr, deadline: Duration) -> Option<String> {
     match TcpStream::connect_timeout(&target, deadline) {
         Ok(_) => None,
-        Err(err) if err.kind() == ErrorKind::ConnectionRefused => None,
+        Err(err)
+            if matches!(err.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) =>
+        {
+            None
+        }
         Err(err) if err.kind() == ErrorKind::TimedOut => {
             Some(format!("{target}: no answer within {:.1} s", deadline.as_secs_f32()))
         }

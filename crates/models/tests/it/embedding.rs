@@ -30,7 +30,9 @@ fn embed<'a>(model: &Model, chunks: impl Iterator<Item = &'a [u32]>) -> [Vec<f32
 fn embeddings_are_pooled_from_the_hidden_states_of_mlx_lm() {
     let golden = Golden::read();
     for case in &golden.cases {
-        for way in Way::BOTH {
+        // Pooling does not depend on the type, and MLX computes 16 bits slowly on CPUs.
+        let num_ways = if case.dtype == "F32" { 2 } else { 1 };
+        for way in Way::BOTH.into_iter().take(num_ways) {
             let model = load(case, &way.single());
             let found = embed(&model, std::iter::once(&golden.prompt[..]));
             let expected = [&case.mean, &case.last];
