@@ -1,5 +1,5 @@
 //! What all CPU kernels are written with: vectors of the machine's instruction set, views of floats and of packed
-//! weights, and the threads that share the work.
+//! weights, groups of activations as integers, and the threads that share the work.
 //!
 //! A kernel is one generic function over [`Simd`] or [`Wide`], marked `#[inline(always)]`; [`dispatched!`] or
 //! [`dispatched_wide!`] wraps it in one copy per instruction set and picks the copy at run time. The value of type

@@ -110,11 +110,9 @@ fn check_size(checked: &Crate, findings: &mut Vec<String>) -> anyhow::Result<()>
 fn check_tests_run(checked: &Crate, findings: &mut Vec<String>) -> anyhow::Result<()> {
     let path = checked.dir.join("Cargo.toml");
     let manifest = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let mut library = manifest.lines().skip_while(|line| *line != "[lib]").skip(1);
-    let is_untested = library
-        .by_ref()
-        .take_while(|line| !line.starts_with('['))
-        .any(|line| line.starts_with("test = false"));
+    let library = manifest.lines().skip_while(|line| *line != "[lib]").skip(1);
+    let mut library = library.take_while(|line| !line.starts_with('['));
+    let is_untested = library.any(|line| line.starts_with("test = false"));
     for file in checked.files().filter(|_| is_untested) {
         let text = fs::read_to_string(&file.path).with_context(|| shown(&file.path))?;
         if text.contains("#[cfg(test)]") {

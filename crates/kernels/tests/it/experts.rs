@@ -11,7 +11,9 @@ use jackalope_kernels::{
 };
 use proptest::prelude::*;
 
-use crate::support::{Floats, OwnedQuant, Random, any_float, any_format, dense, pools};
+use crate::support::{
+    Floats, OwnedQuant, PLAIN_ROUTER, Random, any_float, any_format, dense, pools,
+};
 
 /// A mixture without its contents, which are generated from `seed`.
 #[derive(Clone, Debug)]
@@ -232,16 +234,7 @@ fn rows_are_scaled_by_their_factors() {
 /// Three rows that choose two of four experts each.
 fn three_rows() -> ExpertRows {
     let logits = [3.0, 1.0, 2.0, 0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 5.0, 1.0, 1.0];
-    let config = RouterConfig {
-        scores: Scores::SoftmaxOfChosen,
-        selection_bias: None,
-        groups: None,
-        num_chosen: 2,
-        given: None,
-        normalization_eps: None,
-        scale: 1.0,
-        expert_scales: None,
-    };
+    let config = RouterConfig { scores: Scores::SoftmaxOfChosen, ..PLAIN_ROUTER };
     route(&logits, 4, &config)
 }
 

@@ -2,16 +2,7 @@
 
 use jackalope_kernels::{ExpertGroups, RouterConfig, Scores, route};
 
-const PLAIN: RouterConfig<'_> = RouterConfig {
-    scores: Scores::Softmax,
-    selection_bias: None,
-    groups: None,
-    num_chosen: 2,
-    given: None,
-    normalization_eps: None,
-    scale: 1.0,
-    expert_scales: None,
-};
+use crate::support::PLAIN_ROUTER;
 
 fn chosen(logits: &[f32], config: RouterConfig<'_>) -> Vec<(usize, f32)> {
     let rows = route(logits, logits.len(), &config);
@@ -30,10 +21,10 @@ fn soft_max_weighs_the_chosen_experts() {
     // e^0, e^1, e^2, e^3 sum to 31.192875.
     let logits = [2.0, 0.0, 3.0, 1.0];
     let expected = [(0, 0.236_882_8), (2, 0.643_914_3)];
-    assert_close(&chosen(&logits, PLAIN), &expected);
-    let normalized = RouterConfig { normalization_eps: Some(0.0), ..PLAIN };
+    assert_close(&chosen(&logits, PLAIN_ROUTER), &expected);
+    let normalized = RouterConfig { normalization_eps: Some(0.0), ..PLAIN_ROUTER };
     assert_close(&chosen(&logits, normalized), &[(0, 0.268_941_4), (2, 0.731_058_6)]);
-    let of_chosen = RouterConfig { scores: Scores::SoftmaxOfChosen, ..PLAIN };
+    let of_chosen = RouterConfig { scores: Scores::SoftmaxOfChosen, ..PLAIN_ROUTER };
     let scales = [1.0, 2.0, 4.0, 8.0];
     let scaled = RouterConfig { expert_scales: Some(&scales), ..of_chosen };
     for ((expert, weight), (same, factored)) in chosen(&[0.0, 2.0, 1.0, 3.0], of_chosen)
@@ -47,14 +38,14 @@ fn soft_max_weighs_the_chosen_experts() {
 
 #[test]
 fn the_choice_by_logits_does_not_saturate() {
-    let config = RouterConfig { scores: Scores::SigmoidOfChosen, num_chosen: 1, ..PLAIN };
+    let config = RouterConfig { scores: Scores::SigmoidOfChosen, num_chosen: 1, ..PLAIN_ROUTER };
     assert_close(&chosen(&[30.0, 40.0, -1.0], config), &[(1, 1.0)]);
     assert_close(&chosen(&[-3.0, 0.0, -1.0], config), &[(1, 0.5)]);
 }
 
 #[test]
 fn a_sparse_mixer_weighs_each_expert_among_those_near_it_that_are_left() {
-    let config = RouterConfig { scores: Scores::SparseMixer { jitter: 0.1 }, ..PLAIN };
+    let config = RouterConfig { scores: Scores::SparseMixer { jitter: 0.1 }, ..PLAIN_ROUTER };
     // 2.5 is near 3 (a sixth of it), 2 is not (a third) but is near 2.5 (exactly a fifth).
     let logits = [2.0, 0.0, 3.0, 2.5];
     let near = |distance: f32| 1.0 / (1.0 + (-distance).exp());
@@ -67,8 +58,12 @@ fn a_sparse_mixer_weighs_each_expert_among_those_near_it_that_are_left() {
 #[test]
 fn a_selection_bias_changes_the_choice_but_not_the_weights() {
     let bias = [0.0, 2.0, 0.0, 0.0];
-    let config =
-        RouterConfig { scores: Scores::Sigmoid, selection_bias: Some(&bias), scale: 2.5, ..PLAIN };
+    let config = RouterConfig {
+        scores: Scores::Sigmoid,
+        selection_bias: Some(&bias),
+        scale: 2.5,
+        ..PLAIN_ROUTER
+    };
     // Logistic function of 0: 0.5; of 3: 0.95257413.
     assert_close(&chosen(&[2.0, 0.0, 3.0, 1.0], config), &[(1, 1.25), (2, 2.381_435_3)]);
 }
@@ -76,12 +71,12 @@ fn a_selection_bias_changes_the_choice_but_not_the_weights() {
 #[test]
 fn experts_of_other_groups_are_not_chosen() {
     let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 2, excluded: 0.0 });
-    let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
+    let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN_ROUTER };
     // The single best expert is in the second group, the better pair in the first.
     let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
     assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1]);
     let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 1, excluded: 0.0 });
-    let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN };
+    let config = RouterConfig { groups, scores: Scores::Sigmoid, ..PLAIN_ROUTER };
     let found = chosen(&[2.0, 2.5, -9.0, 3.0, -9.0, -9.0], config);
     assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [3, 4]);
 }
@@ -92,7 +87,7 @@ fn a_group_whose_scores_are_negative_is_kept_if_others_are_excluded_wholly() {
     let choose = |excluded| {
         let groups = Some(ExpertGroups { count: 2, chosen: 1, best: 2, excluded });
         let scores = Scores::Sigmoid;
-        let config = RouterConfig { groups, scores, selection_bias: Some(&bias), ..PLAIN };
+        let config = RouterConfig { groups, scores, selection_bias: Some(&bias), ..PLAIN_ROUTER };
         let found = chosen(&[1.0, 2.0, 3.0, 4.0], config);
         found.iter().map(|it| it.0).collect::<Vec<_>>()
     };
@@ -101,7 +96,7 @@ fn a_group_whose_scores_are_negative_is_kept_if_others_are_excluded_wholly() {
 
 #[test]
 fn roots_of_softplus_weigh_the_best() {
-    let config = RouterConfig { scores: Scores::SqrtSoftplus, ..PLAIN };
+    let config = RouterConfig { scores: Scores::SqrtSoftplus, ..PLAIN_ROUTER };
     let root = |x: f64| (1.0 + x.exp()).ln().sqrt() as f32;
     assert_close(&chosen(&[2.0, -1.0, 30.0, -40.0], config), &[(0, root(2.0)), (2, root(30.0))]);
 }
@@ -112,7 +107,7 @@ fn given_experts_have_the_weights_of_their_scores() {
         scores: Scores::Sigmoid,
         normalization_eps: Some(0.0),
         given: Some(&[3, 1, 0, 2]),
-        ..PLAIN
+        ..PLAIN_ROUTER
     };
     let rows = route(&[2.0, 0.0, 3.0, 0.0, 0.0, 9.0, 0.0, 8.0], 4, &config);
     assert_eq!(rows.weights(), [0.5; 4]);
@@ -122,13 +117,13 @@ fn given_experts_have_the_weights_of_their_scores() {
 
 #[test]
 fn of_equal_scores_the_lower_index_is_chosen() {
-    let found = chosen(&[1.0; 7], RouterConfig { num_chosen: 3, ..PLAIN });
+    let found = chosen(&[1.0; 7], RouterConfig { num_chosen: 3, ..PLAIN_ROUTER });
     assert_eq!(found.iter().map(|it| it.0).collect::<Vec<_>>(), [0, 1, 2]);
 }
 
 #[test]
 fn a_row_that_is_not_finite_still_chooses_so_many_experts() {
     for logits in [[f32::NAN; 4], [f32::INFINITY; 4], [f32::NEG_INFINITY; 4]] {
-        assert_eq!(chosen(&logits, PLAIN).len(), 2);
+        assert_eq!(chosen(&logits, PLAIN_ROUTER).len(), 2);
     }
 }

@@ -3,9 +3,21 @@
 use half::{bf16, f16};
 use jackalope_kernels::{
     DenseMatrix, Elements, ElementsMut, Float, InstructionSet, QuantFormat, QuantMatrix, QuantMode,
-    Scales, Threads,
+    RouterConfig, Scales, Scores, Threads,
 };
 use proptest::prelude::*;
+
+/// A router that chooses two experts by their soft-max, which are their weights.
+pub(crate) const PLAIN_ROUTER: RouterConfig<'_> = RouterConfig {
+    scores: Scores::Softmax,
+    selection_bias: None,
+    groups: None,
+    num_chosen: 2,
+    given: None,
+    normalization_eps: None,
+    scale: 1.0,
+    expert_scales: None,
+};
 
 /// A buffer of one of the float types.
 #[derive(Clone, Debug)]
