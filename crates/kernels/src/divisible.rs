@@ -14,14 +14,14 @@
 //! Rounding changes each term by at most half of [`crate::GRID`], 2^-31, whereas the elements of residual
 //! streams are about one and are rounded to 2^-9 (bf16) or 2^-12 (f16) of themselves.
 
-use jackalope_simd::{Elements, ElementsMut, Matrix, Threads};
+use std::ops::Range;
 
-use crate::matmul::{
-    Inputs, RowProducts, Task, TermColumns, multiply, multiply_in_f32, multiply_prepared,
-};
+use jackalope_simd::{Elements, ElementsMut, Matrix, Threads, cut_matrix_rows};
+
+use crate::matmul::{Inputs, RowProducts, Rows, Task, TermColumns, multiply, multiply_in_f32};
 use crate::panel::{Activations, Columns};
 
-/// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for a part of the columns of a
+/// Adds `x[tokens, matrix.input] · matrixᵀ` to `sums[tokens, matrix.out]`, for a part of the columns of a
 /// product. The sum of the parts' results in f64, in any order, has the same bits as the result for
 /// all columns (see the module).
 ///
@@ -41,7 +41,7 @@ pub fn divisible_matmul(
     x: Elements<'_>,
     matrix: &Matrix<'_>,
     terms: TermColumns,
-    out: &mut [f64],
+    sums: &mut [f64],
     threads: &Threads,
 ) {
     let is_quantized = matrix.format().is_some();
@@ -54,85 +54,114 @@ pub fn divisible_matmul(
     }
     let (num_rows, input) = (matrix.num_rows(), matrix.input());
     if input == 0 || num_rows == 0 {
-        return out.fill(0.0);
+        return;
     }
     let tokens = x.len() / input;
     assert_eq!(x.len(), tokens * input, "activations: whole rows of {input}");
-    assert_eq!(out.len(), tokens * num_rows, "results of {tokens} tokens for {num_rows} rows");
+    assert_eq!(sums.len(), tokens * num_rows, "sums of {tokens} tokens for {num_rows} rows");
     if tokens == 0 {
         return;
     }
-    let products =
-        vec![RowProducts { matrix: *matrix, out: out.chunks_exact_mut(num_rows).collect() }];
-    multiply_divided(vec![Task { x, products }], terms, threads);
+    let tokens: Vec<usize> = (0..tokens).collect();
+    add_products(&[Summand { x, matrix: *matrix, tokens: &tokens }], terms, sums, threads);
 }
 
-/// Computes the products of all tasks in one job.
-pub(crate) fn multiply_divided(
-    mut tasks: Vec<Task<'_, &mut [f64]>>,
+/// A product that is added to some rows of sums.
+pub(crate) struct Summand<'a> {
+    /// Rows of activations, `[rows, input]`.
+    pub(crate) x: Elements<'a>,
+    pub(crate) matrix: Matrix<'a>,
+    /// The row of sums for each row of activations, each one once.
+    pub(crate) tokens: &'a [usize],
+}
+
+impl Summand<'_> {
+    /// Adds the results for some rows of the matrix to their places in `sums`, a view of each token's.
+    fn add(&self, inputs: &Inputs, rows: Range<usize>, sums: &mut [&mut [f64]], threads: &Threads) {
+        let mut own: Vec<&mut [f64]> =
+            self.tokens.iter().map(|token| std::mem::take(&mut sums[*token])).collect();
+        inputs.multiply_rows(&self.matrix, rows, &mut own, threads.instructions());
+        self.tokens.iter().zip(own).for_each(|(token, view)| sums[*token] = view);
+    }
+
+    /// Adds the term of a group whose activations cannot be rounded, computed in f32, to the sums of row
+    /// `row` of the activations.
+    fn add_group(&self, row: usize, group: usize, sums: &mut [f64], threads: &Threads) {
+        let (num_rows, input) = (self.matrix.num_rows(), self.matrix.input());
+        let group_size = self.matrix.format().map_or(1, |format| format.group_size as usize);
+        let first = group * group_size;
+        let x = self.x.part(row * input + first..row * input + first + group_size);
+        let columns = Columns { range: first..first + group_size, chunk: group_size };
+        let sums = &mut sums[self.tokens[row] * num_rows..][..num_rows];
+        let product = RowProducts { matrix: self.matrix, out: vec![sums] };
+        multiply_in_f32(Activations::new(x, columns, threads), vec![product], threads);
+    }
+}
+
+/// Some columns of the sums, with a view of each token's.
+struct Piece<'a> {
+    rows: Range<usize>,
+    sums: Vec<&'a mut [f64]>,
+}
+
+/// Adds all products to `sums` `[tokens, features]`, where every matrix has as many rows as there are
+/// features.
+pub(crate) fn add_products(
+    summands: &[Summand<'_>],
     terms: TermColumns,
+    sums: &mut [f64],
     threads: &Threads,
 ) {
+    if summands.is_empty() {
+        return;
+    }
     if let TermColumns::Whole = terms {
-        return multiply_whole(&mut tasks, threads);
+        return add_whole(summands, sums, threads);
     }
-    let inputs = Inputs::of_tasks(&tasks, terms, threads);
-    let all = tasks.iter_mut().map(|task| task.products.iter_mut().map(reborrow).collect());
-    multiply_prepared(&inputs, all.collect(), threads);
-    for (task, inputs) in tasks.iter_mut().zip(&inputs) {
-        let x = task.x;
-        for product in &mut task.products {
-            for (token, group) in inputs.unrounded_groups() {
-                add_group(x, product, token, group, threads);
-            }
+    let products = summands.iter().map(|it| (Rows::All(it.x), it.matrix)).collect();
+    let inputs = Inputs::of_each(products, terms, threads);
+    add_in_place(summands, &inputs, sums, threads);
+    for (summand, inputs) in summands.iter().zip(&inputs) {
+        for (row, group) in inputs.unrounded_groups() {
+            summand.add_group(row, group, sums, threads);
         }
     }
 }
 
-/// Computes the products of all tasks, rounded to f32, in one job.
-fn multiply_whole(tasks: &mut [Task<'_, &mut [f64]>], threads: &Threads) {
-    let products = tasks.iter().flat_map(|task| &task.products);
-    let mut rounded: Vec<Vec<f32>> =
-        products.map(|it| vec![0.0; it.out.len() * it.matrix.num_rows()]).collect();
-    let mut buffers = rounded.iter_mut();
-    let whole = tasks.iter().map(|task| {
-        let products = task.products.iter().zip(&mut buffers).map(|(product, buffer)| {
-            let out = ElementsMut::F32(buffer).chunks(product.matrix.num_rows());
-            RowProducts { matrix: product.matrix, out }
-        });
-        Task { x: task.x, products: products.collect() }
+/// Adds each product to the sums as it is computed. Each thread has some of the features for itself.
+fn add_in_place(summands: &[Summand<'_>], inputs: &[Inputs], sums: &mut [f64], threads: &Threads) {
+    let features = summands[0].matrix.num_rows();
+    let row_macs = summands.iter().map(|it| it.tokens.len() * it.matrix.input()).sum();
+    let cuts = cut_matrix_rows(features, 0, row_macs, threads.count()).into_iter();
+    let mut pieces: Vec<Piece<'_>> = cuts.map(|rows| Piece { rows, sums: Vec::new() }).collect();
+    for mut rest in sums.chunks_exact_mut(features) {
+        for piece in &mut pieces {
+            let (view, others) = rest.split_at_mut(piece.rows.len());
+            piece.sums.push(view);
+            rest = others;
+        }
+    }
+    threads.for_each(pieces, |Piece { rows, mut sums }| {
+        for (summand, inputs) in summands.iter().zip(inputs) {
+            summand.add(inputs, rows.clone(), &mut sums, threads);
+        }
     });
-    multiply(whole.collect(), threads);
-    let products = tasks.iter_mut().flat_map(|task| &mut task.products);
-    for (product, values) in products.zip(&rounded) {
-        let rows = values.chunks_exact(product.matrix.num_rows());
-        for (out, values) in product.out.iter_mut().zip(rows) {
-            out.iter_mut().zip(values).for_each(|(out, value)| *out = f64::from(*value));
+}
+
+/// Adds all products in their order, each rounded to f32.
+fn add_whole(summands: &[Summand<'_>], sums: &mut [f64], threads: &Threads) {
+    let mut rounded: Vec<Vec<f32>> =
+        summands.iter().map(|it| vec![0.0; it.tokens.len() * it.matrix.num_rows()]).collect();
+    let tasks = summands.iter().zip(&mut rounded).map(|(Summand { x, matrix, .. }, buffer)| {
+        let out = ElementsMut::F32(buffer).chunks(matrix.num_rows());
+        Task { x: Rows::All(*x), products: vec![RowProducts { matrix: *matrix, out }] }
+    });
+    multiply(tasks.collect(), threads);
+    for (Summand { matrix, tokens, .. }, values) in summands.iter().zip(&rounded) {
+        let features = matrix.num_rows();
+        for (token, values) in tokens.iter().zip(values.chunks_exact(features)) {
+            let sums = sums[token * features..].iter_mut();
+            sums.zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
         }
     }
-}
-
-fn reborrow<'b>(product: &'b mut RowProducts<'_, &mut [f64]>) -> RowProducts<'b, &'b mut [f64]> {
-    let out = product.out.iter_mut().map(|out| &mut **out).collect();
-    RowProducts { matrix: product.matrix, out }
-}
-
-/// Adds the term of a group whose activations cannot be rounded, computed in f32.
-fn add_group(
-    x: Elements<'_>,
-    product: &mut RowProducts<'_, &mut [f64]>,
-    token: usize,
-    group: usize,
-    threads: &Threads,
-) {
-    let RowProducts { matrix, out } = product;
-    let input = matrix.input();
-    let group_size = matrix.format().map_or(1, |format| format.group_size as usize);
-    let first = group * group_size;
-    let x = x.part(token * input + first..token * input + first + group_size);
-    let columns = Columns { range: first..first + group_size, chunk: group_size };
-    let mut terms = vec![0.0; matrix.num_rows()];
-    let product = RowProducts { matrix: *matrix, out: vec![&mut terms[..]] };
-    multiply_in_f32(Activations::new(x, columns, threads), vec![product], threads);
-    out[token].iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
 }

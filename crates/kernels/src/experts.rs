@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use jackalope_simd::{Elements, ElementsMut, Floats, Matrix, Threads};
+use jackalope_simd::{Elements, ElementsMut, Matrix, Threads};
 
-use crate::divisible::multiply_divided;
-use crate::matmul::{RowProducts, Task, TermColumns, multiply};
+use crate::divisible::{Summand, add_products};
+use crate::matmul::{RowProducts, Rows, SharedRows, Task, TermColumns, multiply};
 use crate::terms::{Fold, GridSum};
 
 /// A row of activations and one of the experts that it chose.
@@ -158,18 +158,14 @@ pub fn expert_matmul<const N: usize>(
     if input == 0 || rows.is_empty() {
         return results;
     }
-    // Experts that were chosen by the same rows share the preparation of these rows.
-    let mut inputs: BTreeMap<&[usize], Floats> = BTreeMap::new();
-    for Group { tokens, .. } in &rows.groups {
-        inputs.entry(tokens).or_insert_with(|| Floats::of_rows(x, tokens, input));
-    }
     let mut left: Vec<_> = matrices.into_iter().zip(&mut results).collect();
     while let Some((first, _)) = left.first() {
         // The matrices of one format are computed in one job.
-        let format = first.format();
+        let (first, format) = (*first, first.format());
         let (same, others) = left.into_iter().partition(|(it, _)| it.format() == format);
         left = others;
-        multiply(tasks(&inputs, rows, same), threads);
+        let x = SharedRows::new(x, first, threads);
+        multiply(tasks(&x, rows, same), threads);
     }
     results
 }
@@ -177,11 +173,11 @@ pub fn expert_matmul<const N: usize>(
 /// A matrix of all experts, and the results of all choices.
 type Experts<'a> = (&'a Matrix<'a>, &'a mut Vec<f32>);
 
-/// Creates one task for each entry of `inputs`: the rows that chose the same experts together, by
-/// their numbers.
+/// Creates one task for all experts that were chosen by the same rows, which share the preparation of these
+/// rows.
 fn tasks<'a>(
-    inputs: &'a BTreeMap<&[usize], Floats>,
-    rows: &ExpertRows,
+    x: &'a SharedRows<'a>,
+    rows: &'a ExpertRows,
     matrices: Vec<Experts<'a>>,
 ) -> Vec<Task<'a>> {
     let mut products: BTreeMap<&[usize], Vec<RowProducts<'a>>> = BTreeMap::new();
@@ -195,7 +191,7 @@ fn tasks<'a>(
         }
     }
     let tasks = products.into_iter();
-    tasks.map(|(tokens, products)| Task { x: inputs[tokens].elements(), products }).collect()
+    tasks.map(|(tokens, products)| Task { x: Rows::Chosen(x, tokens), products }).collect()
 }
 
 /// As [`expert_matmul`], for a part of the columns of a product that is divided among machines; see
@@ -216,32 +212,21 @@ pub fn divisible_expert_matmul(
     matrix.assert_valid();
     let (features, input) = (rows.features(matrix), matrix.input());
     assert_eq!(x.len(), rows.len() * input, "activations: {} rows of {input}", rows.len());
-    let mut out = vec![0.0; rows.num_tokens * features];
-    if input == 0 || features == 0 || rows.is_empty() {
-        return out;
+    let mut sums = vec![0.0; rows.num_tokens * features];
+    if input == 0 || features == 0 {
+        return sums;
     }
-    let mut results = vec![0.0; rows.len() * features];
-    let mut rest = &mut results[..];
     let mut start = 0;
-    let tasks = rows.groups.iter().map(|group| {
+    let summands = rows.groups.iter().map(|group| {
         let end = start + group.tokens.len();
-        let (own, others) = std::mem::take(&mut rest).split_at_mut(group.tokens.len() * features);
-        rest = others;
         let x = x.part(start * input..end * input);
         start = end;
         let matrix = matrix.rows(rows.matrix_rows(group, matrix));
-        Task {
-            x,
-            products: vec![RowProducts { matrix, out: own.chunks_exact_mut(features).collect() }],
-        }
+        Summand { x, matrix, tokens: &group.tokens }
     });
-    multiply_divided(tasks.collect(), terms, threads);
-    // By ascending expert; sums of terms on the grid are exact in any order.
-    for ((_, token, _), result) in rows.iter().zip(results.chunks_exact(features)) {
-        let sums = &mut out[token * features..(token + 1) * features];
-        sums.iter_mut().zip(result).for_each(|(sum, result)| *sum += result);
-    }
-    out
+    let summands: Vec<Summand<'_>> = summands.collect();
+    add_products(&summands, terms, &mut sums, threads);
+    sums
 }
 
 /// Adds to the row of each choice its expert's row of `biases` `[experts, features]`.

@@ -7,7 +7,7 @@ use jackalope_simd::{
 };
 
 use crate::attention::product::{DEPTH, Left, Product, Right, Sums, add};
-use crate::matmul::{RowProducts, Task, multiply};
+use crate::matmul::{RowProducts, Rows, Task, multiply};
 
 /// Number of rows of activations that use an unpacked matrix together, so that their sums stay in a
 /// cache.
@@ -125,7 +125,7 @@ pub fn head_matmul(
     }
     let head_len = tokens * matrices.matrix.input();
     let tasks = out.of_heads(num_heads, num_rows).into_iter().enumerate().map(|(head, out)| Task {
-        x: x.part(head * head_len..(head + 1) * head_len),
+        x: Rows::All(x.part(head * head_len..(head + 1) * head_len)),
         products: vec![RowProducts { matrix: matrices.of_head(head), out }],
     });
     multiply(tasks.collect(), threads);

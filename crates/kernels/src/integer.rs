@@ -32,7 +32,9 @@ mod rounding;
 
 use std::ops::Range;
 
-use jackalope_simd::{Elements, Float, InstructionSet, QuantMatrix, QuantMode, Threads};
+use jackalope_simd::{
+    Elements, Float, InstructionSet, QuantFormat, QuantMatrix, QuantMode, Threads,
+};
 
 pub(crate) use self::rounding::InputColumns;
 use self::rounding::{Rounded, SUMS};
@@ -55,6 +57,50 @@ pub(crate) fn is_supported(
     #[cfg(not(target_arch = "aarch64"))]
     let is_fast = instructions != InstructionSet::Neon;
     is_fast && x != Float::F32 && matrix.format.mode != QuantMode::Mxfp8
+}
+
+/// Activations of which products choose some rows.
+pub(crate) struct PreparedRows {
+    instructions: InstructionSet,
+    format: QuantFormat,
+    rounded: Rounded,
+    #[cfg(target_arch = "x86_64")]
+    lines: Option<avx512::RowLines>,
+}
+
+impl PreparedRows {
+    /// Prepares `x` `[tokens, matrix.input]` for products with matrices of the format of `matrix`.
+    pub(crate) fn new(
+        x: Elements<'_>,
+        matrix: &QuantMatrix<'_>,
+        columns: InputColumns,
+        threads: &Threads,
+    ) -> PreparedRows {
+        let (instructions, format) = (threads.instructions(), matrix.format);
+        let rounded = Rounded::new(x, matrix, columns, threads);
+        #[cfg(target_arch = "x86_64")]
+        let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(format))
+            .then(|| avx512::RowLines::new(&rounded, format, threads));
+        PreparedRows {
+            instructions,
+            format,
+            rounded,
+            #[cfg(target_arch = "x86_64")]
+            lines,
+        }
+    }
+
+    /// Returns the rows with these indices, in this order.
+    pub(crate) fn choose(&self, rows: &[usize]) -> Prepared {
+        let PreparedRows { instructions, format, rounded, .. } = self;
+        #[cfg(target_arch = "x86_64")]
+        if let Some(lines) = &self.lines {
+            let rounded = rounded.choose(rows, false);
+            let lines = Some(lines.choose(rows, &rounded, *format));
+            return Prepared { instructions: *instructions, rounded, lines, ordered: None };
+        }
+        Prepared::of_rounded(rounded.choose(rows, true), *format, *instructions)
+    }
 }
 
 /// Activations ready for products with matrices of one format.
@@ -80,19 +126,27 @@ impl Prepared {
         let instructions = threads.instructions();
         let rounded = Rounded::new(x, matrix, columns, threads);
         #[cfg(target_arch = "x86_64")]
-        let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format))
-            .then(|| avx512::Lines::new(&rounded, matrix.format, threads));
+        if instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format) {
+            let lines = Some(avx512::Lines::new(&rounded, matrix.format, threads));
+            return Prepared { instructions, rounded, lines, ordered: None };
+        }
+        Prepared::of_rounded(rounded, matrix.format, instructions)
+    }
+
+    /// Orders rounded activations for the instruction set; AVX-512 has lines instead.
+    fn of_rounded(rounded: Rounded, format: QuantFormat, instructions: InstructionSet) -> Prepared {
         #[cfg(target_arch = "x86_64")]
-        let ordered = (lines.is_none()
-            && matches!(instructions, InstructionSet::Avx2 | InstructionSet::Avx512))
-        .then(|| avx2::Ordered::new(&rounded, matrix.format));
+        let ordered = matches!(instructions, InstructionSet::Avx2 | InstructionSet::Avx512)
+            .then(|| avx2::Ordered::new(&rounded, format));
         #[cfg(target_arch = "aarch64")]
         let halves = (instructions == InstructionSet::Neon).then(|| neon::Halves::new(&rounded));
+        #[cfg(target_arch = "aarch64")]
+        let _ = format;
         Prepared {
             instructions,
             rounded,
             #[cfg(target_arch = "x86_64")]
-            lines,
+            lines: None,
             #[cfg(target_arch = "x86_64")]
             ordered,
             #[cfg(target_arch = "aarch64")]

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use jackalope_simd::{
-    DenseMatrix, Elements, ElementsMut, InstructionSet, Matrix, QuantMatrix, QuantMode, Threads,
-    cut_matrix_rows,
+    DenseMatrix, Elements, ElementsMut, Floats, InstructionSet, Matrix, QuantMatrix, QuantMode,
+    Threads, cut_matrix_rows,
 };
 
 use crate::dense;
@@ -12,6 +12,9 @@ use crate::float8;
 use crate::integer::{self, InputColumns, Prepared};
 use crate::panel::{Activations, Columns, multiply_rows};
 use crate::terms::{GROUPS_PER_TERM_MAX, Results};
+
+/// Minimum number of tasks per thread for which each task is computed by one thread.
+const TASKS_PER_THREAD: usize = 4;
 
 /// A matrix, and the destination of its product.
 #[derive(Debug)]
@@ -48,12 +51,15 @@ pub fn matmul_each(x: Elements<'_>, products: Vec<Product<'_>>, threads: &Thread
         matrix.assert_valid();
         let Some(out) = result_rows(&x, &matrix, out) else { continue };
         if together.first().is_some_and(|first| first.matrix.format() != matrix.format()) {
-            multiply(vec![Task { x, products: std::mem::take(&mut together) }], threads);
+            multiply(
+                vec![Task { x: Rows::All(x), products: std::mem::take(&mut together) }],
+                threads,
+            );
         }
         together.push(RowProducts { matrix, out });
     }
     if !together.is_empty() {
-        multiply(vec![Task { x, products: together }], threads);
+        multiply(vec![Task { x: Rows::All(x), products: together }], threads);
     }
 }
 
@@ -113,12 +119,70 @@ fn result_rows<'a>(
     (tokens > 0).then(|| out.chunks(num_rows))
 }
 
+/// Rows of activations: all, or chosen ones.
+#[derive(Clone, Copy)]
+pub(crate) enum Rows<'a> {
+    /// `[rows, input]`.
+    All(Elements<'a>),
+    /// The rows with these indices, in this order.
+    Chosen(&'a SharedRows<'a>, &'a [usize]),
+}
+
+impl<'a> Rows<'a> {
+    /// Returns row `row`, which has `input` elements.
+    fn row(self, row: usize, input: usize) -> Elements<'a> {
+        let (values, row) = match self {
+            Rows::All(values) => (values, row),
+            Rows::Chosen(shared, chosen) => (shared.values, chosen[row]),
+        };
+        values.part(row * input..(row + 1) * input)
+    }
+}
+
+/// Rows of activations of which several tasks choose some: what they share is done once.
+pub(crate) struct SharedRows<'a> {
+    /// `[rows, input]`.
+    values: Elements<'a>,
+    /// `None` if they are not rounded.
+    rounded: Option<integer::PreparedRows>,
+}
+
+impl<'a> SharedRows<'a> {
+    /// For products with matrices like `matrix`.
+    pub(crate) fn new(values: Elements<'a>, matrix: &Matrix<'_>, threads: &Threads) -> Self {
+        let rounded = rounded_with(values, matrix, threads)
+            .map(|w| integer::PreparedRows::new(values, w, InputColumns::Whole, threads));
+        SharedRows { values, rounded }
+    }
+}
+
+/// Returns the matrix if activations are rounded for products with it.
+fn rounded_with<'m, 'a>(
+    x: Elements<'_>,
+    matrix: &'m Matrix<'a>,
+    threads: &Threads,
+) -> Option<&'m QuantMatrix<'a>> {
+    match matrix {
+        Matrix::Quantized(w) => {
+            integer::is_supported(x.float(), w, threads.instructions()).then_some(w)
+        }
+        Matrix::Dense(_) => None,
+    }
+}
+
 /// Rows of activations, and the matrices that they are multiplied with.
-pub(crate) struct Task<'a, R = ElementsMut<'a>> {
-    /// The rows of activations, `[tokens, input]`.
-    pub(crate) x: Elements<'a>,
-    /// Products with matrices of one format.
-    pub(crate) products: Vec<RowProducts<'a, R>>,
+pub(crate) struct Task<'a> {
+    pub(crate) x: Rows<'a>,
+    /// Products with matrices of one format, at least one.
+    pub(crate) products: Vec<RowProducts<'a>>,
+}
+
+impl Task<'_> {
+    /// Returns the number of multiplications.
+    fn macs(&self) -> usize {
+        let products = self.products.iter();
+        products.map(|it| it.out.len() * it.matrix.num_rows() * it.matrix.input()).sum()
+    }
 }
 
 /// The activations of a task in the form that its products need.
@@ -132,38 +196,52 @@ pub(crate) enum Inputs {
 impl Inputs {
     /// Prepares `x` for products with matrices like `matrix`.
     pub(crate) fn new(
-        x: Elements<'_>,
+        x: Rows<'_>,
         matrix: &Matrix<'_>,
         terms: TermColumns,
         threads: &Threads,
     ) -> Inputs {
-        match matrix {
-            Matrix::Quantized(w) if integer::is_supported(x.float(), w, threads.instructions()) => {
-                let columns = terms.of_groups(w.format.group_size as usize);
-                Inputs::Rounded(Prepared::new(x, w, columns, threads))
+        let gathered;
+        let values = match x {
+            Rows::All(values) => values,
+            Rows::Chosen(SharedRows { rounded: Some(rounded), .. }, rows) => {
+                return Inputs::Rounded(rounded.choose(rows));
             }
-            _ => Inputs::Floats(Activations::new(x, terms.of_columns(matrix.input()), threads)),
+            Rows::Chosen(SharedRows { values, rounded: None }, rows) => {
+                gathered = Floats::of_rows(*values, rows, matrix.input());
+                gathered.elements()
+            }
+        };
+        match rounded_with(values, matrix, threads) {
+            Some(w) => {
+                let columns = terms.of_groups(w.format.group_size as usize);
+                Inputs::Rounded(Prepared::new(values, w, columns, threads))
+            }
+            None => {
+                let columns = terms.of_columns(matrix.input());
+                Inputs::Floats(Activations::new(values, columns, threads))
+            }
         }
     }
 
-    /// Prepares the activations of each task, which have matrices and at least one row.
-    pub(crate) fn of_tasks<R: Results + Sync>(
-        tasks: &[Task<'_, R>],
+    /// Prepares the activations of each product for its matrix.
+    pub(crate) fn of_each(
+        products: Vec<(Rows<'_>, Matrix<'_>)>,
         terms: TermColumns,
         threads: &Threads,
     ) -> Vec<Inputs> {
         let mut inputs: Vec<Option<Inputs>> = Vec::new();
-        inputs.resize_with(tasks.len(), || None);
-        let pairs = tasks.iter().zip(&mut inputs).collect();
-        threads.for_each(pairs, |(task, inputs): (&Task<'_, R>, &mut Option<Inputs>)| {
-            *inputs = Some(Inputs::new(task.x, &task.products[0].matrix, terms, threads));
+        inputs.resize_with(products.len(), || None);
+        let pairs = products.into_iter().zip(&mut inputs).collect();
+        threads.for_each(pairs, |((x, matrix), inputs)| {
+            *inputs = Some(Inputs::new(x, &matrix, terms, threads));
         });
-        inputs.into_iter().map(|inputs| inputs.expect("every task was prepared")).collect()
+        inputs.into_iter().map(|inputs| inputs.expect("every one was prepared")).collect()
     }
 
     /// Computes the results of all rows for the weight rows `rows`; `out` has one view of
     /// `rows.len()` elements per row of activations.
-    fn multiply_rows<R: Results>(
+    pub(crate) fn multiply_rows<R: Results>(
         &self,
         matrix: &Matrix<'_>,
         rows: Range<usize>,
@@ -228,18 +306,33 @@ impl TermColumns {
 
 /// Computes the products of all tasks in one job.
 pub(crate) fn multiply(mut tasks: Vec<Task<'_>>, threads: &Threads) {
-    let inputs = Inputs::of_tasks(&tasks, TermColumns::Whole, threads);
+    let macs: Vec<usize> = tasks.iter().map(Task::macs).collect();
+    let (most, all): (usize, usize) = (macs.iter().copied().max().unwrap_or(0), macs.iter().sum());
+    let num_threads = threads.count();
+    if tasks.len() < TASKS_PER_THREAD * num_threads || all < most * 2 * num_threads {
+        return multiply_together(tasks, num_threads, threads);
+    }
+    // A thread has what it prepares in its caches when it computes with it. The largest come first, so
+    // that all threads end at about the same time.
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.macs()));
+    threads.for_each(tasks, |task| multiply_together(vec![task], 1, threads));
+}
+
+/// Prepares the activations of all tasks, and then computes their products, cut for `num_threads`.
+fn multiply_together(mut tasks: Vec<Task<'_>>, num_threads: usize, threads: &Threads) {
+    let products = tasks.iter().map(|task| (task.x, task.products[0].matrix)).collect();
+    let inputs = Inputs::of_each(products, TermColumns::Whole, threads);
     let all = tasks.iter_mut().map(|task| {
         let tokens = 0..task.products.first().map_or(0, |it| it.out.len());
         task.products.iter_mut().map(|it| it.tokens(tokens.clone())).collect()
     });
-    multiply_prepared(&inputs, all.collect(), threads);
+    multiply_prepared(&inputs, all.collect(), num_threads, threads);
     for (task, inputs) in tasks.iter_mut().zip(&inputs) {
         for token in inputs.unrounded_tokens() {
-            let columns = Columns::all(task.products[0].matrix.input());
-            let x = task.x.part(token * columns.range.end..(token + 1) * columns.range.end);
+            let input = task.products[0].matrix.input();
+            let x = task.x.row(token, input);
             let row = task.products.iter_mut().map(|it| it.tokens(token..token + 1)).collect();
-            multiply_in_f32(Activations::new(x, columns, threads), row, threads);
+            multiply_in_f32(Activations::new(x, Columns::all(input), threads), row, threads);
         }
     }
 }
@@ -250,19 +343,20 @@ pub(crate) fn multiply_in_f32<R: Results>(
     products: Vec<RowProducts<'_, R>>,
     threads: &Threads,
 ) {
-    multiply_prepared(&[Inputs::Floats(x)], vec![products], threads);
+    multiply_prepared(&[Inputs::Floats(x)], vec![products], threads.count(), threads);
 }
 
 /// Computes the products of each task with its `inputs`, except for what could not be rounded.
-pub(crate) fn multiply_prepared<R: Results>(
+fn multiply_prepared<R: Results>(
     inputs: &[Inputs],
     products: Vec<Vec<RowProducts<'_, R>>>,
+    num_threads: usize,
     threads: &Threads,
 ) {
     let products = inputs.iter().zip(products);
     let products = products.flat_map(|(inputs, it)| it.into_iter().map(move |it| (inputs, it)));
     let instructions = threads.instructions();
-    threads.for_each(pieces(products.collect(), threads), |piece| {
+    threads.for_each(pieces(products.collect(), num_threads), |piece| {
         let Piece { inputs, matrix, rows, mut out } = piece;
         inputs.multiply_rows(&matrix, rows, &mut out, instructions);
     });
@@ -296,10 +390,10 @@ struct Piece<'a, R> {
     out: Vec<R>,
 }
 
-/// Cuts products into pieces of work.
+/// Cuts products into pieces of work for some threads.
 fn pieces<'a, R: Results>(
     products: Vec<(&'a Inputs, RowProducts<'a, R>)>,
-    threads: &Threads,
+    num_threads: usize,
 ) -> Vec<Piece<'a, R>> {
     let mut rows_left: usize = products.iter().map(|(_, it)| it.matrix.num_rows()).sum();
     let mut pieces: Vec<Piece<'_, R>> = Vec::new();
@@ -307,7 +401,7 @@ fn pieces<'a, R: Results>(
         let (num_rows, tokens) = (matrix.num_rows(), out.len());
         rows_left -= num_rows;
         let first_piece = pieces.len();
-        let cuts = cut_matrix_rows(num_rows, rows_left, tokens * matrix.input(), threads.count());
+        let cuts = cut_matrix_rows(num_rows, rows_left, tokens * matrix.input(), num_threads);
         pieces.extend(cuts.into_iter().map(|rows| Piece {
             inputs,
             matrix,

@@ -45,7 +45,7 @@ pub(crate) trait Results: Sized + Send {
     /// Splits the destination into the first `mid` results and the others.
     fn split_at(self, mid: usize) -> (Self, Self);
 
-    /// Writes results from `start` on.
+    /// Writes results from `start` on; sums on the grid are added to what is there.
     fn store(&mut self, start: usize, values: &[Self::Value]);
 }
 
@@ -91,7 +91,8 @@ impl Results for &mut [f64] {
 
     #[inline(always)]
     fn store(&mut self, start: usize, values: &[f64]) {
-        self[start..start + values.len()].copy_from_slice(values);
+        let sums = self[start..start + values.len()].iter_mut();
+        sums.zip(values).for_each(|(sum, value)| *sum += value);
     }
 }
 

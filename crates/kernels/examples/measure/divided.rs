@@ -57,6 +57,9 @@ pub(super) fn measure_all(report: &mut Report<'_>) {
 fn measure_plain(report: &mut Report<'_>, shape: Shape) {
     let Shape { input, .. } = shape;
     for tokens in TOKENS {
+        if !report.wants(&full_name("bf16", shape, tokens)) {
+            continue;
+        }
         let copies = num_copies(OUT * input * 2, tokens * OUT * input, tokens);
         let weights = filled(copies * OUT * input, |idx| bf16::from_f32((idx % 255) as f32));
         let matrix = |copy: usize| {
@@ -74,6 +77,9 @@ fn measure_quantized(report: &mut Report<'_>, format: QuantFormat, shape: Shape)
     let (num_words, num_groups) =
         (OUT * format.words_per_row(input), OUT * format.groups_per_row(input));
     for tokens in TOKENS {
+        if !report.wants(&full_name(&name, shape, tokens)) {
+            continue;
+        }
         let copies = num_copies(num_words * 4, tokens * OUT * input, tokens);
         let words = filled(copies * num_words, |idx| {
             (idx as u32).wrapping_mul(2_654_435_761).rotate_left(9) & 0x3f3f_3f3f
@@ -97,6 +103,10 @@ fn measure_quantized(report: &mut Report<'_>, format: QuantFormat, shape: Shape)
     }
 }
 
+fn full_name(name: &str, Shape { input, chunk }: Shape, tokens: usize) -> String {
+    format!("{name}, divided, {input} in {chunk}s, {tokens} tokens")
+}
+
 fn measure_both<'a>(
     report: &mut Report<'_>,
     name: &str,
@@ -104,10 +114,7 @@ fn measure_both<'a>(
     matrix: impl Fn(usize) -> Matrix<'a>,
 ) {
     let Run { shape: Shape { input, chunk }, tokens, copies } = run;
-    let name = format!("{name}, {input} in {chunk}s, {tokens} tokens");
-    if !report.wants(&format!("{name}, divided")) {
-        return;
-    }
+    let name = full_name(name, run.shape, tokens);
     let x = filled(tokens * input, |idx| bf16::from_f32((idx % 251) as f32 - 125.0));
     let x = Elements::Bf16(&x);
     let mut plain = vec![0.0_f32; tokens * OUT];

@@ -9,6 +9,7 @@
 
 mod cases;
 mod divided;
+mod experts;
 
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,7 @@ fn main() -> anyhow::Result<()> {
             if !options.is_limits {
                 cases::measure_all(&mut report);
                 divided::measure_all(&mut report);
+                experts::measure_all(&mut report);
             }
         }
     }

@@ -39,6 +39,9 @@ use for_avx512;
 /// Number of bytes of a register.
 const LINE: usize = 64;
 
+/// Number of rows of activations that a thread orders at a time.
+const PIECE_TOKENS: usize = 8;
+
 /// Returns the number of rows of activations above which weights are unpacked into tiles; it is
 /// lower for formats that are slower to unpack.
 fn few_tokens(format: QuantFormat) -> usize {
@@ -73,20 +76,13 @@ pub(super) fn is_supported(format: QuantFormat) -> bool {
 
 impl Lines {
     pub(super) fn new(x: &Rounded, format: QuantFormat, threads: &Threads) -> Lines {
-        let proof = Avx512::detect().expect("`Threads` asserts its set");
-        // Two bytes, the halves, for each column.
-        let token_lines = x.padded_groups * x.group_size * 2 / LINE;
         if x.tokens <= few_tokens(format) {
-            let mut lines = vec![Line([0; LINE]); x.tokens * token_lines];
-            for (token, lines) in lines.chunks_mut(token_lines).enumerate() {
-                let values = &x.values[token * x.input..][..x.input];
-                with_codes(format, OrderRow { proof, values, lines });
-            }
-            return Lines { proof, lines, order: Order::Few { token_lines } };
+            return RowLines::new(x, format, threads).into_few();
         }
-        let tile_lines = tile::TOKENS * token_lines;
-        let mut lines = vec![Line([0; LINE]); x.tokens.div_ceil(tile::TOKENS) * tile_lines];
-        let pieces = lines.chunks_mut(tile_lines).enumerate().collect();
+        let proof = Avx512::detect().expect("`Threads` asserts its set");
+        let token_lines = token_lines(x);
+        let (mut lines, order) = empty_tiles(x);
+        let pieces = lines.chunks_mut(tile::TOKENS * token_lines).enumerate().collect();
         threads.for_each(pieces, |(piece, lines): (usize, &mut [Line])| {
             let mut row_lines = vec![Line([0; LINE]); token_lines];
             let tokens = piece * tile::TOKENS..((piece + 1) * tile::TOKENS).min(x.tokens);
@@ -96,7 +92,65 @@ impl Lines {
                 with_codes(format, tile::Interleave { x, from: &row_lines, slot, to: lines });
             }
         });
-        Lines { proof, lines, order: Order::Tiles { token_lines } }
+        Lines { proof, lines, order }
+    }
+}
+
+/// Returns the number of lines of a row: two bytes, the halves, for each column.
+fn token_lines(x: &Rounded) -> usize {
+    x.padded_groups * x.group_size * 2 / LINE
+}
+
+/// Returns lines of zeros for all tiles of tokens, and their order.
+fn empty_tiles(x: &Rounded) -> (Vec<Line>, Order) {
+    let token_lines = token_lines(x);
+    let tiles = x.tokens.div_ceil(tile::TOKENS);
+    (vec![Line([0; LINE]); tiles * tile::TOKENS * token_lines], Order::Tiles { token_lines })
+}
+
+/// The lines of all rows, `[tokens, token_lines]`, of which products choose some.
+pub(super) struct RowLines {
+    proof: Avx512,
+    lines: Vec<Line>,
+    token_lines: usize,
+}
+
+impl RowLines {
+    pub(super) fn new(x: &Rounded, format: QuantFormat, threads: &Threads) -> RowLines {
+        let proof = Avx512::detect().expect("`Threads` asserts its set");
+        let token_lines = token_lines(x);
+        let mut lines = vec![Line([0; LINE]); x.tokens * token_lines];
+        let pieces = lines.chunks_mut(PIECE_TOKENS * token_lines).enumerate().collect();
+        threads.for_each(pieces, |(piece, lines): (usize, &mut [Line])| {
+            for (idx, lines) in lines.chunks_mut(token_lines).enumerate() {
+                let values = &x.values[(piece * PIECE_TOKENS + idx) * x.input..][..x.input];
+                with_codes(format, OrderRow { proof, values, lines });
+            }
+        });
+        RowLines { proof, lines, token_lines }
+    }
+
+    fn into_few(self) -> Lines {
+        let RowLines { proof, lines, token_lines } = self;
+        Lines { proof, lines, order: Order::Few { token_lines } }
+    }
+
+    /// Returns the lines for products with the rows of these indices, which `x` has.
+    pub(super) fn choose(&self, rows: &[usize], x: &Rounded, format: QuantFormat) -> Lines {
+        let RowLines { proof, token_lines, .. } = *self;
+        let row_lines = |row: &usize| &self.lines[row * token_lines..(row + 1) * token_lines];
+        if rows.len() <= few_tokens(format) {
+            let lines = rows.iter().flat_map(row_lines).copied().collect();
+            return RowLines { proof, lines, token_lines }.into_few();
+        }
+        let (mut lines, order) = empty_tiles(x);
+        let tiles = lines.chunks_mut(tile::TOKENS * token_lines);
+        for (rows, to) in rows.chunks(tile::TOKENS).zip(tiles) {
+            for (slot, row) in rows.iter().enumerate() {
+                with_codes(format, tile::Interleave { x, from: row_lines(row), slot, to });
+            }
+        }
+        Lines { proof, lines, order }
     }
 }
 

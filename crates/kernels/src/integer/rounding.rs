@@ -24,7 +24,7 @@ pub(super) struct Rounded {
     pub(super) group_size: usize,
     /// Number of groups of a row, padded with zeros to a multiple of [`SUMS`].
     pub(super) padded_groups: usize,
-    /// `[tokens, input]`.
+    /// `[tokens, input]`; empty if they are in the lines of AVX-512 alone.
     pub(super) values: Vec<i16>,
     /// Values of each group, `[tokens, padded_groups]`.
     pub(super) groups: Groups,
@@ -122,6 +122,26 @@ impl Rounded {
         Rounded { tokens, input, group_size, padded_groups, values, groups, unrounded, columns }
     }
 
+    /// Returns the rows with these indices, in this order; without their values if these are elsewhere.
+    pub(super) fn choose(&self, rows: &[usize], has_values: bool) -> Rounded {
+        let Rounded { input, group_size, padded_groups, columns, .. } = *self;
+        let Groups { units, sums, totals } = &self.groups;
+        Rounded {
+            tokens: rows.len(),
+            input,
+            group_size,
+            padded_groups,
+            values: if has_values { choose_rows(&self.values, input, rows) } else { Vec::new() },
+            groups: Groups {
+                units: choose_rows(units, padded_groups, rows),
+                sums: choose_rows(sums, padded_groups, rows),
+                totals: choose_rows(totals, padded_groups, rows),
+            },
+            unrounded: choose_rows(&self.unrounded, padded_groups, rows),
+            columns,
+        }
+    }
+
     /// Returns the groups that are left to the exact path, as pairs of token and group.
     pub(super) fn unrounded_groups(&self) -> impl Iterator<Item = (usize, usize)> {
         let found = self.unrounded.iter().enumerate().filter(|(_, is_unrounded)| **is_unrounded);
@@ -132,6 +152,13 @@ impl Rounded {
     pub(super) fn num_groups(&self) -> usize {
         self.input / self.group_size
     }
+}
+
+/// Copies some rows of `values` `[rows, width]`.
+fn choose_rows<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
+    let mut chosen = Vec::with_capacity(rows.len() * width);
+    rows.iter().for_each(|row| chosen.extend_from_slice(&values[row * width..(row + 1) * width]));
+    chosen
 }
 
 /// Rows of activations that one thread rounds, and the destination of the results.

@@ -107,7 +107,7 @@ impl Case {
             Some(quant) => Matrix::Quantized(quant.view()),
             None => Matrix::Dense(dense(&plain, (self.out, columns.len()))),
         };
-        let mut out = vec![f64::NAN; tokens.len() * self.out];
+        let mut out = vec![0.0; tokens.len() * self.out];
         divisible_matmul(x.view(), &matrix, TermColumns::Divided(self.chunk), &mut out, threads);
         out
     }
@@ -344,23 +344,23 @@ fn a_term_between_two_multiples_is_rounded_away_from_zero_whatever_it_is_added_t
             let ones = Floats::F32(vec![1.0; 8]);
             for tokens in [1, 40] {
                 let x = (1..tokens).fold(x.clone(), |all, _| all.joined(x.clone()));
-                let mut out = vec![f64::NAN; tokens];
+                let mut out = vec![5.0; tokens];
                 let matrix = Matrix::Dense(dense(&ones, (1, 8)));
                 divisible_matmul(x.view(), &matrix, TermColumns::Divided(2), &mut out, &threads);
-                assert_eq!(out, vec![rounded; tokens], "{terms:?}");
+                assert_eq!(out, vec![5.0 + rounded; tokens], "{terms:?}");
             }
         }
     }
 }
 
 #[test]
-fn empty_products_are_zero() {
+fn empty_products_add_nothing() {
     for (tokens, out, input) in [(0, 3, 8), (2, 0, 8), (2, 3, 0)] {
         let weights = Floats::F32(vec![1.0; out * input]);
         let x = Floats::F32(vec![1.0; tokens * input]);
-        let mut sums = vec![f64::NAN; tokens * out];
+        let mut sums = vec![5.0; tokens * out];
         let matrix = Matrix::Dense(dense(&weights, (out, input)));
         divisible_matmul(x.view(), &matrix, TermColumns::Divided(8), &mut sums, &Threads::new(1));
-        assert!(sums.iter().all(|sum| *sum == 0.0));
+        assert!(sums.iter().all(|sum| *sum == 5.0));
     }
 }

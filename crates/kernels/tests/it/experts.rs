@@ -32,7 +32,7 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let formats = prop_oneof![2 => any_format().prop_map(Some), 1 => Just(None)];
-    let sizes = (0_usize..24, 1_usize..7, 1_usize..7, 1_usize..40, 1_usize..300);
+    let sizes = (0_usize..24, 1_usize..20, 1_usize..7, 1_usize..40, 1_usize..300);
     (formats, any_float(), sizes, any::<u64>()).prop_map(|(format, float, sizes, seed)| {
         let (tokens, num_experts, num_chosen, features, input) = sizes;
         let unit = format.map_or(1, |format| format.group_size as usize);

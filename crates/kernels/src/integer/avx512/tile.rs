@@ -43,18 +43,22 @@ pub(super) struct Interleave<'a> {
 impl WithCodes for Interleave<'_> {
     fn run<C: Codes, const LANES: usize>(self) {
         let Interleave { x, from, slot, to } = self;
-        for (step, lines) in from.chunks_exact(2 * C::REGISTERS).enumerate() {
+        // What is not written stays zero.
+        let num_steps = x.input.div_ceil(LINE * C::REGISTERS);
+        for (step, lines) in from.chunks_exact(2 * C::REGISTERS).take(num_steps).enumerate() {
             let (high, low) = lines.split_at(C::REGISTERS);
             for register in 0..C::REGISTERS {
                 let halves =
                     [&high[register], &low[register]].map(|line| line.0.as_chunks::<4>().0);
-                for word in 0..LINE_WORDS {
-                    let group = group_place(x, step * (LINE_WORDS / LANES) + word / LANES);
-                    let place = (group * C::REGISTERS + register) * LANES + word % LANES;
-                    for (half, words) in halves.iter().enumerate() {
-                        let place = (place * TOKENS + slot) * 2 + half;
-                        to[place / LINE_WORDS].0.as_chunks_mut::<4>().0[place % LINE_WORDS] =
-                            words[word];
+                for step_group in 0..LINE_WORDS / LANES {
+                    let group = group_place(x, step * (LINE_WORDS / LANES) + step_group);
+                    let first = (group * C::REGISTERS + register) * LANES;
+                    for lane in 0..LANES {
+                        let place = ((first + lane) * TOKENS + slot) * 2;
+                        let to = to[place / LINE_WORDS].0.as_chunks_mut::<4>().0;
+                        for (half, words) in halves.iter().enumerate() {
+                            to[place % LINE_WORDS + half] = words[step_group * LANES + lane];
+                        }
                     }
                 }
             }
@@ -146,20 +150,22 @@ for_avx512! {
         let num_words = x.padded_groups * (x.group_size / 4);
         assert!(num_words * TOKENS * 2 <= lines.lines.len() * LINE_WORDS, "lines of a tile");
         assert!(num_words * REGISTERS <= tile.codes.len(), "codes of a tile");
-        let mut plain = [[0.0; TILE_ROWS]; TOKENS];
-        let mut on_grid = [[0.0; TILE_ROWS]; TOKENS];
-        // SAFETY: both were checked to be long enough for all groups.
-        unsafe {
-            if R::IS_DIVISIBLE {
-                on_grid = divided_sums::<C, T>(job, tile, lines, ahead);
-            } else {
-                plain = whole_sums::<C, T>(job, tile, lines, ahead);
-            }
-        }
         let mut results = [[R::Value::default(); TILE_ROWS]; TOKENS];
-        for t in 0..T {
-            for row in 0..TILE_ROWS {
-                results[t][row] = R::choose(plain[t][row], on_grid[t][row]);
+        if R::IS_DIVISIBLE {
+            // SAFETY: both were checked to be long enough for all groups.
+            let sums = unsafe { divided_sums::<C, T>(job, tile, lines, ahead) };
+            for t in 0..T {
+                for row in 0..TILE_ROWS {
+                    results[t][row] = R::choose(0.0, sums[t][row]);
+                }
+            }
+        } else {
+            // SAFETY: as above.
+            let sums = unsafe { whole_sums::<C, T>(job, tile, lines, ahead) };
+            for t in 0..T {
+                for row in 0..TILE_ROWS {
+                    results[t][row] = R::choose(sums[t][row], 0.0);
+                }
             }
         }
         results
