@@ -201,14 +201,14 @@ fn values_that_are_not_finite_stay_with_their_token() {
     let matrix = case.experts(&mut random);
     let rows = case.rows(&mut random);
     let mut x = random.floats(case.float, case.tokens * case.input, 1.0);
-    x.set(2 * case.input + 40, f32::NAN);
+    x.set(5 * case.input + 40, f32::NAN);
     let mut inner = random.floats(case.float, rows.len() * case.input, 1.0);
     inner.set(40, f32::INFINITY);
     let (_, strange_token, _) = rows.iter().next().expect("a choice");
     for threads in pools(1) {
         let [found] = expert_matmul(x.view(), &rows, [&matrix.view()], &threads);
         for ((_, token, _), found) in rows.iter().zip(found.chunks(case.features)) {
-            assert_eq!(found.iter().all(|it| it.is_finite()), token != 2);
+            assert_eq!(found.iter().all(|it| it.is_finite()), token != 5);
         }
         let sums = divisible_expert_matmul(
             inner.view(),
