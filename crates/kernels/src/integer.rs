@@ -59,6 +59,12 @@ pub(crate) fn is_supported(
     is_fast && x != Float::F32 && matrix.format.mode != QuantMode::Mxfp8
 }
 
+/// Returns whether activations become lines, in which form AVX-512 multiplies them.
+#[cfg(target_arch = "x86_64")]
+fn has_lines(instructions: InstructionSet, format: QuantFormat) -> bool {
+    instructions == InstructionSet::Avx512 && avx512::is_supported(format)
+}
+
 /// Activations of which products choose some rows.
 pub(crate) struct PreparedRows {
     instructions: InstructionSet,
@@ -79,7 +85,7 @@ impl PreparedRows {
         let (instructions, format) = (threads.instructions(), matrix.format);
         let rounded = Rounded::new(x, matrix, columns, threads);
         #[cfg(target_arch = "x86_64")]
-        let lines = (instructions == InstructionSet::Avx512 && avx512::is_supported(format))
+        let lines = has_lines(instructions, format)
             .then(|| avx512::RowLines::new(&rounded, format, threads));
         PreparedRows {
             instructions,
@@ -126,7 +132,7 @@ impl Prepared {
         let instructions = threads.instructions();
         let rounded = Rounded::new(x, matrix, columns, threads);
         #[cfg(target_arch = "x86_64")]
-        if instructions == InstructionSet::Avx512 && avx512::is_supported(matrix.format) {
+        if has_lines(instructions, matrix.format) {
             let lines = Some(avx512::Lines::new(&rounded, matrix.format, threads));
             return Prepared { instructions, rounded, lines, ordered: None };
         }

@@ -148,7 +148,7 @@ pub(crate) struct SharedRows<'a> {
 }
 
 impl<'a> SharedRows<'a> {
-    /// For products with matrices like `matrix`.
+    /// Prepares `values` for products with matrices like `matrix`, of which all columns are one term.
     pub(crate) fn new(values: Elements<'a>, matrix: &Matrix<'_>, threads: &Threads) -> Self {
         let rounded = rounded_with(values, matrix, threads)
             .map(|w| integer::PreparedRows::new(values, w, InputColumns::Whole, threads));
