@@ -1,5 +1,5 @@
 //! `cargo xtask ci`: runs exactly the checks of CI, in the same order. Packages are installed while the
-//! first steps run. Programs with tests run two at a time; what measures time, or uses all cores to
+//! first steps run. Programs with tests run several at a time; what measures time, or uses all cores to
 //! build, runs alone.
 
 mod clients;
@@ -59,8 +59,8 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     }
     let mut page = web.tests(&target_dir().join(PROFILE.folder()))?;
     page.current_dir(workspace_dir());
-    clients.push(Job { name: "web page".to_owned(), command: page });
-    // After the longest and before the shortest, so that both lanes end at about the same time.
+    clients.push(Job { name: "web page".to_owned(), command: page, num_lanes: 1 });
+    // After the longest and before the shortest, so that all lanes end at about the same time.
     let after_longest = programs::LONGEST.len();
     jobs.splice(after_longest..after_longest, clients);
     println!("── tests, built and installed after {:.0} s", started.elapsed().as_secs_f64());

@@ -53,7 +53,7 @@ impl Environment {
         pytest.args(["-m", "pytest", "-q", self.tests]).current_dir(workspace_dir());
         pytest.env("JACKALOPE_DIST", target_dir().join("dist"));
         pytest.env("JACKALOPE_BIN", target_dir().join(PROFILE.folder()).join("jackalope"));
-        Ok(Job { name: self.name.to_owned(), command: pytest })
+        Ok(Job { name: self.name.to_owned(), command: pytest, num_lanes: 1 })
     }
 }
 

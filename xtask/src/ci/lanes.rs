@@ -1,11 +1,10 @@
 //! Runs commands in lanes: several at a time, each from its beginning to its end. Most tests wait for
 //! processes more than they compute, so one program of tests alone leaves a core idle.
 
-use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,8 +12,8 @@ use anyhow::{Context, ensure};
 
 use crate::process::target_dir;
 
-/// Number of commands that run at the same time.
-const NUM_LANES: usize = 2;
+/// Number of commands that run at the same time, if each takes one lane.
+const NUM_LANES: usize = 3;
 
 /// Number of bytes that are printed of a job's output, from its end: all of it is in the job's log.
 const MAX_PRINTED_BYTES: usize = 16 << 10;
@@ -24,6 +23,30 @@ const MAX_PRINTED_BYTES: usize = 16 << 10;
 pub(super) struct Job {
     pub(super) name: String,
     pub(super) command: Command,
+    /// Number of lanes that it takes: more than one if it computes all the time.
+    pub(super) num_lanes: usize,
+}
+
+/// The lanes that no job takes.
+struct FreeLanes {
+    num: Mutex<usize>,
+    has_changed: Condvar,
+}
+
+impl FreeLanes {
+    fn take(&self, num: usize) {
+        let free = self.num.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self
+            .has_changed
+            .wait_while(free, |free| *free < num)
+            .unwrap_or_else(PoisonError::into_inner);
+        *free -= num;
+    }
+
+    fn give_back(&self, num: usize) {
+        *self.num.lock().unwrap_or_else(PoisonError::into_inner) += num;
+        self.has_changed.notify_all();
+    }
 }
 
 /// What became of a job.
@@ -44,21 +67,21 @@ pub(super) struct JobResult {
 pub(super) fn run(jobs: Vec<Job>) -> anyhow::Result<Vec<JobResult>> {
     let folder = target_dir().join("ci");
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let queue = Mutex::new(VecDeque::from(jobs));
-    let results = Mutex::new(Vec::new());
-    let lane = || -> anyhow::Result<()> {
-        loop {
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-            let Some(job) = next else { return Ok(()) };
-            let result = run_job(job, &folder)?;
-            results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+    let lanes = FreeLanes { num: Mutex::new(NUM_LANES), has_changed: Condvar::new() };
+    let results = thread::scope(|scope| -> anyhow::Result<Vec<JobResult>> {
+        let mut running = Vec::new();
+        for job in jobs {
+            let num_lanes = job.num_lanes.min(NUM_LANES);
+            lanes.take(num_lanes);
+            let (lanes, folder) = (&lanes, &folder);
+            running.push(scope.spawn(move || {
+                let result = run_job(job, folder);
+                lanes.give_back(num_lanes);
+                result
+            }));
         }
-    };
-    thread::scope(|scope| {
-        let lanes: Vec<_> = (0..NUM_LANES).map(|_| scope.spawn(lane)).collect();
-        lanes.into_iter().try_for_each(|it| it.join().expect("a lane does not panic"))
+        running.into_iter().map(|it| it.join().expect("a job does not panic")).collect()
     })?;
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     let failed: Vec<&JobResult> = results.iter().filter(|it| !it.has_passed).collect();
     for job in &failed {
         println!("── {} FAILED\n{}", job.name, job.said);
@@ -110,7 +133,31 @@ mod tests {
     fn shell(name: &str, script: &str) -> Job {
         let mut command = command("sh");
         command.args(["-c", script]);
-        Job { name: name.to_owned(), command }
+        Job { name: name.to_owned(), command, num_lanes: 1 }
+    }
+
+    #[test]
+    fn jobs_that_need_more_lanes_wait_for_them() {
+        let folder = std::env::temp_dir().join(format!("jackalope-lanes-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let marks = folder.display();
+        // Each of the first two ends only if the other one runs; the third finds nobody beside it.
+        let beside = |own: &str, other: &str| {
+            format!(
+                "cd {marks}; touch {own}; for i in $(seq 300); do [ -e {other} ] && exit; sleep 0.1; done; exit 1"
+            )
+        };
+        let mut alone = shell("lanes-test/wide", &format!("cd {marks}; [ ! -e busy ]"));
+        alone.num_lanes = NUM_LANES;
+        let jobs = vec![
+            shell("lanes-test/one", &beside("one", "two")),
+            shell("lanes-test/two", &beside("two", "one")),
+            shell("lanes-test/busy", &format!("cd {marks}; touch busy; sleep 0.3; rm busy")),
+            alone,
+        ];
+        let results = run(jobs).expect("passes");
+        assert_eq!(results.len(), 4);
+        fs::remove_dir_all(&folder).expect("the folder");
     }
 
     #[test]

@@ -121,7 +121,7 @@ const DECODED_TOKENS: usize = 5;
 const KERNELS_TOLERANCE: f32 = 1e-4;
 
 /// Returns the first case in single precision of each family.
-fn one_of_each_family(golden: &Golden) -> Vec<&Case> {
+pub(crate) fn one_of_each_family(golden: &Golden) -> Vec<&Case> {
     let mut families = HashSet::new();
     let cases = golden.cases.iter().filter(|case| case.dtype == "F32");
     cases.filter(|case| families.insert(case.config["model_type"].to_string())).collect()

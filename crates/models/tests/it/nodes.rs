@@ -43,13 +43,16 @@ fn prompt_nodes(model: &Model, num_prompts: usize, prompt: &[u32]) -> usize {
 /// Returns the nodes of a step in which `num_sequences` sequences decode one token each. Their
 /// lengths differ.
 fn nodes(model: &Model, num_sequences: usize, tokens: &[u32]) -> usize {
-    let lengths = (0..num_sequences).map(|idx| 2 + idx % (tokens.len() - 2));
-    let prefill = |len: usize| {
-        let mut cache = model.new_cache();
-        extend(model, &mut cache, &tokens[..len]);
-        cache
-    };
-    let mut caches: Vec<SequenceCache> = lengths.map(prefill).collect();
+    let lengths: Vec<usize> = (0..num_sequences).map(|idx| 2 + idx % (tokens.len() - 2)).collect();
+    // Copies of one sequence as it grows.
+    let mut source = model.new_cache();
+    let mut caches: Vec<SequenceCache> = Vec::new();
+    for (idx, token) in tokens.iter().enumerate().take(lengths.iter().copied().max().unwrap_or(0)) {
+        extend(model, &mut source, &[*token]);
+        let here = lengths.iter().filter(|len| **len == idx + 1);
+        caches.extend(here.map(|len| source.fork(*len, 0).unwrap()));
+    }
+    drop(source);
     let mut all: Vec<&mut SequenceCache> = caches.iter_mut().collect();
     let next = &tokens.repeat(num_sequences)[..num_sequences];
     let rows = || (0..num_sequences).map(|idx| Span { start_idx: idx, len: 1 }).collect();
