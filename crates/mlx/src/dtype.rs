@@ -129,6 +129,12 @@ pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
 }
 
+/// Returns the bytes of f64 values for writing.
+pub(crate) fn bytes_of_mut(values: &mut [f64]) -> &mut [u8] {
+    // SAFETY: f64 has no padding, and any eight bytes are a valid f64.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size_of_val(values)) }
+}
+
 /// The shape and element type of an array.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ArrayType {

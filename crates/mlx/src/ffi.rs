@@ -7,6 +7,7 @@
 pub(crate) mod kernel;
 
 use self::kernel::Kernel;
+use crate::kernel_sums::SumFailure;
 use crate::link::Link;
 
 #[cxx::bridge(namespace = "jackalope")]
@@ -394,6 +395,9 @@ fn guarded<E: Display>(what: &str, leaf: impl FnOnce() -> Result<(), E>) -> Resu
     match catch_unwind(AssertUnwindSafe(leaf)) {
         Ok(result) => result.map_err(|err| format!("{what}: {err}")),
         Err(panic) => {
+            if let Some(SumFailure(text)) = panic.downcast_ref() {
+                return Err(format!("{what}: {text}"));
+            }
             let text = panic
                 .downcast_ref::<String>()
                 .map(String::as_str)

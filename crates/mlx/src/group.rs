@@ -16,6 +16,7 @@ use crate::backend::Backend;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::ffi::bridge::{self, RawGroup};
+use crate::kernel_sums::KernelSums;
 use crate::link::{Link, transport_dtype};
 
 /// The ranks that compute one model together. A clone is another handle to the same group.
@@ -146,6 +147,16 @@ impl Group {
     /// group is needed.
     pub fn failure(&self) -> Option<transport::TransportError> {
         self.link().and_then(Link::failure)
+    }
+
+    /// Returns this group's sums for custom kernels; `None` for stock groups, whose sums are only
+    /// nodes of the graph.
+    pub fn kernel_sums(&self) -> Option<KernelSums> {
+        match &self.kind {
+            Kind::Single | Kind::Rehearsal => Some(KernelSums::none()),
+            Kind::Native { link, .. } => Some(KernelSums::of(link.clone())),
+            Kind::Stock { .. } => None,
+        }
     }
 
     fn link(&self) -> Option<&Link> {

@@ -22,6 +22,7 @@ pub mod fast;
 #[expect(unreachable_pub, reason = "cxx writes the bridge's items")]
 mod ffi;
 mod group;
+mod kernel_sums;
 mod link;
 pub mod memory;
 mod ops;
@@ -37,4 +38,5 @@ pub use dtype::{ArrayType, Dtype, Element};
 pub use error::Error;
 pub use ffi::kernel::{Buffer, BufferMut};
 pub use group::Group;
+pub use kernel_sums::KernelSums;
 pub use pinned::Pinned;

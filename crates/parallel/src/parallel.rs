@@ -222,6 +222,14 @@ impl Parallel {
         if self.size() == 1 { x.clone() } else { self.group.current().all_sum(x) }
     }
 
+    /// Returns the sums over these ranks for custom kernels; `None` if the group sums only arrays.
+    pub fn kernel_sums(&self) -> Option<mlx::KernelSums> {
+        if self.size() == 1 {
+            return Some(mlx::KernelSums::none());
+        }
+        self.group.current().kernel_sums()
+    }
+
     /// Returns the arrays of these ranks, concatenated along the first dimension.
     pub fn all_gather(&self, x: &mlx::Array) -> mlx::Array {
         if self.size() == 1 { x.clone() } else { self.group.current().all_gather(x) }

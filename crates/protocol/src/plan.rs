@@ -286,7 +286,7 @@ pub struct StepTimings {
 /// Work of one kernel in a step.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct KernelTimings {
-    /// Name of the kernel; [`PRIMITIVES`](KernelTimings::PRIMITIVES) for whole nodes of the graph.
+    /// Name of the kernel, [`PRIMITIVES`](KernelTimings::PRIMITIVES) or [`SUMS`](KernelTimings::SUMS).
     pub name: String,
     /// Number of calls.
     pub calls: u64,
@@ -297,6 +297,8 @@ pub struct KernelTimings {
 }
 
 impl KernelTimings {
-    /// Name of the entry that counts whole primitives, including the kernels inside them.
+    /// Name of the entry that counts whole primitives, including the kernels and sums inside them.
     pub const PRIMITIVES: &str = "primitives";
+    /// Name of the entry that counts sums over the ranks inside primitives.
+    pub const SUMS: &str = "sums over ranks";
 }

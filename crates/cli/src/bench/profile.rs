@@ -69,10 +69,13 @@ impl StepBreakdown {
     /// Returns the parts of a step. Only if kernels were measured can dispatch be separated from
     /// arithmetic.
     fn parts(&self) -> Vec<Part<'_>> {
-        let (primitives, kernels): (Vec<_>, Vec<_>) =
-            self.kernels.iter().partition(|it| it.name == KernelTimings::PRIMITIVES);
-        let mut parts: Vec<Part<'_>> = kernels
+        let whole = |name: &str| self.kernels.iter().find(|it| it.name == name);
+        let (primitives, sums) = (whole(KernelTimings::PRIMITIVES), whole(KernelTimings::SUMS));
+        let kernels = self
+            .kernels
             .iter()
+            .filter(|it| ![KernelTimings::PRIMITIVES, KernelTimings::SUMS].contains(&&*it.name));
+        let mut parts: Vec<Part<'_>> = kernels
             .map(|kernel| Part {
                 name: &kernel.name,
                 us: self.kernel_us(kernel),
@@ -80,11 +83,13 @@ impl StepBreakdown {
             })
             .collect();
         let own = |name, us| Part { name, us, kernel: None };
-        match primitives.first() {
+        match primitives {
             None => parts.push(own("compute", self.compute_us)),
             Some(primitives) => {
                 let inside: f64 = parts.iter().map(|it| it.us).sum();
-                let primitives_us = self.kernel_us(primitives);
+                // Sums inside primitives are collectives.
+                let sums_us = sums.map_or(0.0, |sums| self.kernel_us(sums));
+                let primitives_us = self.kernel_us(primitives) - sums_us;
                 parts.push(own("between kernels", (primitives_us - inside).max(0.0)));
                 let dispatch_us = (self.compute_us - primitives_us).max(0.0);
                 parts.push(own("MLX: dispatch", dispatch_us));
@@ -177,7 +182,11 @@ mod tests {
             sampling_us: 4.0,
             graph_us: 6.0,
             control_us: 1.0,
-            kernels: vec![kernel(KernelTimings::PRIMITIVES, 140_000), kernel("matmul", 120_000)],
+            kernels: vec![
+                kernel(KernelTimings::PRIMITIVES, 160_000),
+                kernel("matmul", 120_000),
+                kernel(KernelTimings::SUMS, 20_000),
+            ],
             host: String::new(),
         };
         let parts: Vec<(&str, f64)> = step.parts().iter().map(|it| (it.name, it.us)).collect();

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use jackalope_mlx::{Array, Backend, Dtype, Error, Group, eval};
+use jackalope_mlx::{
+    Array, ArrayType, Backend, Buffer, BufferMut, Dtype, Error, Group, custom, eval,
+};
 use jackalope_transport::{self as transport, GroupConfig, Listener};
 
 use crate::{expecting_failures, panic_of};
@@ -89,6 +91,47 @@ fn a_sum_over_the_ranks_is_a_node_like_any_other() {
             assert!(group.failure().is_none());
         });
     }
+}
+
+#[test]
+fn kernels_sum_over_the_ranks_in_the_order_of_the_groups_nodes() {
+    with_ranks(3, |seat| {
+        let group = seat.join(1);
+        let own = Array::full(&[2, 2], number(seat.rank) + 1.0, Dtype::F64);
+        let sums = group.kernel_sums().unwrap();
+        let kernel = move |inputs: &[Buffer<'_>], outputs: &mut [BufferMut<'_>]| {
+            let mut values = inputs[0].values::<f64>().to_vec();
+            sums.add_up(&mut values);
+            values.iter_mut().for_each(|value| *value += 0.5);
+            sums.add_up(&mut values);
+            outputs[0].values_mut::<f64>().copy_from_slice(&values);
+        };
+        let before = group.all_sum(&own);
+        let out = [ArrayType { shape: vec![2, 2], dtype: Dtype::F64 }];
+        let inside = custom(&[&before], &out, "sums", kernel).remove(0);
+        let after = group.all_sum(&inside);
+        assert_eq!(after.to_vec::<f64>().unwrap(), [((6.0 * 3.0) + 0.5) * 3.0 * 3.0; 4]);
+        assert_eq!(group.stats().unwrap().operations, 4);
+    });
+}
+
+#[test]
+fn a_kernel_whose_peer_is_lost_fails_with_the_groups_error() {
+    with_ranks(2, |seat| {
+        let group = seat.join(1);
+        if seat.rank == 1 {
+            return;
+        }
+        let sums = group.kernel_sums().unwrap();
+        let kernel = move |_: &[Buffer<'_>], outputs: &mut [BufferMut<'_>]| {
+            sums.add_up(outputs[0].values_mut::<f64>());
+        };
+        let out = [ArrayType { shape: vec![3], dtype: Dtype::F64 }];
+        let err = custom(&[], &out, "sums", kernel)[0].eval().unwrap_err().to_string();
+        assert!(err.contains("sums: ") && !err.contains("panicked"), "{err}");
+        let failure = group.failure().expect("the peer is gone").to_string();
+        assert!(err.contains(&failure), "{err}, not {failure}");
+    });
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! A block adds a product in f64, of which each rank computes a part. The parts add up to the same
 //! bits for every split. The next reader of the stream adds this sum to the residual and rounds
-//! once. With our kernels, consecutive blocks without a sum over ranks in between are one node of
-//! MLX's graph: one block with several ranks, all blocks with a single rank.
+//! once. With our kernels, consecutive blocks are one node of MLX's graph, with the sums over the
+//! ranks inside it; with a group that sums only arrays, each block is a node.
 //!
 //! ```text
 //!            ┌────────────── block ──────────────┐
@@ -17,7 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, Threads};
-use jackalope_mlx::{Array, ArrayType, Dtype, Pinned, dim};
+use jackalope_mlx::{Array, ArrayType, Dtype, KernelSums, Pinned, dim};
+use jackalope_protocol::KernelTimings;
 
 use super::frame::BlockFrame;
 use super::stream_mix::{StreamMix, StreamMixKernel, beside};
@@ -40,7 +41,7 @@ pub(crate) struct Residual {
     is_replaced: bool,
     /// Terms of the previous blocks that are not yet added.
     pending: Option<Pending>,
-    /// Blocks that are not yet in the graph: consecutive ones without a sum over ranks in between.
+    /// Blocks that are not yet in the graph.
     blocks: Vec<BlockKernel>,
     parallel: Parallel,
 }
@@ -108,6 +109,8 @@ impl Closing {
 struct BlockKernel {
     input: BlockInput,
     work: Work,
+    /// Sums of the product over the ranks, unless a node of the graph adds the parts up.
+    sums: Option<KernelSums>,
     closing: Closing,
 }
 
@@ -315,26 +318,48 @@ impl Residual {
         work: impl Fn(Elements<'_>, &Threads) -> Vec<f64> + Send + 'static,
     ) -> Residual {
         let closing = Closing::new(frame, &output);
+        let sums = self.parallel.kernel_sums();
         if output.is_empty {
-            let (parallel, is_replaced) = (self.parallel.clone(), self.is_replaced);
-            let earlier = self.earlier.clone();
-            let h = self.finish();
-            let after = without_sums(&parallel, h.clone(), output.num_sums, Dtype::F64);
-            let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
-            let pending = Some(Pending { product, closing });
-            return Residual {
-                h,
-                is_replaced,
-                earlier,
-                weights: None,
-                pending,
-                blocks: Vec::new(),
-                parallel,
+            return match sums {
+                Some(sums) => self.empty_block(&output, sums, closing),
+                None => self.empty_block_of_nodes(&output, closing),
             };
         }
-        let input = BlockInput::new(frame);
-        self.blocks.push(BlockKernel { input, work: Box::new(work), closing });
-        if self.parallel.size() == 1 { self } else { self.sum_over_ranks(threads) }
+        let (input, is_whole) = (BlockInput::new(frame), sums.is_some());
+        self.blocks.push(BlockKernel { input, work: Box::new(work), sums, closing });
+        if is_whole { self } else { self.sum_over_ranks(threads) }
+    }
+
+    /// Takes part in the sums of a block of which this rank holds nothing.
+    fn empty_block(
+        mut self,
+        output: &BlockOutput<'_>,
+        sums: KernelSums,
+        closing: Closing,
+    ) -> Residual {
+        let tokens = self.h.dim(0) as usize;
+        let (in_the_middle, product) = (tokens * output.num_sums, tokens * output.hidden);
+        let middle_sums = sums.clone();
+        let work = move |_: Elements<'_>, threads: &Threads| {
+            if 0 < in_the_middle {
+                add_up(&middle_sums, &mut vec![0.0; in_the_middle], threads);
+            }
+            vec![0.0; product]
+        };
+        let input = BlockInput { mix: None, norm: None };
+        self.blocks.push(BlockKernel { input, work: Box::new(work), sums: Some(sums), closing });
+        self
+    }
+
+    /// Like [`Residual::empty_block`], with sums that are nodes of the graph.
+    fn empty_block_of_nodes(self, output: &BlockOutput<'_>, closing: Closing) -> Residual {
+        let (parallel, is_replaced) = (self.parallel.clone(), self.is_replaced);
+        let earlier = self.earlier.clone();
+        let h = self.finish();
+        let after = without_sums(&parallel, h.clone(), output.num_sums, Dtype::F64);
+        let product = parallel.all_sum(&zeros_after(&after, output.hidden, Dtype::F64));
+        let pending = Some(Pending { product, closing });
+        Residual { h, is_replaced, earlier, weights: None, pending, blocks: Vec::new(), parallel }
     }
 
     /// Like [`Residual::kernel_block`], for a block with sums over the ranks in its middle.
@@ -350,8 +375,16 @@ impl Residual {
         S: Fn(Middle, &Threads) -> Vec<f64> + Send + 'static,
     {
         let TwoParts { widths, first, second } = parts;
-        if self.parallel.size() == 1 || output.is_empty || output.num_sums == 0 {
-            let work = move |x: Elements<'_>, threads: &Threads| second(first(x, threads), threads);
+        let sums = self.parallel.kernel_sums();
+        if sums.is_some() || output.is_empty || output.num_sums == 0 {
+            let has_sums = 0 < output.num_sums;
+            let work = move |x: Elements<'_>, threads: &Threads| {
+                let mut middle = first(x, threads);
+                if let Some(sums) = sums.as_ref().filter(|_| has_sums) {
+                    add_up(sums, &mut middle.sums, threads);
+                }
+                second(middle, threads)
+            };
             return self.kernel_block(frame, output, threads, work);
         }
         let (parallel, is_replaced) = (self.parallel.clone(), self.is_replaced);
@@ -433,6 +466,12 @@ impl Residual {
             end(chain, outputs, threads);
         })
     }
+}
+
+/// Replaces values by their sums over the ranks, inside a node.
+fn add_up(sums: &KernelSums, values: &mut [f64], threads: &Threads) {
+    let _span = threads.span(KernelTimings::SUMS, 0);
+    sums.add_up(values);
 }
 
 /// Takes part in the sums in the middle of a block of which this rank holds nothing. Returns `x`, or
@@ -520,7 +559,10 @@ impl<'a> Chain<'a> {
     }
 
     fn run(&mut self, block: &'a BlockKernel, threads: &Threads) {
-        let product = self.read(&block.input, &block.work, threads);
+        let mut product = self.read(&block.input, &block.work, threads);
+        if let Some(sums) = &block.sums {
+            add_up(sums, &mut product, threads);
+        }
         self.added = Some(Added { product: product.into(), closing: &block.closing });
     }
 
