@@ -6,7 +6,7 @@ use crate::link::Link;
 /// What a kernel unwinds with if its group has failed: the group's error.
 pub(crate) struct SumFailure(pub(crate) String);
 
-/// A group's sums for [`custom`](crate::custom) kernels. They run on the CPU stream's worker, as the
+/// A group's sums for [`custom`](crate::custom()) kernels. They run on the CPU stream's worker, as the
 /// group's own operations do, so that all have one order.
 #[derive(Clone, Debug)]
 pub struct KernelSums {
