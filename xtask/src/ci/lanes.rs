@@ -141,18 +141,18 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("jackalope-lanes-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
         let marks = folder.display();
-        // Each of the first two ends only if the other one runs; the third finds nobody beside it.
+        // Each of the first two ends only if the other one runs; the last begins when all others have ended.
         let beside = |own: &str, other: &str| {
             format!(
                 "cd {marks}; touch {own}; for i in $(seq 300); do [ -e {other} ] && exit; sleep 0.1; done; exit 1"
             )
         };
-        let mut alone = shell("lanes-test/wide", &format!("cd {marks}; [ ! -e busy ]"));
+        let mut alone = shell("lanes-test/wide", &format!("cd {marks}; [ -e done ]"));
         alone.num_lanes = NUM_LANES;
         let jobs = vec![
             shell("lanes-test/one", &beside("one", "two")),
             shell("lanes-test/two", &beside("two", "one")),
-            shell("lanes-test/busy", &format!("cd {marks}; touch busy; sleep 0.3; rm busy")),
+            shell("lanes-test/busy", &format!("cd {marks}; sleep 0.3; touch done")),
             alone,
         ];
         let results = run(jobs).expect("passes");

@@ -46,18 +46,6 @@ fn any_number_of_ranks_and_any_shares_generate_the_same_tokens() {
     }
 }
 
-/// MLX's own groups sum only arrays, so that each block is a node of the graph instead of all together.
-#[test]
-fn sums_outside_of_kernels_generate_the_same_tokens() {
-    for model in [exact(), &shipped()] {
-        let alone = generate(model, "--ranks 1", PROMPTS[0]);
-        let ring = generate(model, "--ranks 3 --share 5,1,2 --backend ring", PROMPTS[0]);
-        for what in ["token_ids", "logprobs"] {
-            assert_eq!(ring[what], alone[what], "{what} of {}", model.display());
-        }
-    }
-}
-
 /// The option of ranks that round their parts reaches every rank.
 #[test]
 fn rounded_sums_depend_on_the_split_but_not_on_the_run() {

@@ -30,6 +30,20 @@ fn a_mixture_over_any_ranks_generates_what_one_rank_does() {
     synthetic::check_ranks(mixture(), "1,3,1");
 }
 
+/// A norm over all heads needs sums over the ranks in the middle of its block.
+#[test]
+fn a_mixture_with_norms_over_all_heads_generates_on_any_ranks_what_one_rank_does() {
+    let config = json!({
+        "model_type": "minimax", "hidden_size": 128, "intermediate_size": 96,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 48, "rotary_dim": 24, "vocab_size": 2000, "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000, "max_position_embeddings": 2048, "tie_word_embeddings": false,
+        "num_local_experts": 12, "num_experts_per_tok": 3, "shared_intermediate_size": 0,
+        "scoring_func": "sigmoid",
+    });
+    synthetic::check_ranks(&synthetic::model("norms-over-heads", &config), "1,1,1");
+}
+
 #[test]
 fn a_mixture_answers_in_a_batch_in_chunks_and_after_a_killed_rank_as_alone() {
     let expected = Expected::of(mixture());

@@ -37,9 +37,17 @@ pub(crate) fn check_ranks(model: &Path, layers: &str) {
     let alone = generate(model, "--ranks 1");
     assert_eq!(alone[0].as_array().unwrap().len(), 32);
     let stages = format!("--ranks 3 --layers {layers}");
-    for ranks in
-        ["--ranks 2", "--ranks 3 --share 5,1,2", "--ranks 5", "--ranks 2 --split pipeline", &stages]
-    {
+    for ranks in [
+        "--ranks 2",
+        "--ranks 3 --share 5,1,2",
+        "--ranks 5",
+        "--ranks 2 --split pipeline",
+        &stages,
+        // MLX's own groups sum only arrays: each block is a node of the graph, and here a rank has none
+        // of most blocks.
+        "--ranks 2 --backend ring",
+        "--ranks 3 --share 1,90,2 --backend ring",
+    ] {
         assert_eq!(generate(model, ranks), alone, "{ranks}");
     }
 }

@@ -47,7 +47,8 @@ fn nodes(model: &Model, num_sequences: usize, tokens: &[u32]) -> usize {
     // Copies of one sequence as it grows.
     let mut source = model.new_cache();
     let mut caches: Vec<SequenceCache> = Vec::new();
-    for (idx, token) in tokens.iter().enumerate().take(lengths.iter().copied().max().unwrap_or(0)) {
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    for (idx, token) in tokens[..longest].iter().enumerate() {
         extend(model, &mut source, &[*token]);
         let here = lengths.iter().filter(|len| **len == idx + 1);
         caches.extend(here.map(|len| source.fork(*len, 0).unwrap()));
