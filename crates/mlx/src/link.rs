@@ -29,7 +29,14 @@ struct Shared {
     interrupter: transport::Interrupter,
     stats: Mutex<transport::GroupStats>,
     failure: Mutex<Option<transport::TransportError>>,
-    group: Mutex<transport::Group>,
+    group: Mutex<Owned>,
+}
+
+/// What only the stream's worker uses.
+struct Owned {
+    group: transport::Group,
+    /// The elements of the last sum in f64, whose memory the next one uses again.
+    packed: Vec<u8>,
 }
 
 /// A handle to a native group: the C++ side holds one, and so does every [`Group`](crate::Group).
@@ -50,7 +57,7 @@ impl Link {
             interrupter: group.interrupter(),
             stats: Mutex::new(group.stats()),
             failure: Mutex::new(None),
-            group: Mutex::new(group),
+            group: Mutex::new(Owned { group, packed: Vec::new() }),
         }))
     }
 
@@ -77,29 +84,29 @@ impl Link {
     }
 
     pub(crate) fn all_sum(&self, data: &mut [u8], dtype: u8) -> Result<(), String> {
-        self.run(dtype, |group, dtype| {
+        self.run(dtype, |Owned { group, packed }, dtype| {
             if dtype != transport::Dtype::F64 {
                 return group.all_sum(data, dtype);
             }
-            let mut packed = transport::pack(data);
-            group.all_sum(&mut packed, transport::Dtype::Packed)?;
-            transport::unpack(&packed, data);
+            transport::pack(data, packed);
+            group.all_sum(packed, transport::Dtype::Packed)?;
+            transport::unpack(packed, data);
             Ok(())
         })
     }
 
     pub(crate) fn all_gather(&self, local: &[u8], out: &mut [u8], dtype: u8) -> Result<(), String> {
-        self.run(dtype, |group, dtype| group.all_gather(local, out, dtype))
+        self.run(dtype, |Owned { group, .. }, dtype| group.all_gather(local, out, dtype))
     }
 
     pub(crate) fn send(&self, data: &[u8], dtype: u8, to: i32) -> Result<(), String> {
         let to = usize::try_from(to).expect("checked when the node was built");
-        self.run(dtype, |group, dtype| group.send(data, dtype, to))
+        self.run(dtype, |Owned { group, .. }, dtype| group.send(data, dtype, to))
     }
 
     pub(crate) fn recv(&self, data: &mut [u8], dtype: u8, from: i32) -> Result<(), String> {
         let from = usize::try_from(from).expect("checked when the node was built");
-        self.run(dtype, |group, dtype| group.recv(data, dtype, from))
+        self.run(dtype, |Owned { group, .. }, dtype| group.recv(data, dtype, from))
     }
 
     /// Runs one operation. The first error is kept; the transport itself refuses all later
@@ -107,13 +114,13 @@ impl Link {
     fn run(
         &self,
         dtype: u8,
-        operation: impl FnOnce(&mut transport::Group, transport::Dtype) -> Operated,
+        operation: impl FnOnce(&mut Owned, transport::Dtype) -> Operated,
     ) -> Result<(), String> {
         let dtype = transport_dtype(Dtype::from_code(dtype)).expect("checked when it was built");
-        let mut group = self.0.group.lock().map_err(|_| "the group panicked before".to_owned())?;
-        let result = operation(&mut group, dtype);
-        *locked(&self.0.stats) = group.stats();
-        drop(group);
+        let mut owned = self.0.group.lock().map_err(|_| "the group panicked before".to_owned())?;
+        let result = operation(&mut owned, dtype);
+        *locked(&self.0.stats) = owned.group.stats();
+        drop(owned);
         result.map_err(|err| {
             let text = err.to_string();
             locked(&self.0.failure).get_or_insert(err);

@@ -31,9 +31,8 @@ pub(crate) fn sum_in_rank_order(own: &mut [u8], own_rank: usize, others: &[&[u8]
         }),
         (Dtype::F32, _) => sum_blocks::<F32>(own, own_rank, others),
         (Dtype::F64, _) => sum_blocks::<F64>(own, own_rank, others),
-        (Dtype::Packed, [other]) => add_pair(own, own_rank, other, |a, b| {
-            packed::encode(packed::decode(a) + packed::decode(b))
-        }),
+        (Dtype::Packed, [other]) if own_rank == 0 => packed::add_pair(own, other, |a, b| a + b),
+        (Dtype::Packed, [other]) => packed::add_pair(own, other, |b, a| a + b),
         (Dtype::Packed, _) => sum_blocks::<Packed>(own, own_rank, others),
         (Dtype::F16, _) => sum_blocks::<F16>(own, own_rank, others),
         (Dtype::Bf16, _) => sum_blocks::<Bf16>(own, own_rank, others),
@@ -147,21 +146,15 @@ impl Element for Packed {
     type Acc = f64;
 
     fn load(acc: &mut [f64], bytes: &[u8]) {
-        for (a, b) in acc.iter_mut().zip(bytes.as_chunks().0) {
-            *a = packed::decode(*b);
-        }
+        packed::decode_into(bytes, acc, |a, b| *a = b);
     }
 
     fn add(acc: &mut [f64], bytes: &[u8]) {
-        for (a, b) in acc.iter_mut().zip(bytes.as_chunks().0) {
-            *a += packed::decode(*b);
-        }
+        packed::decode_into(bytes, acc, |a, b| *a += b);
     }
 
     fn store(acc: &[f64], bytes: &mut [u8]) {
-        for (a, b) in acc.iter().zip(bytes.as_chunks_mut().0) {
-            *b = packed::encode(*a);
-        }
+        packed::encode_into(acc, bytes, |a| *a);
     }
 }
 

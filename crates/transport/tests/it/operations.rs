@@ -51,7 +51,9 @@ fn reference(inputs: &[Vec<u8>], dtype: Dtype) -> Vec<u8> {
                     f64::from_le_bytes(number)
                 };
                 let sum = (0..size).fold(0.0, |acc, rank| acc + value(rank));
-                out.extend(pack(&sum.to_le_bytes()));
+                let mut element = Vec::new();
+                pack(&sum.to_le_bytes(), &mut element);
+                out.extend(element);
             }
             Dtype::F64 => {
                 let value = |rank| f64::from_le_bytes(element(rank).try_into().unwrap());
