@@ -65,7 +65,7 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("transport", &["protocol"]),
     ("mlx", &["transport"]),
     ("recurrence", &["mlx"]),
-    ("weights", &["families", "kernels", "mlx", "protocol", "spec"]),
+    ("weights", &["families", "mlx", "protocol", "simd", "spec"]),
     ("cache", &["kernels", "mlx", "protocol", "recurrence"]),
     ("parallel", &["kernels", "mlx", "protocol", "spec", "weights"]),
     (

@@ -43,7 +43,7 @@ mod terms;
 pub use jackalope_simd::{
     DenseMatrix, Elements, ElementsMut, Float, Floats, InstructionSet, InstructionSetError,
     KernelTime, Matrix, ProfileSpan, QuantFormat, QuantMatrix, QuantMode, Scales, Threads,
-    advise_huge_pages, move_into_huge_pages,
+    advise_huge_pages,
 };
 
 pub use activation::{ActivationFunction, activate, clamp, gated, scale_logits, swiglu};

@@ -26,7 +26,7 @@ pub use elements::{Elements, ElementsMut, Float};
 pub use exp::{exp, tanh};
 pub use floats::Floats;
 pub use matrix::{DenseMatrix, Matrix};
-pub use memory::{advise_huge_pages, move_into_huge_pages};
+pub use memory::{addresses, advise_huge_pages, move_into_huge_pages};
 pub use pieces::{CHUNK, PIECE_ELEMENTS, cut_matrix_rows, piece_rows};
 pub use profile::{KernelTime, ProfileSpan};
 pub use quant::{QuantFormat, QuantMatrix, QuantMode, Scales};

@@ -14,26 +14,32 @@ const HUGE_PAGE: usize = 2 << 20;
 pub fn advise_huge_pages<T>(memory: &[T]) {
     /// `asm-generic/mman-common.h` of Linux.
     const MADV_HUGEPAGE: i32 = 14;
-    let bytes = memory.as_ptr_range();
-    let start = (bytes.start as usize).next_multiple_of(HUGE_PAGE);
-    let end = bytes.end as usize / HUGE_PAGE * HUGE_PAGE;
+    let bytes = addresses(memory);
+    let start = bytes.start.next_multiple_of(HUGE_PAGE);
+    let end = bytes.end / HUGE_PAGE * HUGE_PAGE;
     if start < end {
         advise(start, end - start, MADV_HUGEPAGE);
     }
 }
 
-/// Moves filled buffers, and whatever lies between them, into huge pages. Returns the number of bytes that are in huge
+/// Returns the addresses of a buffer's bytes.
+pub fn addresses<T>(memory: &[T]) -> Range<usize> {
+    let bytes = memory.as_ptr_range();
+    bytes.start as usize..bytes.end as usize
+}
+
+/// Moves filled buffers, given by their addresses, and whatever lies between them, into huge pages. Returns the number of bytes that are in huge
 /// pages afterwards, which is at most the size of all huge pages that the buffers touch.
 ///
 /// Meant for many buffers that are each too small or too badly aligned to have huge pages of their own, as an allocator
-/// puts the tensors of a model side by side. Copies the buffers once; needs Linux 6.1.
-pub fn move_into_huge_pages(buffers: impl IntoIterator<Item = Range<*const u8>>) -> usize {
+/// puts the tensors of a model side by side. Copies the buffers once; needs Linux 6.1. Other threads may use the buffers
+/// meanwhile. Addresses whose memory was freed are passed over, or their new owner's memory is moved instead.
+pub fn move_into_huge_pages(buffers: impl IntoIterator<Item = Range<usize>>) -> usize {
     /// `asm-generic/mman-common.h` of Linux.
     const MADV_COLLAPSE: i32 = 25;
     let mut pages: Vec<usize> = Vec::new();
     for buffer in buffers {
-        let end = (buffer.end as usize).div_ceil(HUGE_PAGE);
-        pages.extend(buffer.start as usize / HUGE_PAGE..end);
+        pages.extend(buffer.start / HUGE_PAGE..buffer.end.div_ceil(HUGE_PAGE));
     }
     pages.sort_unstable();
     pages.dedup();
@@ -64,7 +70,7 @@ fn advise(_start: usize, _len: usize, _advice: i32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{HUGE_PAGE, advise_huge_pages, move_into_huge_pages};
+    use super::{HUGE_PAGE, addresses, advise_huge_pages, move_into_huge_pages};
 
     #[test]
     fn advice_changes_no_contents() {
@@ -77,7 +83,7 @@ mod tests {
     #[test]
     fn moving_changes_no_contents() {
         let buffers: Vec<Vec<u8>> = (0..40).map(|value| vec![value; 700_000]).collect();
-        let moved = move_into_huge_pages(buffers.iter().map(|buffer| buffer.as_ptr_range()));
+        let moved = move_into_huge_pages(buffers.iter().map(|buffer| addresses(buffer)));
         assert!(moved.is_multiple_of(HUGE_PAGE) && moved <= 80 * HUGE_PAGE);
         for (value, buffer) in buffers.iter().enumerate() {
             assert!(buffer.iter().all(|byte| usize::from(*byte) == value));

@@ -2,14 +2,15 @@
 //! the description gives it.
 
 mod fused;
+mod settling;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use jackalope_kernels::{QuantFormat, QuantMode};
 use jackalope_mlx::{self as mlx, Array, Dtype};
+use jackalope_simd::{QuantFormat, QuantMode};
 use jackalope_spec::{
     ElementType, FusedSource, HeadRows, NumberEdit, QuantizationMode, StackedModule,
 };
@@ -17,6 +18,7 @@ use jackalope_spec::{
 use crate::checkpoint::{Checkpoint, NUM_READERS, Pieces, TensorEntry, in_parallel};
 use crate::error::LoadError;
 use crate::weights::fused::FusedPart;
+use crate::weights::settling::Settler;
 use jackalope_protocol::split::Cut;
 
 /// Progress of loading.
@@ -126,13 +128,9 @@ pub struct Loader<'a> {
     counters: Cell<LoadCounters>,
     total_bytes: u64,
     progress: RefCell<&'a mut dyn FnMut(LoadProgress)>,
-    /// Weights that have not been moved into huge pages yet.
-    settling: RefCell<Vec<Range<*const u8>>>,
-    settling_bytes: Cell<usize>,
+    /// `None` on a GPU, which does not read weights through the processor's pages.
+    settler: RefCell<Option<Settler>>,
 }
-
-/// Number of bytes after whose reading weights are moved into huge pages.
-const SETTLE_BYTES: usize = 256 << 20;
 
 impl fmt::Debug for Loader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,8 +157,7 @@ impl<'a> Loader<'a> {
             }),
             total_bytes,
             progress: RefCell::new(progress),
-            settling: RefCell::default(),
-            settling_bytes: Cell::new(0),
+            settler: RefCell::new((mlx::device() == mlx::Device::Cpu).then(Settler::start)),
         }
     }
 
@@ -174,7 +171,9 @@ impl<'a> Loader<'a> {
     /// # Panics
     /// Panics if the layers have not read exactly what the description gives this rank.
     pub fn finish(&self) -> LoadCounters {
-        self.settle();
+        if let Some(settler) = self.settler.take() {
+            settler.finish();
+        }
         let counters = self.counters.get();
         assert_eq!(
             counters.bytes_read, self.total_bytes,
@@ -188,23 +187,14 @@ impl<'a> Loader<'a> {
     /// Creates an array for weights.
     fn array(&self, shape: &[usize], dtype: Dtype, fill: impl FnOnce(&mut [u8])) -> Array {
         Array::from_bytes(&dims(shape), dtype, |target| {
-            if mlx::device() == mlx::Device::Cpu {
-                jackalope_kernels::advise_huge_pages(target);
+            if self.settler.borrow().is_some() {
+                jackalope_simd::advise_huge_pages(target);
             }
             fill(target);
-            self.settling.borrow_mut().push(target.as_ptr_range());
-            self.settling_bytes.set(self.settling_bytes.get() + target.len());
+            if let Some(settler) = &mut *self.settler.borrow_mut() {
+                settler.add(target);
+            }
         })
-    }
-
-    /// Moves the weights read since the last call into huge pages, as far as they are not there yet: on
-    /// the CPU a step reads all weights, and small pages cost up to half of the memory bandwidth.
-    fn settle(&self) {
-        let read = self.settling.take();
-        if mlx::device() == mlx::Device::Cpu {
-            jackalope_kernels::move_into_huge_pages(read);
-        }
-        self.settling_bytes.set(0);
     }
 
     fn count(&self, array: &Array, part: Part<'_>) {
@@ -218,9 +208,6 @@ impl<'a> Loader<'a> {
         counters.replicated_bytes += if is_replicated { read } else { 0 };
         counters.weights_bytes += read;
         self.counters.set(counters);
-        if SETTLE_BYTES <= self.settling_bytes.get() {
-            self.settle();
-        }
         let (done_bytes, total_bytes) = (counters.bytes_read, self.total_bytes);
         (self.progress.borrow_mut())(LoadProgress { done_bytes, total_bytes });
     }
