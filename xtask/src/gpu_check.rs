@@ -14,7 +14,6 @@ mod generation;
 mod measurements;
 mod outcome;
 mod programs;
-mod running;
 mod speed;
 mod stages;
 

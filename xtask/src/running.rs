@@ -5,18 +5,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
+/// The error of a program that was killed because its time was over.
+#[derive(Debug)]
+pub(crate) struct DeadlinePassed;
+
+impl std::fmt::Display for DeadlinePassed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the time was over before it ended")
+    }
+}
+
+impl std::error::Error for DeadlinePassed {}
+
 /// Time between two looks at a running program.
-pub(super) const POLL: Duration = Duration::from_millis(50);
+pub(crate) const POLL: Duration = Duration::from_millis(50);
 
 /// Runs a program until the deadline and returns what it prints.
-pub(super) fn output(command: &mut Command, deadline: Instant) -> anyhow::Result<String> {
+///
+/// # Errors
+/// Fails if the program cannot be started or fails, with the last lines that it prints, and with [`DeadlinePassed`].
+pub(crate) fn output(command: &mut Command, deadline: Instant) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     finished(child.with_context(|| format!("starting {name}"))?, deadline)
 }
 
 /// Waits for a program until the deadline and returns what it printed.
-pub(super) fn finished(
+pub(crate) fn finished(
     mut child: std::process::Child,
     deadline: Instant,
 ) -> anyhow::Result<String> {
@@ -37,7 +52,7 @@ pub(super) fn finished(
         if deadline <= Instant::now() {
             child.kill().ok();
             child.wait().ok();
-            bail!("the time was over before it ended");
+            bail!(DeadlinePassed);
         }
         std::thread::sleep(POLL);
     };
@@ -57,4 +72,34 @@ fn reader(
         read(&mut text).ok();
         String::from_utf8_lossy(&text).into_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::command;
+
+    fn shell(script: &str, limit: Duration) -> anyhow::Result<String> {
+        output(command("sh").args(["-c", script]), Instant::now() + limit)
+    }
+
+    #[test]
+    fn what_a_program_prints_is_returned_also_if_a_pipe_does_not_hold_it() {
+        let printed = shell("head -c 300000 /dev/zero | tr '\\0' x; echo", Duration::from_secs(60));
+        assert_eq!(printed.unwrap(), format!("{}\n", "x".repeat(300_000)));
+    }
+
+    #[test]
+    fn a_failure_says_what_the_program_printed_last() {
+        let err = shell("echo told; echo wrong >&2; exit 3", Duration::from_secs(60)).unwrap_err();
+        let text = err.to_string();
+        assert!(text.contains("exit status: 3") && text.contains("wrong") && text.contains("told"));
+        assert!(!err.is::<DeadlinePassed>());
+    }
+
+    #[test]
+    fn a_program_is_killed_at_the_deadline() {
+        let err = shell("exec sleep 600", Duration::from_millis(50)).unwrap_err();
+        assert!(err.is::<DeadlinePassed>());
+    }
 }

@@ -2,19 +2,21 @@
 //! [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
 //!
 //! All weights are random and have 4.5 bits each. llama.cpp is measured as it comes and with huge pages, and the better
-//! of both counts. Of several rounds the best counts, on either side.
+//! of both counts. Of several rounds the best counts, on either side. A peer that takes longer than [`RUN_MAX`] for one
+//! measurement is stopped, and that measurement has no figure of it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{dllama, gguf};
 use crate::process::{command, in_path, target_dir};
+use crate::running::{self, DeadlinePassed};
 
 /// Huge pages for llama.cpp, which packs its weights again into allocated memory.
 const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
@@ -41,6 +43,9 @@ const SEQUENCES: u32 = 8;
 
 /// How long a worker of distributed-llama may take to listen.
 const WORKER_START: Duration = Duration::from_secs(1);
+
+/// How long one measurement may take.
+const RUN_MAX: Duration = Duration::from_mins(10);
 
 /// A model that `jackalope synth` knows by its configuration.
 struct Shape {
@@ -466,7 +471,7 @@ impl Programs {
         for (option, number) in numbers {
             bench.args([option, &number.to_string()]);
         }
-        let report: Value = serde_json::from_str(&output_of(&mut bench)?)?;
+        let report: Value = serde_json::from_str(&output_of(&mut bench, RUN_MAX)?)?;
         Ok(report["runs"][0].clone())
     }
 
@@ -481,7 +486,8 @@ impl Programs {
         bench.arg("-m").arg(gguf).args(args);
         bench.args(["-t", &threads.to_string(), "-r", "1", "-o", "json"]);
         bench.envs(huge_pages.then_some(HUGE_PAGES));
-        let report: Value = serde_json::from_str(&output_of(&mut bench)?)?;
+        let Some(printed) = peer_output(&mut bench, RUN_MAX)? else { return Ok(Vec::new()) };
+        let report: Value = serde_json::from_str(&printed)?;
         Ok(report.as_array().cloned().unwrap_or_default())
     }
 
@@ -513,9 +519,8 @@ impl Programs {
         if !addresses.is_empty() {
             root.arg("--workers").args(&addresses);
         }
-        let output = output_of(&mut root)?;
-        let speeds = dllama_speeds(&output);
-        speeds.map(Some).context("distributed-llama printed no speeds")
+        let Some(printed) = peer_output(&mut root, RUN_MAX)? else { return Ok(None) };
+        dllama_speeds(&printed).map(Some).context("distributed-llama printed no speeds")
     }
 
     fn llama_batched(&self, threads: u32, huge_pages: bool) -> anyhow::Result<Option<Value>> {
@@ -531,8 +536,8 @@ impl Programs {
         if huge_pages {
             bench.env(HUGE_PAGES.0, HUGE_PAGES.1);
         }
-        let output = output_of(&mut bench)?;
-        let line = output.lines().find(|line| line.starts_with('{'));
+        let Some(printed) = peer_output(&mut bench, RUN_MAX)? else { return Ok(None) };
+        let line = printed.lines().find(|line| line.starts_with('{'));
         let line = line.context("llama-batched-bench printed no result")?;
         Ok(Some(serde_json::from_str(line)?))
     }
@@ -580,8 +585,8 @@ print(json.dumps({'decode': (len(times) - 2) / (times[-1] - times[1])}))
 ";
     let mut script = command(&python.to_string_lossy());
     script.args(["-c", SCRIPT]).arg(model);
-    let run: Value = serde_json::from_str(&output_of(&mut script)?)?;
-    let speed = speed(&run, "decode")?;
+    let Some(printed) = peer_output(&mut script, RUN_MAX)? else { return Ok(()) };
+    let speed = speed(&serde_json::from_str(&printed)?, "decode")?;
     figures.add(decode_case(threads), MLX_LM, speed);
     Ok(())
 }
@@ -594,21 +599,21 @@ fn speed(run: &Value, key: &str) -> anyhow::Result<f64> {
     run[key].as_f64().with_context(|| format!("a result without {key}: {run}"))
 }
 
-/// Returns the output of a program, which must succeed.
-fn output_of(program: &mut std::process::Command) -> anyhow::Result<String> {
-    let output = program
-        .stderr(Stdio::piped())
-        .output()
-        .with_context(|| format!("starting {}", program.get_program().display()))?;
-    ensure!(
-        output.status.success(),
-        "{} ended with {}: {}",
-        program.get_program().display(),
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    // Peers print incomplete characters.
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+/// Returns what a program prints, which must succeed within `limit`.
+fn output_of(program: &mut Command, limit: Duration) -> anyhow::Result<String> {
+    let name = program.get_program().display().to_string();
+    running::output(program, Instant::now() + limit).context(name)
+}
+
+/// Returns what a peer prints; `None`, and says so, if it takes longer than `limit`.
+fn peer_output(program: &mut Command, limit: Duration) -> anyhow::Result<Option<String>> {
+    match output_of(program, limit) {
+        Err(err) if err.root_cause().is::<DeadlinePassed>() => {
+            eprintln!("stopped after {} s: {program:?}", limit.as_secs());
+            Ok(None)
+        }
+        printed => printed.map(Some),
+    }
 }
 
 #[cfg(test)]
@@ -626,6 +631,15 @@ mod tests {
         let row = figures.row("a");
         assert_eq!((row.best_peer(), row.ratio()), (Some((LLAMA, 20.0)), Some(1.5)));
         assert_eq!(figures.row("b").json()["ratio"], Value::Null);
+    }
+
+    #[test]
+    fn a_peer_that_takes_too_long_has_no_figure_and_one_that_fails_is_an_error() {
+        let shell =
+            |script: &str, limit: Duration| peer_output(command("sh").args(["-c", script]), limit);
+        assert_eq!(shell("exec sleep 600", Duration::from_millis(50)).unwrap(), None);
+        assert_eq!(shell("echo 3", RUN_MAX).unwrap().unwrap(), "3\n");
+        assert!(shell("exit 1", RUN_MAX).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::measurements::{lines, number};
 use super::programs::Programs;
-use super::running::output;
+use crate::running::output;
 
 const PROMPT_TOKENS: &str = "512";
 const ANSWER_TOKENS: &str = "128";

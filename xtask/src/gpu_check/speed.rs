@@ -12,8 +12,8 @@ use super::generation::generation;
 use super::measurements::{lines, number};
 use super::outcome::Outcome;
 use super::programs::Programs;
-use super::running::output;
 use crate::process;
+use crate::running::output;
 
 /// Tokens of each sequence before the first step.
 const CONTEXT_TOKENS: &str = "64";

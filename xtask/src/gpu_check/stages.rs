@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use super::outcome::Outcome;
 use super::programs::Programs;
-use super::running::{POLL, finished, output};
 use super::speed::{Shape, TINY, speed};
 use crate::process;
+use crate::running::{POLL, finished, output};
 
 /// How long the ranks compute before one is killed.
 const BEFORE_KILL: Duration = Duration::from_secs(2);
