@@ -218,9 +218,9 @@ pub(crate) struct RankArgs {
     pub(crate) kv_mib: Option<u64>,
     #[command(flatten)]
     pub(crate) memory: PressureArgs,
-    /// Maximum number of tokens computed in one step, over all sequences; never less than `--running-max`.
-    #[arg(long, alias = "chunked-prefill-tokens", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) step_tokens: u32,
+    /// Maximum number of tokens computed in one step, over all sequences; never less than `--running-max`. Default: 512, and up to 2048 in steps that only read prompts, as long as they take less than two seconds.
+    #[arg(long, alias = "chunked-prefill-tokens", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) step_tokens: Option<u32>,
     /// Maximum number of sequences computed together.
     #[arg(long, alias = "max-num-seqs", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) running_max: u32,

@@ -27,7 +27,7 @@ use jackalope_text::{ChatTemplate, ModelText};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-use crate::config::{Beside, RankConfig};
+use crate::config::{Beside, PROMPT_STEP_TOKENS, RankConfig, STEP_TOKENS};
 use crate::content::{OwnContent, content_of_dir};
 use crate::context::LocalContext;
 use crate::error::DeployError;
@@ -260,6 +260,7 @@ fn timeouts(ranks: &RankConfig) -> LinkTimeouts {
         spawn: stall,
         replacement_hello: stall,
         step: stall,
+        timed_tokens_max: step_tokens(ranks) as usize,
         heartbeat,
         write: stall,
         ..LinkTimeouts::default()
@@ -596,13 +597,19 @@ fn setup(wanted: &Wanted<'_>, backend: Backend) -> Result<Setup, DeployError> {
     })
 }
 
+/// Returns the maximum number of tokens of a step in which sequences decode.
+fn step_tokens(ranks: &RankConfig) -> u32 {
+    ranks.step_tokens.unwrap_or(STEP_TOKENS).max(ranks.running_max)
+}
+
 fn engine_config(ranks: &RankConfig, text: &ModelText, kv_budget: KvBudget) -> EngineConfig {
     EngineConfig {
         pressure: PressurePolicy {
             warns_at_rest: ranks.memory.warn_bytes.is_some(),
             ..PressurePolicy::default()
         },
-        step_tokens: ranks.step_tokens.max(ranks.running_max),
+        step_tokens: step_tokens(ranks),
+        prompt_step_tokens: ranks.step_tokens.is_none().then_some(PROMPT_STEP_TOKENS),
         running_max: ranks.running_max,
         queue_max: ranks.queue_max,
         context_tokens: ranks.context_tokens,

@@ -13,6 +13,12 @@ use crate::split_constraints::SplitConstraints;
 /// Default port on which coordinators listen for ranks.
 pub const CONTROL_PORT: u16 = 18080;
 
+/// Default of [`RankConfig::step_tokens`].
+pub const STEP_TOKENS: u32 = 512;
+
+/// Default of the maximum number of tokens in a step that only reads prompts.
+pub const PROMPT_STEP_TOKENS: u32 = 2048;
+
 /// How a model is cut and computed.
 #[derive(Clone, Debug)]
 pub struct RankConfig {
@@ -34,8 +40,9 @@ pub struct RankConfig {
     pub kv_mib: Option<u64>,
     /// When memory counts as short.
     pub memory: PressureLimits,
-    /// Maximum number of tokens in a step over all sequences.
-    pub step_tokens: u32,
+    /// Maximum number of tokens in a step over all sequences. Default: [`STEP_TOKENS`], and up to
+    /// [`PROMPT_STEP_TOKENS`] where ranks read prompts fast and no sequence decodes.
+    pub step_tokens: Option<u32>,
     /// Maximum number of sequences computed side by side.
     pub running_max: u32,
     /// Maximum number of requests that wait while `running_max` sequences are computed.
@@ -65,7 +72,7 @@ impl Default for RankConfig {
             context_tokens: None,
             kv_mib: None,
             memory: PressureLimits::default(),
-            step_tokens: 512,
+            step_tokens: None,
             running_max: 64,
             queue_max: 256,
             keep_prefixes: true,

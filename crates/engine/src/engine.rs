@@ -4,6 +4,7 @@ mod attempts;
 mod capacity;
 mod drive;
 mod pressure;
+mod prompt_pace;
 mod reporting;
 mod step_clock;
 pub(crate) mod streams;
@@ -21,6 +22,7 @@ use crate::handle::Commands;
 use crate::{EngineHandle, Failure, RankGroup};
 
 pub use pressure::{MemoryReading, PressurePolicy, PressureStatus};
+pub use prompt_pace::PROMPT_STEP_MAX;
 
 /// Limits and options of an engine.
 #[derive(Clone, Debug)]
@@ -28,6 +30,9 @@ pub struct EngineConfig {
     /// Maximum number of tokens computed per step over all sequences. Limits how long a prompt
     /// delays the other sequences.
     pub step_tokens: u32,
+    /// Maximum number of tokens of a step in which no sequence decodes, as long as the ranks compute such steps
+    /// within [`PROMPT_STEP_MAX`]; `None` or less: as `step_tokens`.
+    pub prompt_step_tokens: Option<u32>,
     /// Maximum number of sequences computed together; at most `step_tokens`.
     pub running_max: u32,
     /// Maximum number of requests that may wait in addition to those.
@@ -54,6 +59,7 @@ impl Default for EngineConfig {
     fn default() -> EngineConfig {
         EngineConfig {
             step_tokens: 512,
+            prompt_step_tokens: None,
             running_max: 64,
             queue_max: 256,
             context_tokens: None,

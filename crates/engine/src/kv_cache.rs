@@ -46,8 +46,8 @@ const KEPT_MAX: usize = 1024;
 pub(crate) struct CacheLimits {
     /// Number of positions per block, the unit in which a cache grows.
     pub(crate) block_tokens: usize,
-    /// Maximum number of tokens of a row.
-    pub(crate) step_tokens: usize,
+    /// Maximum number of tokens of a row, in models with windows.
+    pub(crate) row_tokens: usize,
     /// Memory of the ranks.
     pub(crate) capacity: CacheCapacity,
     /// Minimum number of shared tokens for which a sequence starts from an existing cache.

@@ -43,8 +43,8 @@ pub use cache_capacity::{CacheCapacity, CacheDemand, RankCapacity};
 pub use command::OpenRequest;
 pub use constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
 pub use engine::{
-    Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PressurePolicy,
-    PressureStatus, RetryPolicy,
+    Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PROMPT_STEP_MAX,
+    PressurePolicy, PressureStatus, RetryPolicy,
 };
 pub use event::{Event, Failure, FinishReason, MissReason, PrefixMiss, Usage};
 pub use group::{GroupEvent, RankGroup, Reporter};

@@ -45,7 +45,7 @@ const LATTICE_TOKENS: usize = 2048;
 /// Limits that hold in every step, and settings of the scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerLimits {
-    /// Maximum number of tokens per step, over all sequences.
+    /// Maximum number of tokens per step, over all sequences; [`Scheduler::set_prompt_step_tokens`] allows more in some.
     pub step_tokens: usize,
     /// Maximum number of sequences that run, and so own a cache, at the same time.
     pub running_max: usize,
@@ -160,6 +160,8 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     admission_queue: AdmissionQueue,
     pressure: PressureTier,
+    /// Maximum number of tokens of a step in which no sequence decodes.
+    prompt_step_tokens: usize,
     /// Kept prefixes were cleared on request, so the next plan with drops lets the ranks return the
     /// memory to the system.
     is_clearing: bool,
@@ -196,13 +198,14 @@ impl Scheduler {
         let running_max = limits.running_max.min(limits.step_tokens);
         let caches = CacheLimits {
             block_tokens: limits.block_tokens,
-            step_tokens: limits.step_tokens,
+            row_tokens: limits.step_tokens,
             capacity: limits.capacity.clone(),
             least_prefix_tokens: limits.least_prefix_tokens,
             keep_prefixes: limits.keep_prefixes,
             lattice_tokens: limits.lattice_tokens,
         };
         Scheduler {
+            prompt_step_tokens: limits.step_tokens,
             limits: SchedulerLimits { running_max, ..limits },
             caches: KvCacheManager::new(caches),
             waiting: VecDeque::new(),
@@ -284,6 +287,12 @@ impl Scheduler {
         }
     }
 
+    /// Sets the maximum number of tokens of a step in which no sequence decodes, so that nobody waits for its next
+    /// token. It is `step_tokens` at first and at least, and whenever memory is short.
+    pub fn set_prompt_step_tokens(&mut self, num_tokens: usize) {
+        self.prompt_step_tokens = num_tokens.max(self.limits.step_tokens);
+    }
+
     /// Returns true while the request owns a cache.
     pub fn is_running(&self, id: RequestId) -> bool {
         self.running.binary_search_by_key(&id, |it| it.id).is_ok()
@@ -324,7 +333,7 @@ impl Scheduler {
         if plan.is_empty() {
             return None;
         }
-        assert!(plan.num_tokens() <= self.limits.step_tokens);
+        assert!(plan.num_tokens() <= self.prompt_step_tokens);
         self.in_flight.push_back(in_flight);
         self.step += 1;
         Some(plan)

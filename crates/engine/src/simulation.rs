@@ -238,6 +238,10 @@ struct Simulation {
     /// Inverse probability per step that the memory pressure changes; 0 is never.
     pressure_odds: usize,
     pressure: PressureTier,
+    /// Inverse probability per step that steps which only read prompts may have another number of tokens; 0 is never.
+    prompt_step_odds: usize,
+    /// Maximum number of tokens of all other steps.
+    step_tokens: usize,
     num_steps: usize,
 }
 
@@ -263,6 +267,7 @@ impl Simulation {
             num_stages: NUM_STAGES[(seed / 5 % 4) as usize],
         };
         let (lookahead, num_stages) = (limits.lookahead, limits.num_stages);
+        let step_tokens = limits.step_tokens;
         let openings = (0..3).map(|_| random_tokens(&mut rng, 14)).collect();
         Simulation {
             seed,
@@ -285,6 +290,8 @@ impl Simulation {
             cancel_odds: [0, 12, 40][rng.below(3)],
             pressure_odds: [0, 0, 30, 8][(seed / 3 % 4) as usize],
             pressure: PressureTier::Normal,
+            prompt_step_odds: [0, 0, 6][(seed / 7 % 3) as usize],
+            step_tokens,
             num_steps: 0,
             rng,
         }
@@ -321,6 +328,9 @@ impl Simulation {
             }
             if 0 < self.pressure_odds && self.rng.below(self.pressure_odds) == 0 {
                 self.press();
+            }
+            if 0 < self.prompt_step_odds && self.rng.below(self.prompt_step_odds) == 0 {
+                self.scheduler.set_prompt_step_tokens(self.rng.below(4 * self.step_tokens));
             }
             self.turn();
         }

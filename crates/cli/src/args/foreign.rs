@@ -81,7 +81,7 @@ mod tests {
             --chunked-prefill-tokens 128 --cache-memory-mb 64 --dist-num-ranks 2";
         let parsed = Args::try_parse_from(words.split_whitespace()).unwrap();
         let Command::Serve(args) = parsed.command else { panic!("{parsed:?}") };
-        assert_eq!((args.ranks.running_max, args.ranks.step_tokens), (8, 128));
+        assert_eq!((args.ranks.running_max, args.ranks.step_tokens), (8, Some(128)));
         assert_eq!((args.ranks.kv_mib, args.ranks.ranks), (Some(64), 2));
         assert_eq!((args.default_max_tokens, args.tool_parser.as_str()), (Some(99), "hermes"));
         assert_eq!(args.request_timeout, Some(std::time::Duration::from_secs(30)));

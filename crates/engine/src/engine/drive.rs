@@ -25,6 +25,7 @@ use tracing::{debug, info, warn};
 
 use super::attempts::Retry;
 use super::pressure::{MemoryReading, PressureGuard};
+use super::prompt_pace::PromptPace;
 use super::reporting::{CompletedStep, Reporting, nanos};
 use super::step_clock::{StepClock, StepRun};
 use super::{EngineConfig, EngineError};
@@ -46,6 +47,7 @@ pub(super) struct Driver<G: RankGroup> {
     reporting: Reporting,
     recovery: Recovery,
     steps: StepClock,
+    pace: PromptPace,
     pressure: PressureGuard,
     /// Wakes the loop when a slow constraint has answered; set while the loop runs.
     waker: Option<Sender<Message<G::Report>>>,
@@ -63,6 +65,7 @@ impl<G: RankGroup> Driver<G> {
             reporting: Reporting::new(&config, ranks, gauges),
             recovery: Recovery::new(config.retry),
             steps: StepClock::default(),
+            pace: PromptPace::new(&config),
             pressure: PressureGuard::new(config.pressure),
             config,
             group,
@@ -362,6 +365,8 @@ impl<G: RankGroup> Driver<G> {
             };
             return self.on_lost(failure, false, now);
         }
+        self.pace.note(num_tokens, now - began);
+        scheduler.set_prompt_step_tokens(self.pace.num_tokens());
         self.ask_constraints();
         self.recovery.attempts.note_step();
         self.reporting.note_step(&CompletedStep {

@@ -38,7 +38,7 @@ impl HeldBlocks {
 
 impl KvCacheManager {
     /// Returns whether layers with windows free blocks on some rank.
-    pub(super) fn has_windows(&self) -> bool {
+    pub(crate) fn has_windows(&self) -> bool {
         0 < self.window_tokens
     }
 
@@ -50,7 +50,7 @@ impl KvCacheManager {
     /// Returns the number of blocks in layers with windows that a running sequence of `num_blocks`
     /// blocks needs at most.
     pub(super) fn window_blocks_of(&self, num_blocks: usize) -> usize {
-        let (block_tokens, row_tokens) = (self.limits.block_tokens, self.limits.step_tokens);
+        let (block_tokens, row_tokens) = (self.limits.block_tokens, self.limits.row_tokens);
         num_blocks.min(window_blocks_max(self.window_tokens, block_tokens, row_tokens))
     }
 

@@ -47,6 +47,9 @@ pub struct LinkTimeouts {
     pub join_margin: Duration,
     /// A step of few tokens, without progress; see [`LinkTimeouts::step_of`].
     pub step: Duration,
+    /// Number of tokens beyond which a step gets no more time: the engine plans longer steps only for ranks that have
+    /// been seen to be fast ([`PROMPT_STEP_MAX`](crate::PROMPT_STEP_MAX)).
+    pub timed_tokens_max: usize,
     /// Silence of a rank after its hello, in every state.
     pub heartbeat: Duration,
     /// Interval between two heartbeats to the ranks.
@@ -68,6 +71,7 @@ impl Default for LinkTimeouts {
             warm_up: Duration::from_secs(300),
             join_margin: Duration::from_secs(5),
             step: Duration::from_secs(10),
+            timed_tokens_max: usize::MAX,
             heartbeat: Duration::from_secs(10),
             heartbeat_interval: Duration::from_secs(1),
             write: Duration::from_secs(10),
@@ -81,7 +85,8 @@ impl LinkTimeouts {
     /// device legitimately takes long.
     pub fn step_of(&self, num_tokens: usize) -> Duration {
         const TOKENS_INCLUDED: u32 = 64;
-        self.step * (1 + u32::try_from(num_tokens).unwrap_or(u32::MAX) / TOKENS_INCLUDED)
+        let num_tokens = u32::try_from(num_tokens.min(self.timed_tokens_max)).unwrap_or(u32::MAX);
+        self.step * (1 + num_tokens / TOKENS_INCLUDED)
     }
 }
 

@@ -73,14 +73,15 @@ impl Scheduler {
     pub(super) fn admit(&mut self, mut promised: CacheDemand, plan: &mut StepPlan) {
         let lookahead = self.limits.lookahead;
         let mut num_tokens: usize = self.running.iter().map(|it| it.num_wanted(lookahead)).sum();
-        if !self.has_room_for_another(num_tokens) {
+        let step_tokens = self.step_tokens();
+        if !self.has_room_for_another(num_tokens, step_tokens) {
             return;
         }
         let order = self.admission_queue.order(&self.waiting);
         let mut order = order.into_iter();
         // The last sequence that was tried because it was due.
         let mut tried = None;
-        while self.has_room_for_another(num_tokens) {
+        while self.has_room_for_another(num_tokens, step_tokens) {
             let due = self.oldest_due().filter(|due| tried != Some(*due));
             tried = due.or(tried);
             let Some(id) = due.or_else(|| order.next()) else { return };
@@ -95,10 +96,10 @@ impl Scheduler {
         }
     }
 
-    fn has_room_for_another(&self, num_tokens: usize) -> bool {
+    fn has_room_for_another(&self, num_tokens: usize, step_tokens: usize) -> bool {
         !self.waiting.is_empty()
             && self.running.len() < self.running_max()
-            && num_tokens < self.limits.step_tokens
+            && num_tokens < step_tokens
     }
 
     /// Returns the maximum number of running sequences under the current memory pressure.

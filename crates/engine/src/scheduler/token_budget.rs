@@ -1,5 +1,7 @@
 //! Divides the tokens of a step among the running sequences.
 
+use jackalope_protocol::PressureTier;
+
 use super::Scheduler;
 
 impl Scheduler {
@@ -15,9 +17,11 @@ impl Scheduler {
         // All groups together take as long as one step of the full size, so a decoding sequence
         // waits no longer for its turn.
         let num_turns = if decoding.is_empty() { 1 } else { self.num_groups() };
-        let mut budget = self.limits.step_tokens.div_ceil(num_turns);
+        let mut budget = self.step_tokens().div_ceil(num_turns);
+        let row_tokens = self.row_tokens();
         let mut give = |idx: usize, most: usize, budget: &mut usize| {
-            let num_tokens = (wanted[idx] - shares[idx]).min(most).min(*budget);
+            let wanted = wanted[idx].min(row_tokens);
+            let num_tokens = (wanted - shares[idx]).min(most).min(*budget);
             shares[idx] += num_tokens;
             *budget -= num_tokens;
         };
@@ -33,6 +37,24 @@ impl Scheduler {
             give(oldest, usize::MAX, &mut budget);
         }
         shares
+    }
+
+    /// Returns the maximum number of tokens of the next step. While a sequence decodes, which waits for its next token,
+    /// steps stay short; longer ones need more memory.
+    pub(super) fn step_tokens(&self) -> usize {
+        let is_prompt = |num_wanted: usize| 1 < num_wanted;
+        let mut running = self.running.iter().map(|it| it.num_wanted(self.limits.lookahead));
+        if self.pressure == PressureTier::Normal && running.all(is_prompt) {
+            self.prompt_step_tokens
+        } else {
+            self.limits.step_tokens
+        }
+    }
+
+    /// Returns the maximum number of tokens of a row. Layers with windows hold a whole row, so every sequence would need
+    /// memory for a longer one.
+    fn row_tokens(&self) -> usize {
+        if self.caches.has_windows() { self.limits.step_tokens } else { usize::MAX }
     }
 
     /// Returns the number of groups of decoding sequences; each step takes one group.
@@ -62,12 +84,12 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use jackalope_protocol::{CacheId, StepPlan};
+    use jackalope_protocol::{CacheCost, CacheId, PressureTier, StepPlan};
 
     use crate::testing::{FakeCaches, overflowing_model};
     use crate::{
-        CacheCapacity, Request, RequestId, RequestLimits, RequestOptions, SamplingOptions,
-        Scheduler, SchedulerLimits,
+        CacheCapacity, RankCapacity, Request, RequestId, RequestLimits, RequestOptions,
+        SamplingOptions, Scheduler, SchedulerLimits,
     };
 
     const VOCAB_SIZE: u32 = 50;
@@ -123,5 +145,84 @@ mod tests {
         let fourth = scheduler.plan().unwrap();
         assert_eq!(caches(&fourth)[..2], both[1]);
         assert_eq!(fourth.num_tokens(), STEP_TOKENS / 2);
+    }
+
+    /// Returns the number of tokens of each row of the next steps, until all prompts are computed.
+    fn rows_until_decoding(scheduler: &mut Scheduler, ranks: &mut FakeCaches) -> Vec<Vec<usize>> {
+        let mut model = overflowing_model(VOCAB_SIZE);
+        let mut steps = Vec::new();
+        while let Some(plan) = scheduler.plan() {
+            let rows: Vec<usize> = plan.rows.iter().map(|row| row.input.len()).collect();
+            scheduler.commit(ranks.execute(&plan, &mut model)).unwrap();
+            if rows.iter().all(|num_tokens| *num_tokens == 1) {
+                break;
+            }
+            steps.push(rows);
+        }
+        steps
+    }
+
+    fn scheduler(cost: CacheCost) -> (Scheduler, FakeCaches) {
+        let capacity = CacheCapacity::new(vec![RankCapacity::new(1 << 20, cost)]);
+        let limits = SchedulerLimits {
+            step_tokens: STEP_TOKENS,
+            keep_prefixes: false,
+            lookahead: false,
+            ..SchedulerLimits::new(VOCAB_SIZE, capacity.clone())
+        };
+        let block_tokens = limits.block_tokens;
+        (Scheduler::new(limits), FakeCaches::with_capacity(block_tokens, capacity))
+    }
+
+    const ALL_POSITIONS: CacheCost = CacheCost {
+        bytes_per_token: 1,
+        window_bytes_per_token: 0,
+        window_tokens: 0,
+        state_bytes: 0,
+    };
+
+    #[test]
+    fn steps_that_only_read_prompts_may_be_longer() {
+        let (mut scheduler, mut ranks) = scheduler(ALL_POSITIONS);
+        scheduler.set_prompt_step_tokens(100);
+        scheduler.submit(RequestId(0), request(5));
+        scheduler.submit(RequestId(1), request(120));
+        // The first sequence decodes when the rest of the second prompt is read.
+        let steps = rows_until_decoding(&mut scheduler, &mut ranks);
+        assert_eq!(steps, [[5, 95], [1, 25]]);
+        // Both decode.
+        scheduler.submit(RequestId(2), request(120));
+        let steps = rows_until_decoding(&mut scheduler, &mut ranks);
+        assert_eq!(steps, [[1, 1, 62], [1, 1, 58]]);
+    }
+
+    #[test]
+    fn steps_stay_short_while_memory_is() {
+        let (mut scheduler, mut ranks) = scheduler(ALL_POSITIONS);
+        scheduler.set_prompt_step_tokens(100);
+        scheduler.set_pressure(PressureTier::Warn);
+        scheduler.submit(RequestId(0), request(120));
+        assert_eq!(rows_until_decoding(&mut scheduler, &mut ranks), [[64], [56]]);
+    }
+
+    #[test]
+    fn a_number_below_that_of_all_steps_changes_nothing() {
+        let (mut scheduler, mut ranks) = scheduler(ALL_POSITIONS);
+        scheduler.set_prompt_step_tokens(1);
+        scheduler.submit(RequestId(0), request(120));
+        assert_eq!(rows_until_decoding(&mut scheduler, &mut ranks), [[64], [56]]);
+    }
+
+    /// Every sequence is promised the memory of the longest row.
+    #[test]
+    fn with_windows_several_prompts_share_a_longer_step_but_no_row_is_longer() {
+        let windows = CacheCost { window_bytes_per_token: 1, window_tokens: 8, ..ALL_POSITIONS };
+        let (mut scheduler, mut ranks) = scheduler(windows);
+        scheduler.set_prompt_step_tokens(150);
+        for id in 0..3 {
+            scheduler.submit(RequestId(id), request(70));
+        }
+        let steps = rows_until_decoding(&mut scheduler, &mut ranks);
+        assert_eq!(steps, [[64, 64, 22], [6, 6, 48]]);
     }
 }

@@ -10,6 +10,7 @@ use jackalope_protocol::{Phase, RankFacts, counted};
 use tracing::{error, info, warn};
 
 use super::super::attempts::Attempts;
+use super::super::prompt_pace::PromptPace;
 use super::super::{EngineError, RetryPolicy, capacity};
 use super::Driver;
 use crate::command::{Command, Message};
@@ -178,6 +179,7 @@ impl<G: RankGroup> Driver<G> {
             let wake = move || drop(waker.send(Message::Command(Command::ConstraintAnswered)));
             self.constraint_pool = Some(ConstraintPool::new(wake));
         }
+        self.pace = PromptPace::new(&self.config);
         self.scheduler = Some(scheduler);
         self.reporting.modify(|status| {
             status.limits = Some(limits);
