@@ -80,7 +80,7 @@ impl Quantiles {
 
 /// Times at which the tokens of one request arrived.
 #[derive(Debug)]
-struct Heard {
+struct Arrivals {
     submitted: Instant,
     tokens: Vec<Instant>,
     /// The engine's counters when the first token arrived.
@@ -180,16 +180,16 @@ async fn run_once(shape: Shape, engine: &EngineHandle, round: u32) -> anyhow::Re
         let generation = submit(shape, engine, (round << 16) + idx)?;
         listeners.push(tokio::spawn(listen(engine.clone(), generation, Instant::now())));
     }
-    let mut heard = Vec::new();
+    let mut arrivals = Vec::new();
     for listener in listeners {
-        heard.push(listener.await??);
+        arrivals.push(listener.await??);
     }
     let after = engine.status();
-    let last_first = heard.iter().max_by_key(|it| it.tokens.first());
+    let last_first = arrivals.iter().max_by_key(|it| it.tokens.first());
     let prefilled = last_first.and_then(|it| it.at_first.as_ref()).unwrap_or(&after);
     let steps =
         [StepBreakdown::between(&before, prefilled), StepBreakdown::between(prefilled, &after)];
-    Ok(summarise(shape, &heard, steps))
+    Ok(summarise(shape, &arrivals, steps))
 }
 
 fn submit(shape: Shape, engine: &EngineHandle, salt: u32) -> anyhow::Result<Generation> {
@@ -222,7 +222,7 @@ async fn listen(
     engine: EngineHandle,
     mut generation: Generation,
     submitted: Instant,
-) -> anyhow::Result<Heard> {
+) -> anyhow::Result<Arrivals> {
     let (mut tokens, mut at_first) = (Vec::new(), None);
     while let Some(event) = generation.next().await {
         match event {
@@ -231,7 +231,7 @@ async fn listen(
                 tokens.push(Instant::now());
                 at_first.get_or_insert_with(|| engine.status());
             }
-            Event::Finished { .. } => return Ok(Heard { submitted, tokens, at_first }),
+            Event::Finished { .. } => return Ok(Arrivals { submitted, tokens, at_first }),
             Event::NotANumber { .. } => bail!(Event::NOT_A_NUMBER),
             Event::ConstraintFailed { message, .. } => bail!(message),
             Event::Poisonous(failure) | Event::Failed(failure) => bail!("{failure}"),
@@ -240,23 +240,24 @@ async fn listen(
     bail!("the engine ended")
 }
 
-fn summarise(shape: Shape, heard: &[Heard], [prefill, decode]: [StepBreakdown; 2]) -> Run {
+fn summarise(shape: Shape, arrivals: &[Arrivals], [prefill, decode]: [StepBreakdown; 2]) -> Run {
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
-    let begin = heard.iter().map(|it| it.submitted).min().expect("at least one request");
-    let firsts: Vec<Instant> = heard.iter().filter_map(|it| it.tokens.first()).copied().collect();
+    let begin = arrivals.iter().map(|it| it.submitted).min().expect("at least one request");
+    let firsts: Vec<Instant> =
+        arrivals.iter().filter_map(|it| it.tokens.first()).copied().collect();
     let prefilled = firsts.iter().max().copied().unwrap_or(begin);
-    let end = heard.iter().filter_map(|it| it.tokens.last()).max().copied().unwrap_or(begin);
-    let first_token: Vec<f64> = heard
+    let end = arrivals.iter().filter_map(|it| it.tokens.last()).max().copied().unwrap_or(begin);
+    let first_token: Vec<f64> = arrivals
         .iter()
         .filter_map(|it| it.tokens.first().map(|first| millis(*first - it.submitted)))
         .collect();
-    let gaps: Vec<f64> = heard
+    let gaps: Vec<f64> = arrivals
         .iter()
         .flat_map(|it| it.tokens.windows(2).map(|pair| millis(pair[1] - pair[0])))
         .collect();
     // Decoding counts from the moment when the last prompt was finished, so that the prefill of
     // other prompts does not distort it.
-    let decoded = heard.iter().flat_map(|it| &it.tokens).filter(|at| prefilled < **at).count();
+    let decoded = arrivals.iter().flat_map(|it| &it.tokens).filter(|at| prefilled < **at).count();
     let decode_s = (end - prefilled).as_secs_f64();
     let prompt_tokens = f64::from(shape.prompt_tokens) * f64::from(shape.concurrency);
     Run {

@@ -127,8 +127,8 @@ pub(crate) fn setting_names() -> impl Fn(&str) -> bool {
 fn serve_flags() -> impl Iterator<Item = String> {
     let command = Args::command();
     let serve = command.find_subcommand("serve").expect("it is there");
-    let told = serve.get_arguments().filter(|it| !it.is_hide_set() && !it.is_global_set());
-    let names = told.filter_map(|it| it.get_long()).filter(|it| !NO_SETTINGS.contains(it));
+    let listed = serve.get_arguments().filter(|it| !it.is_hide_set() && !it.is_global_set());
+    let names = listed.filter_map(|it| it.get_long()).filter(|it| !NO_SETTINGS.contains(it));
     let flags: Vec<String> = names.map(str::to_owned).collect();
     flags.into_iter()
 }

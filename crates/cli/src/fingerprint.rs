@@ -158,9 +158,9 @@ fn look(args: &ClusterInfoArgs, environment: &Environment) -> anyhow::Result<()>
 
 impl Row {
     fn differs(&self) -> bool {
-        let mut told = self.cells.iter().flatten();
-        let first = told.next();
-        self.mark != Mark::Free && told.any(|cell| Some(cell) != first)
+        let mut known = self.cells.iter().flatten();
+        let first = known.next();
+        self.mark != Mark::Free && known.any(|cell| Some(cell) != first)
     }
 }
 

@@ -210,18 +210,18 @@ fn cables(hostfile: &mut Hostfile) -> Vec<String> {
     } else {
         (0..num_hosts).flat_map(|a| (a + 1..num_hosts).map(move |b| (a, b))).collect()
     };
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     for (cable, (a, b)) in (0_u32..).zip(pairs) {
         let [first, second] =
             [1, 2].map(|last| Ipv4Addr::from(u32::from(CABLES) + 4 * cable + last));
         let [from, to] = [a, b].map(|rank| hostfile.hosts[rank].name());
-        told.push(format!("cable {from} – {to}: {first} on {from}, {second} on {to}"));
+        lines.push(format!("cable {from} – {to}: {first} on {from}, {second} on {to}"));
         if !is_ring || num_hosts == 2 {
             hostfile.hosts[a].ips.push(first.into());
         }
         hostfile.hosts[b].ips.push(second.into());
     }
-    told
+    lines
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ async fn measure(mut ranks: impl Ranks, mut rows: Rows, args: &LinkArgs) -> anyh
         addrs[rank] = Some(addr.to_owned());
     }
     let addrs: Vec<String> = addrs.into_iter().flatten().collect();
-    ranks.tell_addrs(&addrs)?;
+    ranks.send_addrs(&addrs)?;
     let hosts = ranks.hosts();
     let (mut table, mut verdicts) = (Table::default(), Verdicts::default());
     let mut failed = 0;

@@ -16,7 +16,9 @@ use jackalope_fleet::facts::at_once;
 use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::shell::Shell;
 use jackalope_fleet::{facts, routes};
-use jackalope_placement::{LinkKind, LinkSpeed, Links, NodeOffer, PlacementModel, Wishes};
+use jackalope_placement::{
+    LinkKind, LinkSpeed, Links, NodeOffer, PlacementConstraints, PlacementModel,
+};
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::{Backend, counted};
 
@@ -33,7 +35,7 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let offers = offers(&hostfile.hosts, &facts, &args.memory)?;
     let num_machines = args.machines.map(|machines| machines as usize);
     ensure!(
-        num_machines.is_none_or(|wished| wished <= offers.len()),
+        num_machines.is_none_or(|requested| requested <= offers.len()),
         "`--machines {}` asks for more than the {} there are\nhint: name more with --hosts",
         num_machines.unwrap_or(0),
         counted(offers.len(), "machine")
@@ -41,8 +43,8 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let backend = hostfile.backend.unwrap_or(Backend::Tcp);
     let split = kind_over(backend, args.split.map(Into::into))?;
     check_encryption(args.encrypt_data.into(), backend)?;
-    let wishes = Wishes { context_tokens: args.context, num_machines, split };
-    match jackalope_placement::place(&model, &offers, &links(&hostfile, args.over), wishes) {
+    let constraints = PlacementConstraints { context_tokens: args.context, num_machines, split };
+    match jackalope_placement::place(&model, &offers, &links(&hostfile, args.over), constraints) {
         Ok(placement) => {
             let machines: Vec<routes::RouteNode<'_>> = placement
                 .ranks
@@ -199,10 +201,10 @@ mod tests {
     #[test]
     fn unknown_memory_and_unknown_names_are_refused_with_a_hint() {
         let hosts = hosts(&["mac1"]);
-        let told =
+        let refusal =
             |typed: &[MemoryArg]| format!("{:#}", offers(&hosts, &[None], typed).unwrap_err());
-        assert!(told(&[]).ends_with("hint: pass --memory mac1=48GiB"), "{}", told(&[]));
-        let other = told(&[memory(Some("mac9"), 1)]);
+        assert!(refusal(&[]).ends_with("hint: pass --memory mac1=48GiB"), "{}", refusal(&[]));
+        let other = refusal(&[memory(Some("mac9"), 1)]);
         assert!(other.ends_with("hint: hosts are mac1"), "{other}");
         assert!(offers(&hosts, &[None], &[memory(None, 1 << 30)]).is_ok());
     }

@@ -29,7 +29,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
         .context("the number of this rank is missing\nhint: pass `--rank N`, or set MLX_RANK")?;
     let control = control(args, environment)?;
     let ticket = ticket_by_hand(&known_secret(&environment.local)?, rank);
-    let ips = if args.data.is_empty() { heard_on(control.ip()) } else { args.data.clone() };
+    let ips = if args.data.is_empty() { default_ips(control.ip()) } else { args.data.clone() };
     let data = DataPlane { ips, ports: args.data_ports };
     let spawn = spawn(&RankToStart { rank, control, wait: args.wait }, &data, &ticket, &[])?;
     output::note(&format!("rank {rank} connects to the coordinator at {control}"));
@@ -56,7 +56,7 @@ pub(crate) async fn run(args: &RankArgs, environment: &Environment) -> anyhow::R
 /// Default addresses on which a rank listens for the others: the local address towards the
 /// coordinator. If that is loopback, no other machine could reach it, so the rank listens on this
 /// machine's private addresses, as an agent does.
-fn heard_on(control: IpAddr) -> Vec<IpAddr> {
+fn default_ips(control: IpAddr) -> Vec<IpAddr> {
     match address_towards(control) {
         Some(ip) if !ip.is_loopback() => vec![ip],
         _ => own_addresses().into_iter().filter(|ip| is_private(*ip)).collect(),

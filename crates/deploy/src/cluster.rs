@@ -20,7 +20,7 @@ use jackalope_fleet::listen::{address_towards, own_addresses};
 use jackalope_fleet::local::{LocalError, LocalRank, LocalRanks, PreparedRank, find_rank_program};
 use jackalope_fleet::nodes::Nodes;
 use jackalope_fleet::routes::{self, Encryption};
-use jackalope_placement::Wishes;
+use jackalope_placement::PlacementConstraints;
 use jackalope_protocol::split::Split;
 use jackalope_protocol::{Backend, ExpectedContent, Setup};
 use jackalope_text::{ChatTemplate, ModelText};
@@ -340,8 +340,8 @@ async fn place_on(
         None => {
             let name = options.beside.as_ref().map(|it| it.name.as_str());
             let (context_tokens, split) = (ranks.context_tokens, ranks.split.kind_over(backend)?);
-            let wishes = Wishes { context_tokens, split, num_machines: None };
-            Placer::new(&model.dir, &hosts, backend, &nodes, wishes)?.cut(name)
+            let constraints = PlacementConstraints { context_tokens, split, num_machines: None };
+            Placer::new(&model.dir, &hosts, backend, &nodes, constraints)?.cut(name)
         }
     };
     let absent_after = ranks.hosts.absent_after;

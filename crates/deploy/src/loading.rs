@@ -7,7 +7,7 @@ use jackalope_engine::SamplingOptions;
 use jackalope_fleet::agent::Agent;
 use jackalope_fleet::facts;
 use jackalope_fleet::hostfile::{Host, Hostfile};
-use jackalope_placement::{Links, NodeOffer, PlacementModel, RankNeed, Wishes};
+use jackalope_placement::{Links, NodeOffer, PlacementConstraints, PlacementModel, RankNeed};
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_server::{
@@ -232,9 +232,12 @@ impl SharedMemory {
             (None, None) => ranks.split.given_or_even(model_dir, num_ranks, backend)?,
             (None, Some(links)) => {
                 let split = ranks.split.kind_over(backend)?;
-                let wishes =
-                    Wishes { context_tokens: ranks.context_tokens, split, num_machines: None };
-                idle_split(&model, &self.of_rank, links, wishes)?
+                let constraints = PlacementConstraints {
+                    context_tokens: ranks.context_tokens,
+                    split,
+                    num_machines: None,
+                };
+                idle_split(&model, &self.of_rank, links, constraints)?
             }
         };
         let mut needs =

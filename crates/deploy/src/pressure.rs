@@ -62,9 +62,9 @@ pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHand
     }
     let watching = move || {
         loop {
-            let told = watched.ask();
-            let is_alive = engine.report_heat(heat_of(&told));
-            if !(is_alive && engine.report_memory(worst(told, limits))) {
+            let reports = watched.ask();
+            let is_alive = engine.report_heat(heat_of(&reports));
+            if !(is_alive && engine.report_memory(worst(reports, limits))) {
                 return;
             }
             std::thread::sleep(INTERVAL);
@@ -76,15 +76,15 @@ pub(crate) fn watch(watched: Watched, limits: PressureLimits, engine: EngineHand
 
 /// Returns temperature, power and GPU load of the machines that report any. Ranks on this machine have
 /// no name of a host.
-fn heat_of(told: &[(String, MachineReadings)]) -> Vec<MachineHeat> {
+fn heat_of(reports: &[(String, MachineReadings)]) -> Vec<MachineHeat> {
     let host = |host: &String| if host == THIS_MACHINE { String::new() } else { host.clone() };
-    let reporting = told.iter().filter(|(_, it)| it.heat != Heat::default());
+    let reporting = reports.iter().filter(|(_, it)| it.heat != Heat::default());
     reporting.map(|(name, it)| MachineHeat { host: host(name), heat: it.heat }).collect()
 }
 
 /// Returns the machine with the least memory left; one that reports nothing is not considered.
-fn worst(told: Vec<(String, MachineReadings)>, limits: PressureLimits) -> MemoryReading {
-    let readings = told.into_iter().filter_map(|(host, readings)| {
+fn worst(reports: Vec<(String, MachineReadings)>, limits: PressureLimits) -> MemoryReading {
+    let readings = reports.into_iter().filter_map(|(host, readings)| {
         let pressure = readings.memory?;
         let (tier, free_bytes) = (pressure.tier(limits), pressure.memory.free_bytes);
         Some(MemoryReading { tier, host, free_bytes })
@@ -102,15 +102,15 @@ mod tests {
 
     #[test]
     fn the_machine_that_is_shortest_of_memory_is_told() {
-        let told = |host: &str, free_bytes, told| {
+        let report = |host: &str, free_bytes, assessment| {
             let memory = MachineMemory { total_bytes: 64 << 30, free_bytes };
-            let memory = Some(MemoryPressure { memory, told });
+            let memory = Some(MemoryPressure { memory, assessment });
             (host.to_owned(), MachineReadings { memory, heat: Heat::default() })
         };
         let all = vec![
-            told("mac1", 3 << 30, None),
-            told("mac2", 9 << 30, Some(PressureTier::Warn)),
-            told("mac3", 2 << 30, None),
+            report("mac1", 3 << 30, None),
+            report("mac2", 9 << 30, Some(PressureTier::Warn)),
+            report("mac3", 2 << 30, None),
             ("mac4".to_owned(), MachineReadings::default()),
         ];
         let found = worst(all.clone(), PressureLimits::default());
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn machines_without_sensors_are_left_out_of_the_temperatures() {
         let hot = Heat { thermal: Some(Thermal::Celsius(71)), ..Heat::default() };
-        let told = |host: &str, heat| (host.to_owned(), MachineReadings { memory: None, heat });
-        let all = [told("mac1", Heat::default()), told(THIS_MACHINE, hot), told("mac3", hot)];
+        let report = |host: &str, heat| (host.to_owned(), MachineReadings { memory: None, heat });
+        let all = [report("mac1", Heat::default()), report(THIS_MACHINE, hot), report("mac3", hot)];
         let host = |it: &MachineHeat| (it.host.clone(), it.heat);
         let found: Vec<_> = heat_of(&all).iter().map(host).collect();
         assert_eq!(found, [(String::new(), hot), ("mac3".to_owned(), hot)]);

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use jackalope_placement::{LinkKind, Links, NodeOffer, PlacementModel, SplitKind, Wishes, place};
+use jackalope_placement::{
+    LinkKind, Links, NodeOffer, PlacementConstraints, PlacementModel, SplitKind, place,
+};
 use jackalope_protocol::Backend;
 use jackalope_protocol::split::{Shares, Split, stages};
 
@@ -125,8 +127,12 @@ fn even_stages(model: &PlacementModel, num_ranks: usize) -> Result<Split, SplitE
     let offers: Vec<NodeOffer> = (0..num_ranks).map(offer).collect();
     let links = Links::usual(num_ranks, LinkKind::Loopback);
     let split = Some(SplitKind::Pipeline);
-    let wishes = Wishes { num_machines: Some(num_ranks), split, ..Wishes::default() };
-    Ok(place(model, &offers, &links, wishes)?.split)
+    let constraints = PlacementConstraints {
+        num_machines: Some(num_ranks),
+        split,
+        ..PlacementConstraints::default()
+    };
+    Ok(place(model, &offers, &links, constraints)?.split)
 }
 
 /// A split that the user gave for all ranks.

@@ -109,7 +109,7 @@ impl KeptLengths {
         }
     }
 
-    /// Gives up the wish for a length for which there was no memory.
+    /// Drops a wanted length for which there was no memory.
     pub(crate) fn give_up(&mut self, num_tokens: usize) {
         self.wanted.remove(&num_tokens);
     }

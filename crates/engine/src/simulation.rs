@@ -149,8 +149,8 @@ pub(crate) fn check_seed(seed: u64, check: impl Fn(u64)) {
 
 /// Runs one workload to its end and compares every request with the same request alone.
 fn run(seed: u64) {
-    let heard = Simulation::new(seed).run_to_end();
-    check(seed, &heard);
+    let clients = Simulation::new(seed).run_to_end();
+    check(seed, &clients);
 }
 
 /// Like [`run`], with external crashes, also in bursts, and in most runs with a request that makes
@@ -165,13 +165,13 @@ fn run_with_failures(seed: u64) {
     check(seed, &simulation.run_to_end());
 }
 
-fn check(seed: u64, heard: &[Client]) {
-    for (idx, client) in heard.iter().enumerate() {
+fn check(seed: u64, clients: &[Client]) {
+    for (idx, client) in clients.iter().enumerate() {
         let context = format!("seed {seed}, request {idx}: {:?}", client.request);
         let alone = generate_alone(&client.request, client.constraint.clone());
         let events = normalised(&client.request, &client.events, &context);
         if client.is_cancelled {
-            assert!(alone.starts_with(&events), "{context}\nheard {events:?}\nalone {alone:?}");
+            assert!(alone.starts_with(&events), "{context}\nreceived {events:?}\nalone {alone:?}");
         } else {
             assert_eq!(events, alone, "{context}");
         }

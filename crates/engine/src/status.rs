@@ -126,7 +126,7 @@ pub struct RankStatus {
     /// Round-trip time of a message, as of its last heartbeat.
     pub round_trip: Option<Duration>,
     /// Time of its last message.
-    pub heard_at: Option<Instant>,
+    pub last_message_at: Option<Instant>,
     /// Number of steps that it has answered.
     pub steps: u64,
     /// Sums over these steps.
@@ -166,7 +166,7 @@ impl RankStatus {
             facts: None,
             memory: RankMemory::default(),
             round_trip: None,
-            heard_at: None,
+            last_message_at: None,
             steps: 0,
             timings: TimingSums::default(),
             encrypts: Vec::new(),

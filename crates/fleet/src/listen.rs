@@ -17,11 +17,11 @@ const LIST_BYTES_MAX: u64 = 4096;
 pub fn own_addresses() -> Vec<IpAddr> {
     let all = if_addrs::get_if_addrs().unwrap_or_default();
     let ips: BTreeSet<IpAddr> = all.into_iter().map(|interface| interface.ip()).collect();
-    let is_told = |ip: &IpAddr| match ip {
+    let is_announced = |ip: &IpAddr| match ip {
         IpAddr::V4(_) => true,
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),
     };
-    ips.into_iter().filter(is_told).collect()
+    ips.into_iter().filter(is_announced).collect()
 }
 
 /// Returns this machine's addresses on point-to-point cables: those in private IPv4 subnets for two

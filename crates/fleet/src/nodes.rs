@@ -315,13 +315,13 @@ fn put_there(
     };
     let bundle = bootstrap.bundle()?;
     let name = host.name();
-    let tell = |step| {
+    let report = |step| {
         if let InstallProgress::Missing(bytes) = step {
             progress(&format!("{name}: putting jackalope there ({} MiB)", bytes.div_ceil(1 << 20)));
         }
     };
     let (shell, ours) = (&*config.shell, Some(&config.ours));
-    let what = Install { bundle: &bundle, ours, shell, progress: &tell };
+    let what = Install { bundle: &bundle, ours, shell, progress: &report };
     let installed = install(ssh_name(host, &name), what)?;
     if let Some(key) = installed.activated.key {
         pin(&config.ours, &name, key)?;
@@ -398,7 +398,7 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
     let input = config.ours.introduction();
     let ran = config.shell.run(ssh_name(host, &name), &script, input.as_bytes(), START_TIMEOUT);
     match ran.map_err(|source| NodeError::Shell { source })? {
-        Output { status: 0, stdout, .. } => match told_key(&stdout) {
+        Output { status: 0, stdout, .. } => match reported_key(&stdout) {
             Some(key) => pin(&config.ours, &name, key),
             // An older version reports no key; connecting to its agent fails as well.
             None => Ok(()),
@@ -411,9 +411,9 @@ fn start(host: &Host, config: &NodesConfig) -> Result<(), NodeError> {
 }
 
 /// Parses the key from the last line that a starting agent writes.
-fn told_key(stdout: &str) -> Option<PublicKey> {
-    let told: serde_json::Value = serde_json::from_str(stdout.lines().last()?).ok()?;
-    PublicKey::from_hex(told["key"].as_str()?)
+fn reported_key(stdout: &str) -> Option<PublicKey> {
+    let report: serde_json::Value = serde_json::from_str(stdout.lines().last()?).ok()?;
+    PublicKey::from_hex(report["key"].as_str()?)
 }
 
 /// Returns a script that runs the installed program, or exits with the status of a shell that finds

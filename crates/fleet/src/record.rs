@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_process_is_known_by_its_number_and_its_beginning() {
         let ours = Recorded::this(Value::Null);
-        assert!(!ours.began.is_empty(), "the system tells when a process began");
+        assert!(!ours.began.is_empty(), "the system reports when a process began");
         assert!(ours.runs());
         let reused = Recorded { began: "another time".to_owned(), ..ours.clone() };
         assert!(!reused.runs(), "its number belongs to somebody else now");

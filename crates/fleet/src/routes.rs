@@ -272,11 +272,11 @@ mod tests {
             (host("c", &["192.168.7.3"]), Some(facts("c", &["192.168.7.3/24"]))),
             (host("a", &["192.168.7.1"]), None),
         ];
-        let nodes = |is_told: [bool; 4]| -> Vec<RouteNode<'_>> {
-            let both = machines.iter().zip(is_told);
-            both.map(|((host, facts), told)| RouteNode {
+        let nodes = |is_known: [bool; 4]| -> Vec<RouteNode<'_>> {
+            let both = machines.iter().zip(is_known);
+            both.map(|((host, facts), is_known)| RouteNode {
                 host,
-                facts: facts.as_ref().filter(|_| told),
+                facts: facts.as_ref().filter(|_| is_known),
             })
             .collect()
         };

@@ -79,14 +79,14 @@ mod tests {
         let wanted = names(&devices(DEVINFO));
         assert_eq!(wanted, ["rdma_en6"]);
         let down = DEVINFO.replace("PORT_ACTIVE (4)", "PORT_INIT (2)");
-        let mut told = vec![
+        let mut answers = vec![
             Ok(devices(DEVINFO)),
             Ok(devices(&down)),
             Err(io::Error::other("stuck")),
             Ok(Vec::new()),
         ];
-        let busy = wait(&wanted, FREE_MAX, Duration::ZERO, || told.pop().unwrap());
-        assert!(busy.is_empty() && told.is_empty(), "{busy:?}");
+        let busy = wait(&wanted, FREE_MAX, Duration::ZERO, || answers.pop().unwrap());
+        assert!(busy.is_empty() && answers.is_empty(), "{busy:?}");
         assert_eq!(busy_message(&busy), None);
     }
 

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_told_with_its_place() {
-        for (option, told) in [
+        for (option, expected) in [
             ("temprature:0.5", "one of hostfile, distributed_backend"),
             ("hostfile", "`key:value`"),
             ("hostfile:", "with a value"),
@@ -217,7 +217,7 @@ mod tests {
             ("xtc_threshold:0.1", "use top_p"),
         ] {
             let message = read(&["top_p:0.9", option]).unwrap_err();
-            assert!(message.starts_with("options[1]") && message.contains(told), "{message}");
+            assert!(message.starts_with("options[1]") && message.contains(expected), "{message}");
         }
     }
 }

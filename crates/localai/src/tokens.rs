@@ -30,13 +30,13 @@ pub(crate) async fn embedding(
         let text = move |serving: &Serving| embedded(&options, serving);
         let tokens = serving.prepare(text).await?;
         let prompt_tokens = tokens.len();
-        let wish = Embedding {
+        let requested = Embedding {
             pooling: params.pooling.unwrap_or(Pooling::Mean),
             normalized: true,
             dimensions: None,
             param: "embeddings",
         };
-        let embeddings = embed::vectors(&serving, vec![tokens], wish).await?.remove(0);
+        let embeddings = embed::vectors(&serving, vec![tokens], requested).await?.remove(0);
         Ok(answer(&EmbeddingResult {
             tokens: 1,
             dim: count(embeddings.len()),

@@ -77,7 +77,7 @@ impl NodeOffer {
 
 /// The constraints that the user sets on a placement.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Wishes {
+pub struct PlacementConstraints {
     /// Longest context; if absent, the model's own, but at most [`DEFAULT_CONTEXT_TOKENS`].
     pub context_tokens: Option<u32>,
     /// Number of machines; if absent, the fewest that fit.
@@ -161,7 +161,7 @@ pub enum Reason {
         num_offers: usize,
     },
     /// The user asked for this number.
-    Wished {
+    Requested {
         /// Number of machines used.
         num_machines: usize,
     },
@@ -177,7 +177,7 @@ impl fmt::Display for Reason {
             Reason::FewestThatFit { num_machines, num_offers } => {
                 write!(f, "{num_machines} of {num_offers} machines are the fewest that hold it")
             }
-            Reason::Wished { num_machines } => {
+            Reason::Requested { num_machines } => {
                 write!(f, "the command asks for {}", counted(num_machines, "machine"))
             }
         }
@@ -303,16 +303,17 @@ pub fn place(
     model: &PlacementModel,
     offers: &[NodeOffer],
     links: &Links,
-    wishes: Wishes,
+    constraints: PlacementConstraints,
 ) -> Result<Placement, PlacementRefusal> {
-    let context_tokens = context_of(model, wishes);
-    let sizes = match wishes.num_machines {
-        Some(wished) => wished.min(offers.len())..=wished.min(offers.len()),
+    let context_tokens = context_of(model, constraints);
+    let sizes = match constraints.num_machines {
+        Some(requested) => requested.min(offers.len())..=requested.min(offers.len()),
         None => 1..=offers.len(),
     };
     let sizes = sizes.filter(|&size| 0 < size);
     let candidates = Candidates { model, offers, links, context_tokens };
-    let options = sizes.flat_map(|size| kinds(size, wishes.split).map(move |kind| (size, kind)));
+    let options =
+        sizes.flat_map(|size| kinds(size, constraints.split).map(move |kind| (size, kind)));
     let options: Vec<PlacementOption> =
         options.filter_map(|(size, kind)| candidates.best(size, kind)).collect();
     let Some(chosen) = choose(&options) else {
@@ -322,8 +323,8 @@ pub fn place(
         return Err(refuse(model, offers, best, context_tokens));
     };
     let num_machines = chosen.offer_idxs.len();
-    let reason = match wishes.num_machines {
-        Some(_) => Reason::Wished { num_machines },
+    let reason = match constraints.num_machines {
+        Some(_) => Reason::Requested { num_machines },
         None => Reason::FewestThatFit { num_machines, num_offers: offers.len() },
     };
     let ranks = chosen.offer_idxs.iter().zip(chosen.split.numbers()).zip(&chosen.needs);
@@ -347,16 +348,16 @@ pub fn place(
     })
 }
 
-fn context_of(model: &PlacementModel, wishes: Wishes) -> u32 {
-    let tokens = wishes.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
+fn context_of(model: &PlacementModel, constraints: PlacementConstraints) -> u32 {
+    let tokens = constraints.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
     tokens.clamp(1, model.context_tokens.max(1))
 }
 
 /// Returns the kinds of split to try on `size` machines. A single machine holds the whole model
 /// with either kind.
-fn kinds(size: usize, wished: Option<SplitKind>) -> impl Iterator<Item = SplitKind> {
-    let is_tried = move |kind: &SplitKind| match wished {
-        Some(wished) if 1 < size => *kind == wished,
+fn kinds(size: usize, requested: Option<SplitKind>) -> impl Iterator<Item = SplitKind> {
+    let is_tried = move |kind: &SplitKind| match requested {
+        Some(requested) if 1 < size => *kind == requested,
         _ => 1 < size || *kind == SplitKind::Tensor,
     };
     SplitKind::ALL.into_iter().filter(is_tried)

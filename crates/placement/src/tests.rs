@@ -85,14 +85,14 @@ fn offers(free_bytes: &[u64]) -> Vec<NodeOffer> {
 fn place_on(
     model: &PlacementModel,
     free_bytes: &[u64],
-    wishes: Wishes,
+    constraints: PlacementConstraints,
 ) -> Result<Placement, PlacementRefusal> {
     let links = Links::usual(free_bytes.len(), LinkKind::Ethernet);
-    place(model, &offers(free_bytes), &links, wishes)
+    place(model, &offers(free_bytes), &links, constraints)
 }
 
-fn context(tokens: u32) -> Wishes {
-    Wishes { context_tokens: Some(tokens), ..Wishes::default() }
+fn context(tokens: u32) -> PlacementConstraints {
+    PlacementConstraints { context_tokens: Some(tokens), ..PlacementConstraints::default() }
 }
 
 fn tensor(shares: &[u32]) -> Split {
@@ -164,10 +164,13 @@ fn the_published_table_of_largest_models_holds() {
         };
         let free = [total_gib * GIB / 2 * part / of; 2];
         let bytes = model_gb * 1_000_000_000;
-        let wishes = Wishes { num_machines: Some(2), ..context(2048) };
-        let near = place_on(&sized(bytes / 100 * 93), &free, wishes);
+        let constraints = PlacementConstraints { num_machines: Some(2), ..context(2048) };
+        let near = place_on(&sized(bytes / 100 * 93), &free, constraints);
         assert!(near.is_ok(), "{total_gib} GiB: {}", near.unwrap_err());
-        assert!(place_on(&sized(bytes / 100 * 110), &free, wishes).is_err(), "{total_gib} GiB");
+        assert!(
+            place_on(&sized(bytes / 100 * 110), &free, constraints).is_err(),
+            "{total_gib} GiB"
+        );
     }
 }
 
@@ -181,8 +184,8 @@ fn more_machines_wait_more_and_read_less() {
     }
     let speed = |size: usize, kind| {
         let split = Some(SplitKind::Tensor);
-        let wishes = Wishes { num_machines: Some(size), split, ..context(4096) };
-        place(&model, &nodes, &Links::usual(4, kind), wishes).unwrap().speed.unwrap()
+        let constraints = PlacementConstraints { num_machines: Some(size), split, ..context(4096) };
+        place(&model, &nodes, &Links::usual(4, kind), constraints).unwrap().speed.unwrap()
     };
     let alone = speed(1, LinkKind::Rdma);
     assert_eq!(alone.decode_waiting, 0.0);
@@ -205,20 +208,20 @@ fn fast_links_make_parts_of_layers_worth_it_and_slow_ones_whole_layers() {
         node.device = Device::Gpu;
     }
     let on = |kind, split| {
-        let wishes = Wishes { num_machines: Some(2), split, ..context(4096) };
-        place(&model, &nodes, &Links::usual(2, kind), wishes).unwrap()
+        let constraints = PlacementConstraints { num_machines: Some(2), split, ..context(4096) };
+        place(&model, &nodes, &Links::usual(2, kind), constraints).unwrap()
     };
     let fast = on(LinkKind::Rdma, None);
     assert_eq!(SplitKind::of(&fast.split), SplitKind::Tensor);
     let slow = on(LinkKind::Ethernet, None);
     assert_eq!(slow.split, Split::Pipeline(vec![40, 40]));
-    let wished = on(LinkKind::Ethernet, Some(SplitKind::Tensor));
-    assert_eq!(SplitKind::of(&wished.split), SplitKind::Tensor);
+    let requested = on(LinkKind::Ethernet, Some(SplitKind::Tensor));
+    assert_eq!(SplitKind::of(&requested.split), SplitKind::Tensor);
     let seconds = |placement: &Placement| placement.speed.unwrap().usual_request_s();
-    assert!(seconds(&slow) < seconds(&wished));
+    assert!(seconds(&slow) < seconds(&requested));
     // One machine has nothing to divide, whatever is requested.
-    let wishes = Wishes { split: Some(SplitKind::Pipeline), ..context(4096) };
-    let alone = place(&model, &nodes, &Links::usual(2, LinkKind::Rdma), wishes).unwrap();
+    let constraints = PlacementConstraints { split: Some(SplitKind::Pipeline), ..context(4096) };
+    let alone = place(&model, &nodes, &Links::usual(2, LinkKind::Rdma), constraints).unwrap();
     assert_eq!(alone.split, tensor(&[1]));
 }
 
@@ -229,9 +232,10 @@ fn whole_layers_fit_where_parts_do_not() {
     let stages = dealing::needs(&model, &Split::Pipeline(vec![6, 6]), 100_000);
     let most = stages.iter().map(RankNeed::total).max().unwrap();
     let free = [RESERVE_BYTES + most; 2];
-    let wish = |split| place_on(&model, &free, Wishes { split, ..context(100_000) });
-    assert!(wish(Some(SplitKind::Tensor)).is_err());
-    assert_eq!(wish(None).unwrap().split, Split::Pipeline(vec![6, 6]));
+    let placed =
+        |split| place_on(&model, &free, PlacementConstraints { split, ..context(100_000) });
+    assert!(placed(Some(SplitKind::Tensor)).is_err());
+    assert_eq!(placed(None).unwrap().split, Split::Pipeline(vec![6, 6]));
 }
 
 #[test]
@@ -239,19 +243,23 @@ fn small_shares_fit_where_finer_ones_do_not() {
     // Six heads are never divided: shares in the proportion of these memories, however fine, do not
     // fit.
     let model = dense((448, 896, 2), (6, 6, 128), 8);
-    let wishes = || Wishes { split: Some(SplitKind::Tensor), ..context(769) };
+    let constraints = || PlacementConstraints { split: Some(SplitKind::Tensor), ..context(769) };
     let needs = dealing::needs(&model, &tensor(&[8, 3, 1]), 769);
     let free: Vec<u64> = needs.iter().map(|need| RESERVE_BYTES + need.total()).collect();
     let caps: Vec<u64> = needs.iter().map(RankNeed::total).collect();
-    let placement = place_on(&model, &free, wishes()).unwrap();
+    let placement = place_on(&model, &free, constraints()).unwrap();
     assert!(search::fits(&dealing::needs(&model, &placement.split, 769), &caps));
 }
 
 #[test]
 fn more_machines_than_layers_make_no_pipeline() {
     let model = dense((1024, 1024, 2), (16, 8, 64), 4);
-    let wishes = Wishes { num_machines: Some(3), split: Some(SplitKind::Pipeline), ..context(512) };
-    let refusal = place_on(&model, &[4 * GIB; 3], wishes).unwrap_err().to_string();
+    let constraints = PlacementConstraints {
+        num_machines: Some(3),
+        split: Some(SplitKind::Pipeline),
+        ..context(512)
+    };
+    let refusal = place_on(&model, &[4 * GIB; 3], constraints).unwrap_err().to_string();
     assert!(refusal.contains("more machines than stages"), "{refusal}");
 }
 
@@ -420,8 +428,9 @@ proptest! {
             .collect();
         let room: u64 = parts.iter().map(|part| cut * total_percent * part / sum / 100).sum();
         let num_ranks = free.len() as u64;
-        let wishes = Wishes { split: Some(SplitKind::Tensor), ..context(tokens) };
-        match place_on(&model, &free, wishes) {
+        let split = Some(SplitKind::Tensor);
+        let constraints = PlacementConstraints { split, ..context(tokens) };
+        match place_on(&model, &free, constraints) {
             Ok(placement) => {
                 for rank in &placement.ranks {
                     prop_assert!(rank.need.total() <= rank.usable_bytes);
@@ -507,9 +516,9 @@ proptest! {
 
 #[test]
 fn one_of_something_is_singular_in_messages() {
-    let wished = |num_machines| Reason::Wished { num_machines }.to_string();
-    assert_eq!(wished(1), "the command asks for 1 machine");
-    assert_eq!(wished(2), "the command asks for 2 machines");
+    let requested = |num_machines| Reason::Requested { num_machines }.to_string();
+    assert_eq!(requested(1), "the command asks for 1 machine");
+    assert_eq!(requested(2), "the command asks for 2 machines");
     let cut = CheckpointError::FileSize { path: "m".into(), expected_bytes: 9, found_bytes: 1 };
     assert_eq!(cut.to_string(), "m: 1 byte, expected 9\nhint: copy or fetch it again");
 }

@@ -291,7 +291,7 @@ impl Porch {
     fn run(mut self) {
         while self.take_news() {
             self.accept_all();
-            self.hear_all();
+            self.read_openings();
             for line in self.look_after(Instant::now()) {
                 warn!(purpose = self.shared.purpose, "{line}");
             }
@@ -355,7 +355,7 @@ impl Porch {
     }
 
     /// Reads from the connections whose opening is incomplete.
-    fn hear_all(&mut self) {
+    fn read_openings(&mut self) {
         let now = Instant::now();
         let mut done = Vec::new();
         for (id, silent) in self.silent.iter_mut() {

@@ -32,7 +32,7 @@ pub struct MemoryPressure {
     pub memory: MachineMemory,
     /// The system's own assessment, if it makes one. macOS does; there the free memory says little,
     /// because a loaded model stays wired.
-    pub told: Option<PressureTier>,
+    pub assessment: Option<PressureTier>,
 }
 
 /// Limits below which memory counts as short, if the user sets them.
@@ -50,7 +50,7 @@ impl MemoryPressure {
     /// the system makes an assessment.
     pub fn tier(&self, limits: PressureLimits) -> PressureTier {
         let MachineMemory { total_bytes, free_bytes } = self.memory;
-        let usual = |part: u64, most: u64| match self.told {
+        let usual = |part: u64, most: u64| match self.assessment {
             Some(_) => 0,
             None => (total_bytes / part).min(most),
         };
@@ -62,7 +62,7 @@ impl MemoryPressure {
             free if free < warn => PressureTier::Warn,
             _ => PressureTier::Normal,
         };
-        counted.max(self.told.unwrap_or_default())
+        counted.max(self.assessment.unwrap_or_default())
     }
 }
 
@@ -72,9 +72,9 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn tier(total_bytes: u64, free_bytes: u64, told: Option<PressureTier>) -> PressureTier {
+    fn tier(total_bytes: u64, free_bytes: u64, assessment: Option<PressureTier>) -> PressureTier {
         let memory = MachineMemory { total_bytes, free_bytes };
-        MemoryPressure { memory, told }.tier(PressureLimits::default())
+        MemoryPressure { memory, assessment }.tier(PressureLimits::default())
     }
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(tier(64 * GIB, 0, Some(PressureTier::Normal)), PressureTier::Normal);
         assert_eq!(tier(64 * GIB, 60 * GIB, Some(PressureTier::Warn)), PressureTier::Warn);
         let memory = MachineMemory { total_bytes: 64 * GIB, free_bytes: 5 * GIB };
-        let pressure = MemoryPressure { memory, told: Some(PressureTier::Warn) };
+        let pressure = MemoryPressure { memory, assessment: Some(PressureTier::Warn) };
         let with = |warn: u64, critical: u64| {
             let bytes = |gib: u64| Some(gib * GIB);
             pressure
@@ -100,8 +100,8 @@ mod tests {
         };
         assert_eq!(with(0, 0), PressureTier::Warn);
         assert_eq!(with(0, 6), PressureTier::Critical);
-        let told = MemoryPressure { told: None, ..pressure };
+        let unassessed = MemoryPressure { assessment: None, ..pressure };
         let off = PressureLimits { warn_bytes: Some(0), critical_bytes: Some(0) };
-        assert_eq!(told.tier(off), PressureTier::Normal);
+        assert_eq!(unassessed.tier(off), PressureTier::Normal);
     }
 }

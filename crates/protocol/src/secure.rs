@@ -353,7 +353,7 @@ impl Approach<'_> {
                 let builder = builder(NOISE_OF_KEY, prologue, &key.secret);
                 let mut noise = builder.build_initiator().expect("the pattern needs no more");
                 wire.say(&mut noise, &[])?;
-                wire.hear(&mut noise)?;
+                wire.receive(&mut noise)?;
                 return Ok((transport(noise)?, Proof::Key(key.hint.clone())));
             }
             Approach::Machine(ours) => ours,
@@ -364,7 +364,7 @@ impl Approach<'_> {
             .and_then(Builder::build_initiator)
             .expect("a private key of 32 bytes is all that is missing");
         wire.say(&mut noise, &[])?;
-        wire.hear(&mut noise)?;
+        wire.receive(&mut noise)?;
         let key = remote_key(&noise)?;
         (ours.check)(&key)?;
         wire.say(&mut noise, ours.identity.name().as_bytes())?;
@@ -397,7 +397,7 @@ fn welcome(
         let secret = policy.key_of(hint).ok_or(FrameError::Secret)?;
         let builder = builder(NOISE_OF_KEY, prologue, &secret);
         let mut noise = builder.build_responder().expect("the pattern needs no more");
-        wire.hear(&mut noise)?;
+        wire.receive(&mut noise)?;
         wire.say(&mut noise, &[])?;
         return Ok((transport(noise)?, Proof::Key(hint.to_vec())));
     }
@@ -407,9 +407,9 @@ fn welcome(
         .local_private_key(&identity.private().0)
         .and_then(Builder::build_responder)
         .expect("a private key of 32 bytes is all that is missing");
-    wire.hear(&mut noise)?;
+    wire.receive(&mut noise)?;
     wire.say(&mut noise, &[])?;
-    let name = clean_name(&String::from_utf8_lossy(&wire.hear(&mut noise)?));
+    let name = clean_name(&String::from_utf8_lossy(&wire.receive(&mut noise)?));
     let key = remote_key(&noise)?;
     Ok((transport(noise)?, Proof::Machine(Peer { key, name })))
 }
@@ -450,7 +450,7 @@ impl Wire<'_> {
 
     /// Reads a handshake message and returns its payload. If the connection closes instead, the
     /// other side could not decrypt our message.
-    fn hear(&mut self, noise: &mut HandshakeState) -> Result<Vec<u8>, FrameError> {
+    fn receive(&mut self, noise: &mut HandshakeState) -> Result<Vec<u8>, FrameError> {
         let mut length = [0; 2];
         self.reader.read_exact(&mut length).map_err(|err| match err.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => FrameError::Secret,

@@ -97,7 +97,7 @@ struct WorkerState {
     steps_done: u64,
     memory: RankMemory,
     /// Timestamp of this coordinator's last heartbeat, and its time of arrival.
-    heard: Option<(u64, Instant)>,
+    last_heartbeat: Option<(u64, Instant)>,
     breaker: Option<GroupBreaker>,
     /// Groups of epochs up to this one must not be formed any more.
     left_epoch: Option<u64>,
@@ -203,7 +203,7 @@ pub(crate) fn connect(
         phase: Phase::Starting,
         steps_done: 0,
         memory: RankMemory::default(),
-        heard: None,
+        last_heartbeat: None,
         breaker: None,
         left_epoch: None,
         orphan: Duration::ZERO,
@@ -296,7 +296,7 @@ fn serve_coordinator(
         (sender, receiver) = redial(coordinator, || since + control.tether.bound(orphan));
         {
             let mut shared = lock(&control.shared);
-            (shared.left_epoch, shared.heard) = (None, None);
+            (shared.left_epoch, shared.last_heartbeat) = (None, None);
         }
         *lock(&control.writer) = Some(sender);
     }
@@ -333,7 +333,7 @@ fn read_commands(
     loop {
         let command = match frame::read(stream) {
             Ok(ToRank::Heartbeat { sent_us }) => {
-                lock(&control.shared).heard = Some((sent_us, Instant::now()));
+                lock(&control.shared).last_heartbeat = Some((sent_us, Instant::now()));
                 continue;
             }
             Ok(ToRank::Setup(setup)) => {
@@ -384,7 +384,7 @@ fn send_heartbeats(control: &Control) {
                 steps_done: shared.steps_done,
                 waiting_ms: shared.waiting_ms(),
                 memory: shared.memory,
-                echo: shared.heard.map(|(sent_us, at)| {
+                echo: shared.last_heartbeat.map(|(sent_us, at)| {
                     let held_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
                     HeartbeatEcho { sent_us, held_us }
                 }),

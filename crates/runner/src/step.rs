@@ -25,7 +25,7 @@ use jackalope_transport::GroupStats;
 use crate::micro_batch::micro_batches;
 use crate::pending_step::PendingStep;
 use crate::sampled_tokens::SampledTokens;
-use crate::step_error::{StepError, unheard_peers};
+use crate::step_error::{StepError, lost_peers};
 use crate::{embed, sampler};
 
 use self::ahead::{LastSampled, PreviousToken, UnknownToken};
@@ -444,7 +444,7 @@ impl Stepper {
     fn classify(&self, err: &jackalope_mlx::Error) -> StepError {
         match self.group.failure() {
             Some(cause) => {
-                StepError::Group { message: cause.to_string(), peers: unheard_peers(&cause) }
+                StepError::Group { message: cause.to_string(), peers: lost_peers(&cause) }
             }
             None => StepError::Device(err.to_string()),
         }

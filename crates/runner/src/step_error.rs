@@ -23,17 +23,17 @@ pub(crate) enum StepError {
 
 /// Returns the peers whose connection is missing, closed or silent. Peers that only wait for
 /// others, or that reported an error of their own, are not included.
-pub(crate) fn unheard_peers(err: &TransportError) -> Vec<u32> {
+pub(crate) fn lost_peers(err: &TransportError) -> Vec<u32> {
     use AbsenceReason::{Closed, NeverConnected, NoConnection, Silent, Unreachable};
     let ranks: Vec<usize> = match err.first_cause() {
         TransportError::PeerLost { rank, .. } => vec![*rank],
         TransportError::Deadline { waiting, .. } => waiting.iter().map(|(rank, _)| *rank).collect(),
         TransportError::JoinTimeout { absent, .. } => {
-            let is_unheard = |reason| {
+            let is_lost = |reason| {
                 matches!(reason, Closed | NeverConnected | NoConnection | Silent | Unreachable(_))
             };
-            let unheard = absent.ranks.iter().filter(|absence| is_unheard(absence.reason));
-            unheard.map(|absence| absence.rank).collect()
+            let lost = absent.ranks.iter().filter(|absence| is_lost(absence.reason));
+            lost.map(|absence| absence.rank).collect()
         }
         _ => Vec::new(),
     };

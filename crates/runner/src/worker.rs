@@ -29,7 +29,7 @@ use crate::control::{Command, Control, GroupBreaker};
 use crate::rank_memory;
 use crate::remote::RemoteFiles;
 use crate::step::Stepper;
-use crate::step_error::{StepError, unheard_peers};
+use crate::step_error::{StepError, lost_peers};
 use crate::warm_up::warm_up;
 
 /// Minimum time between two reports of the loading progress.
@@ -323,7 +323,7 @@ impl Worker<'_> {
                 Ok(self.control.send(&FromRank::Joined { epoch: join.epoch })?)
             }
             Err(err) => {
-                let peers = err.downcast_ref().map(unheard_peers).unwrap_or_default();
+                let peers = err.downcast_ref().map(lost_peers).unwrap_or_default();
                 self.group_failed(join.epoch, format!("{err:#}"), peers)
             }
         }

@@ -99,10 +99,10 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().expect("a runtime can be made")
 }
 
-/// Processor time of this thread where the system tells it, else the time of day.
+/// Processor time of this thread where the system reports it, else the time of day.
 fn thread_time() -> Duration {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanos = told.and_then(|told| told.split_whitespace().next()?.parse().ok());
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanos = schedstat.and_then(|text| text.split_whitespace().next()?.parse().ok());
     nanos.map_or_else(
         || {
             static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
@@ -156,14 +156,14 @@ async fn read_routed(state: ServerState, num_streams: usize) {
 
 fn read_sockets(state: &ServerState, num_streams: usize) -> Duration {
     let state = state.clone();
-    let (told, addr) = std::sync::mpsc::channel();
+    let (sender, addr) = std::sync::mpsc::channel();
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let serving = thread::spawn(move || {
         let runtime = runtime();
         let before = thread_time();
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-            told.send(listener.local_addr().expect("it is bound")).expect("main waits for it");
+            sender.send(listener.local_addr().expect("it is bound")).expect("main waits for it");
             serve(listener, state, async { stopped.await.unwrap_or_default() }).await;
         });
         thread_time() - before

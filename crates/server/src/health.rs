@@ -229,7 +229,7 @@ fn model_json(model: &ModelStatus, now: Instant) -> Value {
     let ranks = engine.iter().flat_map(|it| &it.ranks).enumerate();
     let ranks: Vec<Value> = ranks
         .map(|(rank, it)| {
-            let silent_ms = it.heard_at.map(|at| now.duration_since(at).as_millis() as u64);
+            let silent_ms = it.last_message_at.map(|at| now.duration_since(at).as_millis() as u64);
             json!({
                 "rank": rank, "host": Some(&it.host).filter(|host| !host.is_empty()),
                 "pid": it.pid, "phase": it.phase, "silent_ms": silent_ms,
@@ -316,7 +316,7 @@ fn reason(state: &EngineState, audience: Audience) -> Option<String> {
 
 fn rank_json(rank: usize, status: &RankStatus, now: Instant) -> Value {
     let loaded = status.loaded_bytes.map(|(done, total)| json!({"done": done, "total": total}));
-    let silent_ms = status.heard_at.map(|at| now.duration_since(at).as_millis() as u64);
+    let silent_ms = status.last_message_at.map(|at| now.duration_since(at).as_millis() as u64);
     json!({
         "rank": rank,
         "host": Some(&status.host).filter(|host| !host.is_empty()),

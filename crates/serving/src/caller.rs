@@ -80,10 +80,10 @@ impl ApiCaller {
         self.holder.as_ref().map(|holder| TenantId(holder.tenant()))
     }
 
-    /// The priority of a request that asks for `wished`: never better than the key's own.
-    pub fn priority(&self, wished: Option<i32>) -> i32 {
+    /// The priority of a request that asks for `requested`: never better than the key's own.
+    pub fn priority(&self, requested: Option<i32>) -> i32 {
         let own = self.holder.as_ref().map_or(0, |holder| holder.priority());
-        wished.map_or(own, |wished| wished.max(own))
+        requested.map_or(own, |requested| requested.max(own))
     }
 
     /// Returns whether the caller may see what the holder of the key `key_name` does: that holder,

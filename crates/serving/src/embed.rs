@@ -31,21 +31,21 @@ pub struct Embedding {
 pub async fn vectors(
     serving: &Serving,
     texts: Vec<Vec<TokenId>>,
-    wish: Embedding,
+    requested: Embedding,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
-    check_dimensions(serving, wish)?;
+    check_dimensions(serving, requested)?;
     let limits = serving.engine_limits()?;
     let caller = ApiCaller::current();
     let request = |prompt| {
         let options = RequestOptions {
             prompt,
-            embed: Some(wish.pooling),
+            embed: Some(requested.pooling),
             tenant: caller.tenant(),
             cache_scope: caller.cache_scope(None),
             priority: caller.priority(None),
             ..RequestOptions::default()
         };
-        Request::new(options, &limits).map_err(|err| ApiError::from_rejected(&err, wish.param))
+        Request::new(options, &limits).map_err(|err| ApiError::from_rejected(&err, requested.param))
     };
     let prompt_tokens = texts.iter().map(Vec::len).sum::<usize>();
     let requests = texts.into_iter().map(request).collect::<Result<Vec<_>, _>>()?;
@@ -60,7 +60,7 @@ pub async fn vectors(
     let mut recorder = Recorder::begin(serving.state().journal(), serving, opening);
     let server_limits = serving.state().limits();
     let computing = stream::iter(requests)
-        .map(|request| vector(&serving.engine, request, wish))
+        .map(|request| vector(&serving.engine, request, requested))
         .buffered(server_limits.embeddings_at_once)
         .try_collect();
     let result = match server_limits.request_timeout {
@@ -78,8 +78,8 @@ pub async fn vectors(
 }
 
 /// Rejects more dimensions than the model's states have.
-fn check_dimensions(serving: &Serving, wish: Embedding) -> Result<(), ApiError> {
-    let Some(dimensions) = wish.dimensions else { return Ok(()) };
+fn check_dimensions(serving: &Serving, requested: Embedding) -> Result<(), ApiError> {
+    let Some(dimensions) = requested.dimensions else { return Ok(()) };
     let ranks = serving.engine.status().ranks;
     let hidden_size = ranks.iter().find_map(|rank| rank.facts.as_ref().map(|it| it.hidden_size));
     match hidden_size {
@@ -95,13 +95,13 @@ fn check_dimensions(serving: &Serving, wish: Embedding) -> Result<(), ApiError> 
 async fn vector(
     engine: &EngineHandle,
     request: Request,
-    wish: Embedding,
+    requested: Embedding,
 ) -> Result<Vec<f32>, ApiError> {
     let submitted = engine.submit(request);
-    let mut generation = submitted.map_err(|err| ApiError::from_submit(err, wish.param))?;
+    let mut generation = submitted.map_err(|err| ApiError::from_submit(err, requested.param))?;
     while let Some(event) = generation.next().await {
         match event {
-            Event::Embedded { vector } => return Ok(shaped(vector, wish)),
+            Event::Embedded { vector } => return Ok(shaped(vector, requested)),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
             Event::Poisonous(failure) => {
                 return Err(ApiError::Poisonous { message: failure.to_string() });
@@ -121,11 +121,11 @@ async fn vector(
 }
 
 /// Truncates and scales a vector as requested.
-fn shaped(mut vector: Vec<f32>, wish: Embedding) -> Vec<f32> {
-    if let Some(dimensions) = wish.dimensions {
+fn shaped(mut vector: Vec<f32>, requested: Embedding) -> Vec<f32> {
+    if let Some(dimensions) = requested.dimensions {
         vector.truncate(dimensions as usize);
     }
-    if wish.normalized {
+    if requested.normalized {
         let square: f64 = vector.iter().map(|&value| f64::from(value).powi(2)).sum();
         if square > 0.0 {
             let scale = square.sqrt().recip();

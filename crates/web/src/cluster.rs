@@ -83,7 +83,7 @@ fn machines(engines: &[(&ModelStatus, Status)], now: Instant) -> Vec<Value> {
             machine.ranks.push(rank_json(&model.id, rank, it, now));
         }
     }
-    // All engines are told the same of a machine.
+    // All engines receive the same readings of a machine.
     let heat_of = |name: &str| {
         let all = engines.iter().flat_map(|(_, status)| &status.heat);
         let mut of_machine = all.filter(|it| named(&it.host) == name);
@@ -111,7 +111,7 @@ fn machines(engines: &[(&ModelStatus, Status)], now: Instant) -> Vec<Value> {
 
 fn rank_json(model: &str, rank: usize, it: &RankStatus, now: Instant) -> Value {
     let facts = it.facts.as_ref();
-    let silent = it.heard_at.map(|at| now.saturating_duration_since(at).as_secs_f64());
+    let silent = it.last_message_at.map(|at| now.saturating_duration_since(at).as_secs_f64());
     let loaded = it.loaded_bytes.map(|(done, total)| json!({"done": done, "total": total}));
     json!({
         "model": model,

@@ -75,7 +75,7 @@ fn mean(values: &[f64]) -> f64 {
 /// The state of each rank, keyed by its number.
 fn nodes(status: &Status, now: Instant) -> Map<String, Value> {
     let of = |(rank, it): (usize, &RankStatus)| {
-        let silent = it.heard_at.map(|at| now.duration_since(at));
+        let silent = it.last_message_at.map(|at| now.duration_since(at));
         let word = match silent {
             None => "starting",
             Some(silent) if silent < STALE_AFTER => "connected",

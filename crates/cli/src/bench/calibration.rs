@@ -7,7 +7,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::stream::{Asking, Fault, Heard, Peer};
+use super::stream::{Asking, Fault, Peer, TimedAnswer};
 
 /// Numbers of words of the two requests.
 const FEW_WORDS: u32 = 32;
@@ -84,8 +84,8 @@ impl Calibration {
         let model = model.or_else(|| peer.first_model()).unwrap_or_else(|| "default".to_owned());
         let mut last = None;
         for is_chat in [false, true] {
-            for (ignores_end, tells_usage) in [(true, true), (false, true), (false, false)] {
-                let asking = Asking { model: model.clone(), is_chat, ignores_end, tells_usage };
+            for (ignores_end, wants_usage) in [(true, true), (false, true), (false, false)] {
+                let asking = Asking { model: model.clone(), is_chat, ignores_end, wants_usage };
                 match probe(peer, &asking, FEW_WORDS, salt) {
                     Ok(few) => {
                         return Ok(Calibration {
@@ -110,11 +110,16 @@ impl Calibration {
     }
 }
 
-fn probe(peer: &Peer, asking: &Asking, num_words: u32, salt: u64) -> Result<Heard, Fault> {
+fn probe(peer: &Peer, asking: &Asking, num_words: u32, salt: u64) -> Result<TimedAnswer, Fault> {
     peer.ask(asking, &words(num_words, salt + u64::from(num_words == MANY_WORDS)), 2)
 }
 
-fn scale(peer: &Peer, asking: &Asking, few: &Heard, salt: u64) -> anyhow::Result<PromptScale> {
+fn scale(
+    peer: &Peer,
+    asking: &Asking,
+    few: &TimedAnswer,
+    salt: u64,
+) -> anyhow::Result<PromptScale> {
     let many = probe(peer, asking, MANY_WORDS, salt).map_err(|fault| refused(&fault))?;
     Ok(match (few.prompt_tokens, many.prompt_tokens) {
         (Some(few), Some(many)) => {

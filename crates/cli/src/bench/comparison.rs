@@ -88,9 +88,9 @@ mod tests {
             Value::from(ratios.clone()),
             json!({"tokens_per_s": 1.5, "first_token_p50": 2.0})
         );
-        let told = text(Some(&ratios));
+        let printed = text(Some(&ratios));
         assert_eq!(
-            told,
+            printed,
             "ratio to the earlier report: tokens_per_s 1.50 ×, first_token_p50 2.00 × (worse)"
         );
         assert_eq!(earlier.ratios(&row(8, 30.0, 400.0)), None);

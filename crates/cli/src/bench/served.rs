@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::calibration::Calibration;
 use super::comparison::{self, Earlier};
-use super::stream::{Fault, Heard, Peer};
+use super::stream::{Fault, Peer, TimedAnswer};
 use super::{Quantiles, Shape, quantiles};
 use crate::args::BenchArgs;
 use crate::client::off_runtime;
@@ -34,7 +34,7 @@ struct Row {
     took: Duration,
     output_tokens: u64,
     /// Mean number of prompt tokens, if the server reports it.
-    prompt_tokens_told: Option<f64>,
+    reported_prompt_tokens: Option<f64>,
     first_token_ms: Quantiles,
     inter_token_ms: Quantiles,
     token_ms: Quantiles,
@@ -69,8 +69,8 @@ fn sweep(args: &BenchArgs, server: Server) -> anyhow::Result<()> {
         }
         let asked = args.server.requests.unwrap_or(REQUESTS_PER_LISTENER * shape.concurrency);
         let row = measure(&peer, &calibration, shape, asked, &numbers);
-        let told = row.json();
-        let ratios = earlier.as_ref().map(|it| it.ratios(&told));
+        let row_json = row.json();
+        let ratios = earlier.as_ref().map(|it| it.ratios(&row_json));
         if !args.json {
             output::line(row.text())?;
             if let Some(ratios) = &ratios {
@@ -80,7 +80,7 @@ fn sweep(args: &BenchArgs, server: Server) -> anyhow::Result<()> {
         if row.num_answered == 0 {
             unanswered = Some(row.fault_text());
         }
-        rows.push(told);
+        rows.push(row_json);
         compared.extend(ratios);
     }
     if args.json {
@@ -152,36 +152,37 @@ fn measure(
 }
 
 impl Row {
-    fn of(shape: Shape, begin: Instant, results: Vec<Result<Heard, Fault>>) -> Row {
-        let (mut heard, mut faults) = (Vec::new(), BTreeMap::new());
+    fn of(shape: Shape, begin: Instant, results: Vec<Result<TimedAnswer, Fault>>) -> Row {
+        let (mut answers, mut faults) = (Vec::new(), BTreeMap::new());
         for result in results {
             match result {
-                Ok(answer) => heard.push(answer),
+                Ok(answer) => answers.push(answer),
                 Err(Fault { name, detail }) => faults.entry(name).or_insert((0, detail)).0 += 1,
             }
         }
         let millis = |time: Duration| time.as_secs_f64() * 1e3;
-        let of_each = |time: &dyn Fn(&Heard) -> f64| quantiles(heard.iter().map(time).collect());
-        let gaps = heard
+        let of_each =
+            |time: &dyn Fn(&TimedAnswer) -> f64| quantiles(answers.iter().map(time).collect());
+        let gaps = answers
             .iter()
             .flat_map(|it| it.pieces.windows(2).map(|pair| millis(pair[1] - pair[0])))
             .collect();
         // A piece may contain several tokens, so the time per token is that of the stream divided
         // by their number.
-        let tokens = heard
+        let tokens = answers
             .iter()
             .filter(|it| 1 < it.output_tokens)
             .map(|it| millis(last(it) - it.pieces[0]) / (it.output_tokens - 1) as f64);
         let prompts: Vec<f64> =
-            heard.iter().filter_map(|it| it.prompt_tokens).map(|it| it as f64).collect();
-        let end = heard.iter().map(|it| it.end).max().unwrap_or(begin);
+            answers.iter().filter_map(|it| it.prompt_tokens).map(|it| it as f64).collect();
+        let end = answers.iter().map(|it| it.end).max().unwrap_or(begin);
         Row {
             shape,
-            num_answered: heard.len(),
+            num_answered: answers.len(),
             faults,
             took: end - begin,
-            output_tokens: heard.iter().map(|it| it.output_tokens).sum(),
-            prompt_tokens_told: (!prompts.is_empty())
+            output_tokens: answers.iter().map(|it| it.output_tokens).sum(),
+            reported_prompt_tokens: (!prompts.is_empty())
                 .then(|| prompts.iter().sum::<f64>() / prompts.len() as f64),
             first_token_ms: of_each(&|it| millis(it.pieces[0] - it.sent)),
             inter_token_ms: quantiles(gaps),
@@ -241,7 +242,7 @@ impl Row {
             "errors": faults,
             "seconds": self.took.as_secs_f64(),
             "output_tokens": self.output_tokens,
-            "prompt_tokens_told": self.prompt_tokens_told,
+            "prompt_tokens_told": self.reported_prompt_tokens,
             "tokens_per_s": self.per_s(self.output_tokens as f64),
             "requests_per_s": self.per_s(self.num_answered as f64),
             "first_token_ms": self.first_token_ms.json(),
@@ -252,8 +253,8 @@ impl Row {
     }
 }
 
-fn last(heard: &Heard) -> Instant {
-    *heard.pieces.last().expect("an answer has text")
+fn last(answer: &TimedAnswer) -> Instant {
+    *answer.pieces.last().expect("an answer has text")
 }
 
 #[cfg(test)]
@@ -264,7 +265,7 @@ mod tests {
     fn a_row_tells_times_speeds_and_faults() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let heard = |sent, pieces: &[u64], output_tokens| Heard {
+        let answer = |sent, pieces: &[u64], output_tokens| TimedAnswer {
             sent: at(sent),
             pieces: pieces.iter().map(|ms| at(*ms)).collect(),
             end: at(*pieces.last().unwrap() + 10),
@@ -276,9 +277,9 @@ mod tests {
         };
         let shape = Shape { prompt_tokens: 8, gen_tokens: 3, concurrency: 2 };
         let results = vec![
-            Ok(heard(0, &[100, 110, 120], 3)),
+            Ok(answer(0, &[100, 110, 120], 3)),
             fault("http 429", "too many"),
-            Ok(heard(50, &[250, 290, 490], 5)),
+            Ok(answer(50, &[250, 290, 490], 5)),
             fault("http 429", "later"),
         ];
         let row = Row::of(shape, begin, results).json();

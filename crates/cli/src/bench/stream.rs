@@ -23,7 +23,7 @@ pub(super) struct Asking {
     /// Whether the request sets `ignore_eos`, an extension that most servers have.
     pub(super) ignores_end: bool,
     /// Whether the request asks for the usage (token counts) at the end of the stream.
-    pub(super) tells_usage: bool,
+    pub(super) wants_usage: bool,
 }
 
 impl Asking {
@@ -43,7 +43,7 @@ impl Asking {
         if self.ignores_end {
             body["ignore_eos"] = json!(true);
         }
-        if self.tells_usage {
+        if self.wants_usage {
             body["stream_options"] = json!({"include_usage": true});
         }
         body
@@ -52,7 +52,7 @@ impl Asking {
 
 /// Times at which the tokens of one request arrived.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct TimedAnswer {
     pub(super) sent: Instant,
     /// Arrival times of the pieces of text; a piece is usually one token.
     pub(super) pieces: Vec<Instant>,
@@ -145,7 +145,7 @@ impl Peer {
         asking: &Asking,
         prompt: &str,
         max_tokens: u32,
-    ) -> Result<Heard, Fault> {
+    ) -> Result<TimedAnswer, Fault> {
         let body = asking.body(prompt, max_tokens).to_string();
         let mut request = self.agent.post(format!("{}{}", self.server.url, asking.path()));
         request = request.header("content-type", "application/json");
@@ -158,8 +158,8 @@ impl Peer {
         if status != 200 {
             let text = response.body_mut().with_config().limit(REFUSAL_BYTES_MAX).read_to_string();
             let text = text.unwrap_or_default();
-            let told: Value = serde_json::from_str(&text).unwrap_or_default();
-            let message = told["error"]["message"].as_str().unwrap_or(&text);
+            let refusal: Value = serde_json::from_str(&text).unwrap_or_default();
+            let message = refusal["error"]["message"].as_str().unwrap_or(&text);
             return Err(Fault::new(format!("http {status}"), message));
         }
         listen(response.into_body().into_reader(), sent)
@@ -167,7 +167,7 @@ impl Peer {
 }
 
 /// Reads a stream to its `[DONE]`.
-fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
+fn listen(stream: impl Read, sent: Instant) -> Result<TimedAnswer, Fault> {
     let mut stream = BufReader::new(stream.take(STREAM_BYTES_MAX));
     let (mut pieces, mut silent, mut usage) = (Vec::new(), Vec::new(), Value::Null);
     loop {
@@ -189,7 +189,7 @@ fn listen(stream: impl Read, sent: Instant) -> Result<Heard, Fault> {
             if pieces.is_empty() {
                 return Err(Fault::new("no text", "the stream ended without any text"));
             }
-            return Ok(Heard {
+            return Ok(TimedAnswer {
                 sent,
                 end: now,
                 output_tokens: output_tokens.unwrap_or(pieces.len() as u64),
@@ -227,12 +227,12 @@ fn has_text(choice: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn heard(text: &str) -> Result<Heard, Fault> {
+    fn answer(text: &str) -> Result<TimedAnswer, Fault> {
         listen(text.as_bytes(), Instant::now())
     }
 
     fn fault_of(text: &str) -> String {
-        heard(text).unwrap_err().name
+        answer(text).unwrap_err().name
     }
 
     #[test]
@@ -240,15 +240,18 @@ mod tests {
         let completion = "data: {\"choices\": [{\"text\": \"a\"}]}\n\n: alive\n\n\
              data: {\"choices\": [{\"text\": \"\"}]}\n\n\
              data: {\"choices\": [{\"delta\": {\"content\": \"b\"}}]}\n\n";
-        let plain = heard(&format!("{completion}data: [DONE]\n")).unwrap();
+        let plain = answer(&format!("{completion}data: [DONE]\n")).unwrap();
         assert_eq!((plain.pieces.len(), plain.output_tokens, plain.prompt_tokens), (2, 2, None));
         let usage = "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 9, \"completion_tokens\": 5}}\n";
-        let told = heard(&format!("{completion}{usage}data: [DONE]\n")).unwrap();
+        let reported = answer(&format!("{completion}{usage}data: [DONE]\n")).unwrap();
         let silent = "data: {\"choices\": [{\"text\": \"\"}]}\n\n";
-        let mute = heard(&format!("{silent}{usage}data: [DONE]\n")).unwrap();
+        let mute = answer(&format!("{silent}{usage}data: [DONE]\n")).unwrap();
         assert_eq!((mute.pieces.len(), mute.output_tokens), (1, 5), "tokens without a text");
         assert_eq!(fault_of(&format!("{silent}data: [DONE]\n")), "no text");
-        assert_eq!((told.pieces.len(), told.output_tokens, told.prompt_tokens), (2, 5, Some(9)));
+        assert_eq!(
+            (reported.pieces.len(), reported.output_tokens, reported.prompt_tokens),
+            (2, 5, Some(9))
+        );
     }
 
     #[test]
@@ -258,7 +261,10 @@ mod tests {
         assert_eq!(fault_of("data: {\"choices\": [{\"text\": \"a\"}]}\n"), "stream ended early");
         assert_eq!(fault_of("data: [DONE]\n"), "no text");
         let broken = "data: {\"error\": {\"message\": \"rank 1 is gone\"}}\n";
-        assert_eq!(heard(broken).unwrap_err(), Fault::new("error in the stream", "rank 1 is gone"));
+        assert_eq!(
+            answer(broken).unwrap_err(),
+            Fault::new("error in the stream", "rank 1 is gone")
+        );
         assert_eq!(Fault::new("http 429", "").status(), Some(429));
         assert_eq!(Fault::new("timeout", "").status(), None);
     }

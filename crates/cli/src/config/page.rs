@@ -148,8 +148,8 @@ fn about(command: &Command) -> String {
 fn describe(command: &Command, above: &str, text: &mut String) {
     let name = format!("{above} {}", command.get_name());
     write!(text, "\n## `{name}`\n\n{}\n", about(command)).expect("text takes all");
-    let is_told = |it: &&Arg| !it.is_hide_set() && !it.is_global_set() && it.get_id() != "help";
-    let rows: Vec<String> = command.get_arguments().filter(is_told).map(row).collect();
+    let is_listed = |it: &&Arg| !it.is_hide_set() && !it.is_global_set() && it.get_id() != "help";
+    let rows: Vec<String> = command.get_arguments().filter(is_listed).map(row).collect();
     if !rows.is_empty() {
         text.push_str("\n| Argument | |\n|---|---|\n");
         rows.iter().for_each(|it| text.push_str(it));

@@ -124,8 +124,8 @@ fn a_wrong_value_is_named_with_its_rule_and_one_that_would_do() {
         ("WORKER_SSH", "-oProxyCommand=x", "it has to name a machine"),
         ("FILE_DESCRIPTOR_SOFT_LIMIT", "9999", "make the hard limit at least 9999"),
     ] {
-        let told = refusal(&[(name, wrong)], "");
-        assert!(told.contains(rule) && told.contains("hint: "), "{name}={wrong}: {told}");
+        let message = refusal(&[(name, wrong)], "");
+        assert!(message.contains(rule) && message.contains("hint: "), "{name}={wrong}: {message}");
     }
     assert!(refusal(&[], "nothing\n").starts_with(".env line 1: there is no `=`"));
     assert!(refusal(&[], "API_PORT=x").starts_with(".env line 1, API_PORT is `x`"));

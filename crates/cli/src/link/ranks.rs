@@ -48,7 +48,7 @@ pub(super) trait Ranks {
     fn name(&self, rank: usize) -> String;
 
     /// Sends the listening addresses of all ranks to every rank.
-    fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()>;
+    fn send_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()>;
 
     /// Returns how a rank ended, with its last output; `None` while it runs.
     fn ended(&mut self, rank: usize) -> Option<String>;
@@ -112,7 +112,7 @@ impl Ranks for OwnRanks {
         format!("rank {rank}")
     }
 
-    fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
+    fn send_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
         let line = format!("{}\n", addrs.join(","));
         for child in &mut self.children {
             child.send_input(line.as_bytes()).context("sending the addresses to a rank")?;
@@ -235,7 +235,7 @@ impl Ranks for AgentRanks {
         format!("rank {rank} on {}", self.hosts[rank].name())
     }
 
-    fn tell_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
+    fn send_addrs(&mut self, addrs: &[String]) -> anyhow::Result<()> {
         let listening: Result<Vec<SocketAddr>, _> = addrs.iter().map(|it| it.parse()).collect();
         let listening = listening.context("reading where a rank listens")?;
         for (program, ips) in self.programs.iter().zip(&self.routes) {

@@ -225,20 +225,20 @@ mod tests {
 
     #[test]
     fn a_link_is_held_against_what_its_cables_usually_carry() {
-        let told = |backend: &str, bytes_per_s: f64, cables| {
+        let judge = |backend: &str, bytes_per_s: f64, cables| {
             let mut verdicts = Verdicts::default();
             verdicts.note(&json!({"row": "time", "backend": backend, "op": "all_sum",
                 "bytes": 1 << 20, "median_us": 1.0, "bytes_per_s": bytes_per_s}));
             let rows = verdicts.rows(Some(cables), 2);
             (rows[0]["expected"]["far_below"].clone(), verdict(&rows[0]))
         };
-        let (far_below, text) = told("tcp", 1.5e9, ThunderboltGeneration::Five);
+        let (far_below, text) = judge("tcp", 1.5e9, ThunderboltGeneration::Five);
         assert_eq!(far_below, false);
         assert!(text.ends_with("12.0 Gbit/s; Thunderbolt 5 usually carries 10 to 20 so"), "{text}");
-        let (far_below, text) = told("jaccl", 1.5e9, ThunderboltGeneration::Five);
+        let (far_below, text) = judge("jaccl", 1.5e9, ThunderboltGeneration::Five);
         assert_eq!(far_below, true);
         assert!(text.contains("50 to 80 so, which is FAR MORE\n  hint: "), "{text}");
-        assert_eq!(told("jaccl", 1.5e9, ThunderboltGeneration::Four).0, Value::Null);
+        assert_eq!(judge("jaccl", 1.5e9, ThunderboltGeneration::Four).0, Value::Null);
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub(crate) async fn run(args: CheckArgs, environment: &Environment) -> anyhow::R
             let join = |it: std::thread::ScopedJoinHandle<'_, Answer>| it.join();
             threads.into_iter().map(|it| join(it).expect("it does not panic")).collect::<Vec<_>>()
         });
-        tell(&args, own.into_iter().chain(asked).collect())
+        print_comparison(&args, own.into_iter().chain(asked).collect())
     };
     tokio::task::spawn_blocking(work).await?
 }
@@ -97,7 +97,7 @@ fn ask(node: &Node, names: &[String], hash: bool) -> Answer {
 }
 
 /// Compares all machines with the first that has the model, and prints the results.
-fn tell(args: &CheckArgs, answers: Vec<Answer>) -> anyhow::Result<()> {
+fn print_comparison(args: &CheckArgs, answers: Vec<Answer>) -> anyhow::Result<()> {
     let reference = answers.iter().find_map(|it| it.found.as_ref().ok()).map(|it| it.1.clone());
     let model = args.model.display();
     let reference = reference.with_context(|| format!("no machine has {model}"))?;

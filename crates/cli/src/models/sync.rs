@@ -25,7 +25,7 @@ pub(crate) async fn run(args: ModelsSyncArgs, environment: &Environment) -> anyh
     let order = CopyOrder { model, name: None, num_connections, is_cancelled: Arc::default() };
     let work = move || copy(&group, &order);
     let outcome = tokio::task::spawn_blocking(work).await??;
-    tell(args.json, &outcome)
+    print_outcome(args.json, &outcome)
 }
 
 /// Copies the model and shows the progress as bars.
@@ -50,7 +50,7 @@ fn copy(group: &CopyGroup, order: &CopyOrder) -> anyhow::Result<CopyOutcome> {
     Ok(outcome)
 }
 
-fn tell(json: bool, outcome: &CopyOutcome) -> anyhow::Result<()> {
+fn print_outcome(json: bool, outcome: &CopyOutcome) -> anyhow::Result<()> {
     let CopyOutcome { name, ends } = outcome;
     let num_failed = ends.iter().filter(|end| end.result.is_err()).count();
     for end in ends {

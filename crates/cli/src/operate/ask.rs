@@ -133,18 +133,18 @@ fn words_of_model(model: &Value) -> String {
 
 pub(crate) async fn test(args: AskArgs, environment: &Environment) -> anyhow::Result<ExitCode> {
     let server = server(&args, environment)?;
-    let told = off_runtime(move || one_answer(&server)).await?;
+    let answer = off_runtime(move || one_answer(&server)).await?;
     if args.json {
-        output::line(&told)?;
+        output::line(&answer)?;
         return Ok(ExitCode::SUCCESS);
     }
-    output::line(told["text"].as_str().unwrap_or_default().trim())?;
+    output::line(answer["text"].as_str().unwrap_or_default().trim())?;
     output::line(format_args!(
         "{}: {} in {:.2} s, {:.1} tokens/s",
-        told["model"].as_str().unwrap_or_default(),
-        counted(&told["completion_tokens"], "token"),
-        told["seconds"].as_f64().unwrap_or(0.0),
-        told["tokens_per_sec"].as_f64().unwrap_or(0.0)
+        answer["model"].as_str().unwrap_or_default(),
+        counted(&answer["completion_tokens"], "token"),
+        answer["seconds"].as_f64().unwrap_or(0.0),
+        answer["tokens_per_sec"].as_f64().unwrap_or(0.0)
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -36,9 +36,9 @@ pub(super) fn agent_log(shell: &dyn Shell, host: &str) -> anyhow::Result<String>
 fn logs_of(hosts: &str, args: &LogsArgs, environment: &Environment) -> anyhow::Result<()> {
     let hosts = machines::hostfile(hosts)?.hosts;
     let shell = environment.shell(args.ssh.as_deref());
-    let told = at_once(&hosts, |host| (host.name(), agent_log(&shell, &host.ssh)));
+    let agent_logs = at_once(&hosts, |host| (host.name(), agent_log(&shell, &host.ssh)));
     let mut num_silent = 0;
-    for (name, log) in told {
+    for (name, log) in agent_logs {
         match log {
             Ok(log) => {
                 let lines: Vec<&str> = log.lines().collect();
@@ -81,8 +81,8 @@ pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::R
         return Ok(());
     }
     loop {
-        let told = follow(&path, &mut from, &mut part, &wanted)?;
-        for line in told {
+        let lines = follow(&path, &mut from, &mut part, &wanted)?;
+        for line in lines {
             output::line(line)?;
         }
         tokio::select! {

@@ -122,8 +122,8 @@ fn of_server(home: &Home, folder: &mut Folder) -> anyhow::Result<()> {
         let said = server.ask(path, None, TIMEOUT);
         let said = said.and_then(|it| {
             // The health of an unhealthy server comes with an error status.
-            let is_told = it.is_ok() || it.body.get("error").is_none();
-            anyhow::ensure!(is_told, "{}", it.refusal());
+            let is_report = it.is_ok() || it.body.get("error").is_none();
+            anyhow::ensure!(is_report, "{}", it.refusal());
             Ok(format!("{:#}\n", it.body).into_bytes())
         });
         folder.take(name, said)?;

@@ -330,10 +330,10 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        let told = overview().json();
-        assert_eq!(told["ranks"][0]["weights_bytes"], 3 << 20);
-        assert_eq!(told["ranks"][1]["transport"], "");
-        assert_eq!(told["tokens_per_second"]["peak"], 60.0);
-        assert_eq!(told["other_models"][0], "org/n: unloaded");
+        let report = overview().json();
+        assert_eq!(report["ranks"][0]["weights_bytes"], 3 << 20);
+        assert_eq!(report["ranks"][1]["transport"], "");
+        assert_eq!(report["tokens_per_second"]["peak"], 60.0);
+        assert_eq!(report["other_models"][0], "org/n: unloaded");
     }
 }

@@ -107,7 +107,7 @@ pub(crate) struct AgentLauncher {
     num_absences: Vec<u32>,
     /// For each node: when the coordinator last received something from one of its ranks, over the
     /// rank's own connection.
-    heard_at: Vec<Option<Instant>>,
+    last_message_at: Vec<Option<Instant>>,
     links: Links,
     /// Cached result of the last choice among the machines that are present.
     choice: Option<Choice>,
@@ -147,7 +147,7 @@ impl AgentLauncher {
             cut,
             absent_after,
             num_absences: vec![0; back_since.len()],
-            heard_at: vec![None; back_since.len()],
+            last_message_at: vec![None; back_since.len()],
             links: Links::default(),
             choice: None,
             back_since,
@@ -186,7 +186,7 @@ impl AgentLauncher {
                 ..self.setup.clone()
             };
             let key = self.places.node(at).agent.key();
-            let key = key.expect("a machine that has told about itself has proved its key");
+            let key = key.expect("a machine that has reported has proved its key");
             let ticket = self.places.tickets.of(rank, &key);
             let (routes, encrypt) = (routes[rank].clone(), encrypted[rank].clone());
             let host = &self.places.hosts[at];
@@ -204,13 +204,13 @@ impl AgentLauncher {
         let now = Instant::now();
         let mut back_for = Vec::new();
         let mut away_for = Vec::new();
-        let nodes = self.places.nodes.nodes.iter().zip(&self.heard_at);
-        for ((node, heard_at), back_since) in nodes.zip(&mut self.back_since) {
+        let nodes = self.places.nodes.nodes.iter().zip(&self.last_message_at);
+        for ((node, last_message_at), back_since) in nodes.zip(&mut self.back_since) {
             let (back, away) = match node.agent.state() {
                 AgentState::Up => (Some(*back_since.get_or_insert(now)), None),
                 // A machine whose rank is connected is present, even if its agent is silent.
                 AgentState::Down { since, .. } => {
-                    (None, Some(since.max(heard_at.unwrap_or(since))))
+                    (None, Some(since.max(last_message_at.unwrap_or(since))))
                 }
             };
             *back_since = back;
@@ -412,9 +412,10 @@ impl Launcher for AgentLauncher {
         Some(seats)
     }
 
-    fn heard(&mut self, rank: usize, at: Instant) {
-        let heard_at = &mut self.heard_at[self.places.nodes.of_rank[self.seated[rank]]];
-        *heard_at = (*heard_at).max(Some(at));
+    fn note_message(&mut self, rank: usize, at: Instant) {
+        let last_message_at =
+            &mut self.last_message_at[self.places.nodes.of_rank[self.seated[rank]]];
+        *last_message_at = (*last_message_at).max(Some(at));
     }
 
     fn suspect_links(&mut self, addrs: &[Vec<SocketAddr>]) {
@@ -482,8 +483,11 @@ fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::RouteNode<'_>]) -> Vec<V
         let others = routes.iter().enumerate().filter(|(from, _)| *from != rank);
         let mut ips: BTreeSet<IpAddr> = others.map(|(_, row)| row[rank]).collect();
         let interfaces = node.facts.into_iter().flat_map(|facts| &facts.interfaces);
-        let own: Vec<IpAddr> =
-            interfaces.flat_map(|it| &it.addrs).map(|it| it.ip).filter(|ip| is_told(*ip)).collect();
+        let own: Vec<IpAddr> = interfaces
+            .flat_map(|it| &it.addrs)
+            .map(|it| it.ip)
+            .filter(|ip| is_usable(*ip))
+            .collect();
         let foreign = ips.iter().find(|ip| !ip.is_loopback() && !own.contains(ip)).copied();
         if let (Some(ip), false) = (foreign, own.is_empty()) {
             let host = node.host.name();
@@ -501,7 +505,7 @@ fn listened_on(routes: &[Vec<IpAddr>], nodes: &[routes::RouteNode<'_>]) -> Vec<V
 
 /// Whether other machines can use this address: IPv6 link-local ones are meaningless without an
 /// interface.
-fn is_told(ip: IpAddr) -> bool {
+fn is_usable(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(_) => true,
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),

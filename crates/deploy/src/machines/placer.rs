@@ -9,8 +9,8 @@ use jackalope_fleet::hostfile::Host;
 use jackalope_fleet::nodes::Nodes;
 use jackalope_fleet::routes;
 use jackalope_placement::{
-    CheckpointError, LinkKind, LinkSpeed, Links, NodeOffer, Placement, PlacementModel,
-    PlacementRefusal, Wishes, place,
+    CheckpointError, LinkKind, LinkSpeed, Links, NodeOffer, Placement, PlacementConstraints,
+    PlacementModel, PlacementRefusal, place,
 };
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
@@ -44,7 +44,7 @@ pub(crate) struct Placer {
     model: PlacementModel,
     hosts: Vec<Host>,
     nodes: Arc<Nodes>,
-    wishes: Wishes,
+    constraints: PlacementConstraints,
     links: Links,
 }
 
@@ -76,12 +76,12 @@ impl Placer {
         hosts: &[Host],
         backend: Backend,
         nodes: &Arc<Nodes>,
-        wishes: Wishes,
+        constraints: PlacementConstraints,
     ) -> Result<Placer, CheckpointError> {
         let model = PlacementModel::read(model_dir)?;
         let links = links(hosts, nodes, backend);
         let (hosts, nodes) = (hosts.to_vec(), Arc::clone(nodes));
-        Ok(Placer { model, hosts, nodes, wishes, links })
+        Ok(Placer { model, hosts, nodes, constraints, links })
     }
 
     /// Returns a function that computes splits. They follow the installed memory, so that a
@@ -121,7 +121,7 @@ impl Placer {
             NodeOffer::from_facts(self.hosts[at].name(), &facts, beside as u64)
         };
         let offers: Vec<NodeOffer> = positions.iter().map(offer).collect();
-        place_on_all(&self.model, &offers, &self.links.among(positions), self.wishes)
+        place_on_all(&self.model, &offers, &self.links.among(positions), self.constraints)
     }
 }
 
@@ -151,23 +151,28 @@ pub(crate) fn idle_split(
     model: &PlacementModel,
     machines: &[RankMachine],
     links: &Links,
-    wishes: Wishes,
+    constraints: PlacementConstraints,
 ) -> Result<Split, PlacementRefusal> {
     let offer = |it: &RankMachine| {
         let facts = NodeFacts { free_bytes: IDLE(&it.facts), ..it.facts.clone() };
         NodeOffer::from_facts(it.host.clone(), &facts, it.num_ranks)
     };
     let offers: Vec<NodeOffer> = machines.iter().map(offer).collect();
-    place_on_all(model, &offers, links, wishes).map(|it| it.split)
+    place_on_all(model, &offers, links, constraints).map(|it| it.split)
 }
 
 fn place_on_all(
     model: &PlacementModel,
     offers: &[NodeOffer],
     links: &Links,
-    wishes: Wishes,
+    constraints: PlacementConstraints,
 ) -> Result<Placement, PlacementRefusal> {
-    place(model, offers, links, Wishes { num_machines: Some(offers.len()), ..wishes })
+    place(
+        model,
+        offers,
+        links,
+        PlacementConstraints { num_machines: Some(offers.len()), ..constraints },
+    )
 }
 
 /// Returns the usual properties of the links between the machines. They are not measured, because a

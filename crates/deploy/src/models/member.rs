@@ -48,8 +48,7 @@ impl Member {
     /// Creates the member for a machine with an agent.
     pub fn there(host: Host, node: &Node) -> Member {
         let (facts, addrs) = (node.facts.clone(), node.agent.addrs().to_vec());
-        let key =
-            node.agent.key().expect("a machine that has told about itself has proved its key");
+        let key = node.agent.key().expect("a machine that has reported has proved its key");
         let (our_ip, is_over) = (node.agent.our_ip(), Arc::default());
         Member { host, facts, addrs, key, our_ip, is_here: false, is_over }
     }

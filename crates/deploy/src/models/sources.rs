@@ -273,9 +273,9 @@ mod tests {
             difference(&wanted, &found)
         };
         assert_eq!(compare(&[("config.json", 3), ("m.safetensors", 9), ("README", 2)]), None);
-        let told = |there| compare(there).unwrap();
-        assert_eq!(told(&[("config.json", 3)]), "m.safetensors is missing");
-        let other = told(&[("config.json", 3), ("m.safetensors", 8)]);
+        let reason = |there| compare(there).unwrap();
+        assert_eq!(reason(&[("config.json", 3)]), "m.safetensors is missing");
+        let other = reason(&[("config.json", 3), ("m.safetensors", 8)]);
         assert_eq!(other, "m.safetensors has 8 bytes there and 9 here");
         let host = Host { ssh: "mac2".to_owned(), ..Host::default() };
         let names = ["o/m".to_owned(), "/m".to_owned()];
@@ -285,7 +285,7 @@ mod tests {
         };
         let missing = dir_on(&host, &names, &wanted, &mut |_| refused("mac2")).unwrap_err();
         assert_eq!(missing.to_string(), "mac2 has no o/m and nothing at /m");
-        let more = told(&[("config.json", 3), ("m.safetensors", 9), ("n.safetensors", 1)]);
+        let more = reason(&[("config.json", 3), ("m.safetensors", 9), ("n.safetensors", 1)]);
         assert_eq!(more, "n.safetensors is not part of it here");
     }
 }

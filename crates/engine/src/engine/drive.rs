@@ -324,14 +324,14 @@ impl<G: RankGroup> Driver<G> {
                 self.reporting.modify(|status| {
                     let rank = &mut status.ranks[rank];
                     rank.enter(phase, loaded_bytes);
-                    (rank.pid, rank.heard_at) = (pid, Some(now));
+                    (rank.pid, rank.last_message_at) = (pid, Some(now));
                 });
             }
             GroupEvent::Reassigned { hosts } => self.on_reassigned(hosts, now),
             GroupEvent::Heartbeat { rank, phase, memory, round_trip, .. } => {
                 self.reporting.modify(|status| {
                     let rank = &mut status.ranks[rank];
-                    (rank.phase, rank.memory, rank.heard_at) = (phase, memory, Some(now));
+                    (rank.phase, rank.memory, rank.last_message_at) = (phase, memory, Some(now));
                     rank.round_trip = round_trip.or(rank.round_trip);
                 })
             }
@@ -339,7 +339,7 @@ impl<G: RankGroup> Driver<G> {
             GroupEvent::Output(output) => self.on_output(output, now)?,
             GroupEvent::Done { rank, timings, .. } => self.reporting.modify(|status| {
                 let rank = &mut status.ranks[rank];
-                rank.heard_at = Some(now);
+                rank.last_message_at = Some(now);
                 rank.steps += 1;
                 rank.timings.add(&timings);
             }),

@@ -120,7 +120,7 @@ impl Reporting {
             steps.batch_tokens.record(step.num_tokens as u64);
             steps.iteration_tokens.record(step.num_tokens as f64);
             let rank = &mut status.ranks[0];
-            rank.heard_at = Some(step.at);
+            rank.last_message_at = Some(step.at);
             rank.steps += 1;
             rank.timings.add(&step.timings);
         });

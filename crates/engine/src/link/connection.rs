@@ -169,7 +169,7 @@ pub(super) mod tests {
         frame::write(&mut to_coordinator, &FromRank::Failed(failure.clone())).unwrap();
         drop((to_coordinator, of_coordinator));
         let id = ConnectionId { rank: 0, number: 1 };
-        let (reports, heard) = mpsc::channel();
+        let (reports, received) = mpsc::channel();
         let reporter = Reporter::new(reports);
         // The writing thread is the first to notice that the rank is gone.
         let (queue, messages) = sync_channel(WRITE_QUEUE_MAX);
@@ -185,7 +185,7 @@ pub(super) mod tests {
         writing.join().unwrap();
         read_all(id, receiver, &reporter);
         drop(reporter);
-        let reports: Vec<_> = heard.into_iter().collect();
+        let reports: Vec<_> = received.into_iter().collect();
         let [
             Message::Report(LinkReport(Report::Message { message, .. })),
             Message::Report(LinkReport(Report::Gone { .. })),

@@ -79,7 +79,7 @@ pub trait Launcher: Send {
 
     /// Records that a rank's own connection delivered data at `at`, even if its machine's agent is
     /// unreachable.
-    fn heard(&mut self, rank: usize, at: Instant) {
+    fn note_message(&mut self, rank: usize, at: Instant) {
         let _ = (rank, at);
     }
 

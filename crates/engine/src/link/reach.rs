@@ -24,7 +24,7 @@ const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 /// Minimum time between two tests of the links.
 const SUSPECT_PAUSE: Duration = Duration::from_secs(2);
 
-/// A rank that was heard from within this time is alive; heartbeats arrive once per second.
+/// A rank that sent something within this time is alive; heartbeats arrive once per second.
 const ALIVE: Duration = Duration::from_millis(2500);
 
 /// Interval at which the launcher is polled for test results.
@@ -35,7 +35,7 @@ impl Link {
     /// true if the group is lost because of a broken link.
     pub(super) fn check_links(&mut self, now: Instant) -> bool {
         for (rank, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_connected()) {
-            self.launcher.heard(rank, slot.heard_at);
+            self.launcher.note_message(rank, slot.heard_at);
         }
         if self.is_suspicious(now) {
             self.suspect_links(now);
@@ -126,7 +126,7 @@ impl Link {
         self.suspect_links(now);
         let names: Vec<String> = peers.iter().map(|peer| self.rank_name(*peer)).collect();
         let message = format!(
-            "{} does not hear {}, and all of them live: {message}",
+            "{} receives nothing from {}, and all of them live: {message}",
             self.rank_name(rank),
             names.join(", ")
         );

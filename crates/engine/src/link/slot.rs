@@ -241,7 +241,7 @@ mod tests {
         let addr = sender.stream().local_addr().unwrap();
         let hello = Hello { rank: 0, pid: 7, mlx: String::new(), data_addr: addr };
         let mut slot = Slot::new(Instant::now());
-        let (reports, heard) = mpsc::channel();
+        let (reports, received) = mpsc::channel();
         let arrival = Arrival { hello, sender, receiver };
         slot.attach(arrival, ConnectionId { rank: 0, number: 1 }, TIMEOUT, Reporter::new(reports))
             .unwrap();
@@ -252,9 +252,9 @@ mod tests {
             matches!(&refused, Some(FrameError::Io(err)) if err.kind() == io::ErrorKind::TimedOut)
         );
         assert!(began.elapsed() < TIMEOUT, "the writes waited for the rank");
-        assert!(heard.try_recv().is_err(), "its connection still stands");
+        assert!(received.try_recv().is_err(), "its connection still stands");
         drop(slot);
         // Both threads end with the connection and drop their reporters.
-        while heard.recv().is_ok() {}
+        while received.recv().is_ok() {}
     }
 }

@@ -26,7 +26,8 @@ enum Pattern {
     Words(Vec<String>),
 }
 
-/// Returns for each layer with attention, of which `attend` tells, how it chooses positions.
+/// Returns for each layer how it chooses positions; `None` where `attend` says that it has no
+/// attention.
 /// `is_traditional` says how indexers rotate if that is not stated.
 pub(super) fn choices(
     config: &Value,

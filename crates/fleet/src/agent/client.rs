@@ -213,7 +213,7 @@ impl Inner {
         self.doomed.push_back((pid, began));
     }
 
-    fn tell(&self, message: ToAgent) {
+    fn send(&self, message: ToAgent) {
         if let Some(outbox) = &self.outbox {
             // A full outbox means that the connection is about to be closed.
             outbox.try_send(message).ok();
@@ -309,7 +309,7 @@ impl Agent {
         }
         inner.probes.push_back((tag, None));
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        inner.tell(ToAgent::Probe { tag, targets, deadline_ms });
+        inner.send(ToAgent::Probe { tag, targets, deadline_ms });
         Some(Probe { shared: Arc::clone(&self.shared), tag })
     }
 
@@ -370,7 +370,7 @@ impl Agent {
         self.shared.wait(timeout, |inner| {
             if !asked && inner.outbox.is_some() {
                 (asked, inner.facts) = (true, None);
-                inner.tell(ToAgent::Facts);
+                inner.send(ToAgent::Facts);
             }
             inner.facts.take()
         })
@@ -386,7 +386,7 @@ impl Agent {
         self.shared.wait(timeout, |inner| {
             if !asked && inner.outbox.is_some() {
                 (asked, inner.status) = (true, None);
-                inner.tell(ToAgent::Status);
+                inner.send(ToAgent::Status);
             }
             inner.status.take()
         })
@@ -401,7 +401,7 @@ impl Agent {
         self.shared.wait(timeout, |inner| {
             if !asked && inner.outbox.is_some() {
                 (asked, inner.readings) = (true, None);
-                inner.tell(ToAgent::Readings);
+                inner.send(ToAgent::Readings);
             }
             inner.readings.take()
         })
@@ -429,13 +429,13 @@ impl Agent {
         {
             inner.doom(pid, began);
         }
-        inner.tell(ToAgent::Start { tag, order });
+        inner.send(ToAgent::Start { tag, order });
         Program { shared: Arc::clone(&self.shared), name }
     }
 
     /// Stops the agent and all its programs, if it can be reached.
     pub fn stop(&self) {
-        self.shared.lock().tell(ToAgent::Stop);
+        self.shared.lock().send(ToAgent::Stop);
     }
 
     /// Disconnects without a goodbye, so that the programs keep running for their lease.
@@ -450,7 +450,7 @@ impl Agent {
         }
         inner.is_over = true;
         if let Some(last) = last {
-            inner.tell(last);
+            inner.send(last);
         }
         // The writer sends what is in the outbox, then closes the connection.
         inner.outbox = None;
@@ -545,17 +545,17 @@ impl Program {
         if let Some(known) = inner.programs.get_mut(&self.name) {
             known.is_killed = true;
         }
-        inner.tell(ToAgent::Kill { name: self.name.clone() });
+        inner.send(ToAgent::Kill { name: self.name.clone() });
     }
 
     /// Sends the program a signal, by number.
     pub fn signal(&self, signal: i32) {
-        self.shared.lock().tell(ToAgent::Signal { name: self.name.clone(), signal });
+        self.shared.lock().send(ToAgent::Signal { name: self.name.clone(), signal });
     }
 
     /// Writes to the program's standard input, or closes it if `bytes` is empty.
     pub fn input(&self, bytes: Vec<u8>) {
-        self.shared.lock().tell(ToAgent::Input { name: self.name.clone(), bytes });
+        self.shared.lock().send(ToAgent::Input { name: self.name.clone(), bytes });
     }
 
     fn known<T>(&self, read: impl Fn(&Known) -> Option<T>) -> Option<T> {
@@ -702,7 +702,7 @@ fn talk(
     debug!(host = shared.host, "agent connected");
     let err = loop {
         match frame::read::<FromAgent>(&mut receiver) {
-            Ok(message) => hear(shared, message),
+            Ok(message) => on_message(shared, message),
             Err(err) => break err,
         }
     };
@@ -746,7 +746,7 @@ fn write(mut sender: secure::Sender, shared: &Shared, messages: &Receiver<ToAgen
     let _ = sender.stream().shutdown(Shutdown::Both);
 }
 
-fn hear(shared: &Shared, message: FromAgent) {
+fn on_message(shared: &Shared, message: FromAgent) {
     if let FromAgent::Line { name, stream, text } = &message {
         return (shared.on_line)(name, *stream, text);
     }
@@ -759,7 +759,7 @@ fn hear(shared: &Shared, message: FromAgent) {
                 known.is_killed
             });
             if is_killed {
-                inner.tell(ToAgent::Kill { name });
+                inner.send(ToAgent::Kill { name });
             }
         }
         FromAgent::Ended { name, tag, exit, code, last_words } => {

@@ -294,7 +294,7 @@ impl Programs {
                 .collect();
             ended.extend(names.iter().filter_map(|name| programs.remove(name)));
         }
-        ended.into_iter().for_each(Running::tell_end);
+        ended.into_iter().for_each(Running::report_end);
     }
 
     pub(super) fn status(&self) -> Vec<ProgramStatus> {
@@ -330,7 +330,7 @@ impl Running {
         self.lease_until = None;
     }
 
-    fn tell_end(mut self) {
+    fn report_end(mut self) {
         let (exit, code) = self.process.exit();
         let deadline = Instant::now() + OUTPUT_GRACE;
         while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {

@@ -88,14 +88,14 @@ fn read(
     owner: &Owner,
 ) -> Result<End, FrameError> {
     // The writer disconnects a client that does not read its messages, which ends this thread too.
-    let tell = |message| owner.outbox.send(message).map_err(|_| FrameError::Closed);
+    let send = |message| owner.outbox.send(message).map_err(|_| FrameError::Closed);
     let mut next = first;
     loop {
         match next {
             ToAgent::Start { tag, order } => {
                 let name = order.name.clone();
                 let allowed = powers.check(&order);
-                tell(match allowed.and_then(|()| programs.start(tag, order, owner)) {
+                send(match allowed.and_then(|()| programs.start(tag, order, owner)) {
                     Ok(Started { pid, began }) => FromAgent::Started { name, tag, pid, began },
                     Err(exit) => {
                         let last_words = String::new();
@@ -108,7 +108,7 @@ fn read(
                 let is_resumed = programs.resume(tag, &name, &known, owner)
                     // Adoption claims any process by its pid, so it needs full powers.
                     || powers == Powers::All && programs.adopt(tag, order, &known, owner);
-                tell(if is_resumed {
+                send(if is_resumed {
                     FromAgent::Started { name, tag, pid, began: known.began }
                 } else {
                     let exit = "gone when its machine could be reached again".to_owned();
@@ -118,9 +118,9 @@ fn read(
             ToAgent::Signal { name, signal } => programs.signal(&name, signal),
             ToAgent::Input { name, bytes } => programs.input(&name, &bytes),
             ToAgent::Kill { name } => programs.kill(&name),
-            ToAgent::Facts => tell(FromAgent::Facts(crate::facts::facts_here()))?,
-            ToAgent::Readings => tell(FromAgent::Readings(crate::heat::readings_here()))?,
-            ToAgent::Status => tell(FromAgent::Status(programs.status()))?,
+            ToAgent::Facts => send(FromAgent::Facts(crate::facts::facts_here()))?,
+            ToAgent::Readings => send(FromAgent::Readings(crate::heat::readings_here()))?,
+            ToAgent::Status => send(FromAgent::Status(programs.status()))?,
             ToAgent::KillProcess { .. } if powers != Powers::All => {}
             ToAgent::KillProcess { pid, began } => {
                 if let Some(mut process) = Adopted::find(pid, &began) {

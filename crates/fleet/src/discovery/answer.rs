@@ -43,7 +43,7 @@ impl Responder {
         let mut sockets = vec![link::listening_v4()?];
         match link::listening_v6() {
             Ok(socket) => sockets.push(socket),
-            Err(err) => info!(%err, "queries over IPv6 are not heard"),
+            Err(err) => info!(%err, "queries over IPv6 are not received"),
         }
         let mut id = [0; 8];
         getrandom::fill(&mut id)?;
@@ -155,7 +155,7 @@ impl Answers {
             if let Err(err) = link::join(socket, addr)
                 && err.kind() != io::ErrorKind::AddrInUse
             {
-                debug!(ip = %addr.ip, %err, "queries of a network are not heard");
+                debug!(ip = %addr.ip, %err, "queries of a network are not received");
             }
         }
         self.agent.addrs = addrs.iter().map(|it| it.ip).take(wire::ADDRS_MAX).collect();
@@ -187,11 +187,11 @@ mod tests {
         let mut answers = Answers::new(OURS, agent.clone());
         let (now, nonce) = (Instant::now(), [3; 16]);
         let foreign = wire::query(&OTHER, &nonce);
-        let told: Vec<Vec<u8>> =
+        let replies: Vec<Vec<u8>> =
             (0..10_000).filter_map(|_| answers.answer(&foreign, now)).collect();
-        assert_eq!(told.len(), STRANGERS_PER_SECOND as usize);
+        assert_eq!(replies.len(), STRANGERS_PER_SECOND as usize);
         let bare = Some(Answer::Stranger(Build::ours()));
-        assert_eq!(wire::read_answer(&told[0], &OTHER, &nonce), bare);
+        assert_eq!(wire::read_answer(&replies[0], &OTHER, &nonce), bare);
         let ours = answers.answer(&wire::query(&OURS, &nonce), now).unwrap();
         assert_eq!(wire::read_answer(&ours, &OURS, &nonce), Some(Answer::Ours(agent)));
         assert!(answers.answer(b"GET / HTTP/1.1", now).is_none());

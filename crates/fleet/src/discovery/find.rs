@@ -44,7 +44,7 @@ const STRANGERS_COUNTED_MAX: usize = 1024;
 const DATAGRAMS_AT_ONCE: usize = 64;
 
 /// Number of latest queries whose answers are still received.
-const QUERIES_HEARD: usize = 4;
+const QUERIES_OPEN: usize = 4;
 
 /// Time for one attempt to connect to one address of a machine that has just answered.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -139,28 +139,29 @@ pub enum DiscoverError {
 pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce).map_err(io::Error::from)?;
-    let mut heard = Heard::new(config.ours.secret, nonce);
-    listen(config, &mut heard)?;
+    let mut received = ReceivedAnswers::new(config.ours.secret, nonce);
+    listen(config, &mut received)?;
     let ours = &config.ours;
     let (machines, here) = thread::scope(|scope| {
         let meet = |it: Machine| scope.spawn(move || it.meet(ours));
-        let threads: Vec<_> = heard.machines.drain(..).map(meet).collect();
+        let threads: Vec<_> = received.machines.drain(..).map(meet).collect();
         let here = facts::facts_here();
         let met = threads.into_iter().map(|it| it.join().expect("it does not panic"));
         (met.collect(), here)
     });
-    let num_strangers = heard.strangers.len();
-    heard.strangers.truncate(STRANGERS_MAX);
-    let num_more_strangers = num_strangers - heard.strangers.len();
-    Ok(Found { here, machines, strangers: heard.strangers, num_more_strangers })
+    let num_strangers = received.strangers.len();
+    received.strangers.truncate(STRANGERS_MAX);
+    let num_more_strangers = num_strangers - received.strangers.len();
+    Ok(Found { here, machines, strangers: received.strangers, num_more_strangers })
 }
 
 /// Sends queries and collects answers until the time is over. Networks may appear meanwhile.
 ///
-/// Each query has sockets of its own: whoever floods those of a query that was heard cannot displace
-/// the answers to the next one, which arrive before the sender of the flood knows where to send it.
-fn listen(config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
-    let query = wire::query(&config.ours.secret, &heard.nonce);
+/// Each query has sockets of its own: whoever received a query and floods its sockets cannot
+/// displace the answers to the next one, which arrive before the sender of the flood knows where to
+/// send it.
+fn listen(config: &FindConfig, received: &mut ReceivedAnswers) -> Result<(), DiscoverError> {
+    let query = wire::query(&config.ours.secret, &received.nonce);
     let mut latest: VecDeque<Asking> = VecDeque::new();
     let began = Instant::now();
     let (mut ask_at, mut num_asked) = (began, 0);
@@ -168,7 +169,7 @@ fn listen(config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
     loop {
         let now = Instant::now();
         let until = match config.expected {
-            Some((machines, longest)) if heard.machines.len() + 1 < machines => {
+            Some((machines, longest)) if received.machines.len() + 1 < machines => {
                 longest.max(config.window)
             }
             Some(_) | None => config.window,
@@ -179,8 +180,8 @@ fn listen(config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
         }
         if ask_at <= now {
             let addrs = link::addrs()?;
-            heard.meet_networks(&addrs);
-            if latest.len() == QUERIES_HEARD {
+            received.meet_networks(&addrs);
+            if latest.len() == QUERIES_OPEN {
                 latest.pop_front();
             }
             let asking = Asking::new()?;
@@ -201,7 +202,7 @@ fn listen(config: &FindConfig, heard: &mut Heard) -> Result<(), DiscoverError> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(err) => return Err(DiscoverError::Io(err.into())),
         }
-        sockets().for_each(|socket| heard.receive(socket));
+        sockets().for_each(|socket| received.receive(socket));
     }
 }
 
@@ -214,7 +215,7 @@ struct Machine {
 }
 
 /// The answers received so far.
-struct Heard {
+struct ReceivedAnswers {
     secret: Secret,
     nonce: Nonce,
     own: Vec<IpAddr>,
@@ -222,9 +223,15 @@ struct Heard {
     strangers: Vec<Stranger>,
 }
 
-impl Heard {
-    fn new(secret: Secret, nonce: Nonce) -> Heard {
-        Heard { secret, nonce, own: Vec::new(), machines: Vec::new(), strangers: Vec::new() }
+impl ReceivedAnswers {
+    fn new(secret: Secret, nonce: Nonce) -> ReceivedAnswers {
+        ReceivedAnswers {
+            secret,
+            nonce,
+            own: Vec::new(),
+            machines: Vec::new(),
+            strangers: Vec::new(),
+        }
     }
 
     /// Remembers our own addresses, whose answers are ignored.
@@ -383,11 +390,11 @@ mod tests {
     const OTHER: Secret = Secret([2; 32]);
     const NONCE: Nonce = [5; 16];
 
-    fn heard() -> Heard {
+    fn received() -> ReceivedAnswers {
         let own = LinkAddr { index: 2, ip: [10, 0, 0, 1].into() };
-        let mut heard = Heard::new(OURS, NONCE);
-        heard.meet_networks(&[own]);
-        heard
+        let mut received = ReceivedAnswers::new(OURS, NONCE);
+        received.meet_networks(&[own]);
+        received
     }
 
     fn agent(id: u64, last: u8) -> OurAgent {
@@ -401,41 +408,42 @@ mod tests {
 
     #[test]
     fn a_machine_is_found_once_over_all_its_networks() {
-        let mut heard = heard();
+        let mut received = received();
         for ip in [[10, 254, 0, 2], [10, 0, 0, 2], [10, 0, 0, 2]] {
-            heard.take(&agent(7, 2).answer(&OURS, &NONCE), from(ip));
+            received.take(&agent(7, 2).answer(&OURS, &NONCE), from(ip));
         }
-        heard.take(&agent(8, 3).answer(&OURS, &NONCE), from([10, 0, 0, 3]));
-        let ids: Vec<u64> = heard.machines.iter().map(|it| it.agent.id).collect();
+        received.take(&agent(8, 3).answer(&OURS, &NONCE), from([10, 0, 0, 3]));
+        let ids: Vec<u64> = received.machines.iter().map(|it| it.agent.id).collect();
         assert_eq!(ids, [7, 8]);
-        let paths: Vec<String> = heard.machines[0].paths.iter().map(ToString::to_string).collect();
+        let paths: Vec<String> =
+            received.machines[0].paths.iter().map(ToString::to_string).collect();
         assert_eq!(paths, ["10.254.0.2:18081", "10.0.0.2:18081"]);
     }
 
     #[test]
     fn what_is_no_answer_of_ours_from_where_it_says_changes_nothing() {
-        let mut heard = heard();
+        let mut received = received();
         let good = agent(7, 2).answer(&OURS, &NONCE);
-        heard.take(&good, from([10, 0, 0, 66]));
-        heard.take(&good, from([10, 0, 0, 1]));
-        heard.take(&agent(7, 2).answer(&OTHER, &NONCE), from([10, 0, 0, 2]));
-        heard.take(&agent(7, 2).answer(&OURS, &[6; 16]), from([10, 0, 0, 2]));
-        heard.take(&good[..good.len() - 1], from([10, 0, 0, 2]));
-        heard.take(b"", from([10, 0, 0, 2]));
-        assert!(heard.machines.is_empty() && heard.strangers.is_empty());
+        received.take(&good, from([10, 0, 0, 66]));
+        received.take(&good, from([10, 0, 0, 1]));
+        received.take(&agent(7, 2).answer(&OTHER, &NONCE), from([10, 0, 0, 2]));
+        received.take(&agent(7, 2).answer(&OURS, &[6; 16]), from([10, 0, 0, 2]));
+        received.take(&good[..good.len() - 1], from([10, 0, 0, 2]));
+        received.take(b"", from([10, 0, 0, 2]));
+        assert!(received.machines.is_empty() && received.strangers.is_empty());
     }
 
     #[test]
     fn a_flood_of_strangers_has_a_bound_and_hides_nobody() {
-        let mut heard = heard();
+        let mut received = received();
         let bare = wire::answer_to_strangers(&Build::ours(), &NONCE);
         for idx in 0..3000_u16 {
             let [a, b] = idx.to_be_bytes();
-            heard.take(&bare, from([172, 16, a, b]));
+            received.take(&bare, from([172, 16, a, b]));
         }
-        heard.take(&agent(7, 2).answer(&OURS, &NONCE), from([10, 0, 0, 2]));
-        assert_eq!(heard.strangers.len(), STRANGERS_COUNTED_MAX);
-        assert_eq!(heard.machines.len(), 1);
+        received.take(&agent(7, 2).answer(&OURS, &NONCE), from([10, 0, 0, 2]));
+        assert_eq!(received.strangers.len(), STRANGERS_COUNTED_MAX);
+        assert_eq!(received.machines.len(), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ fn parse(text: &str) -> Result<Hostfile, HostfileErrors> {
     Hostfile::parse(text, Path::new("hosts.json"))
 }
 
-fn told(text: &str) -> String {
+fn refusal(text: &str) -> String {
     parse(text).expect_err("it is not legal").to_string()
 }
 
@@ -163,9 +163,9 @@ const REFUSED: &[(&str, &str)] = &[
 #[test]
 fn what_is_wrong_is_told_with_its_place_and_a_hint() {
     for (text, wanted) in REFUSED {
-        let told = told(text);
-        assert!(told.starts_with(&format!("hosts.json:{wanted}\nhint: ")), "{text}\n{told}");
-        assert!(told.lines().all(|line| line != "hint: "), "{told}");
+        let refusal = refusal(text);
+        assert!(refusal.starts_with(&format!("hosts.json:{wanted}\nhint: ")), "{text}\n{refusal}");
+        assert!(refusal.lines().all(|line| line != "hint: "), "{refusal}");
     }
 }
 
@@ -176,7 +176,7 @@ fn several_faults_are_told_at_once_in_the_order_of_the_text() {
     let places: Vec<_> = errors.iter().map(|it| (it.line, it.column)).collect();
     assert_eq!(places, [(2, 13), (3, 2), (5, 11), (5, 23)]);
     let matrix = r#"[["a", "b", null], [null, null, "c"], ["d", "e", null]]"#;
-    assert_eq!(parse(matrix).unwrap_err().errors.len(), 3, "{}", told(matrix));
+    assert_eq!(parse(matrix).unwrap_err().errors.len(), 3, "{}", refusal(matrix));
 }
 
 #[test]
@@ -184,19 +184,21 @@ fn unknown_keys_are_answered_with_the_ones_that_were_meant() {
     for (found, meant) in
         [("hostname", "ssh"), ("shh", "ssh"), ("ip", "ips"), ("RDMA", "rdma"), ("devices", "rdma")]
     {
-        let told = told(&format!("[{{\"ssh\": \"a\", {found:?}: []}}]"));
-        assert!(told.ends_with(&format!("hint: write {meant:?}")), "{told}");
+        let refusal = refusal(&format!("[{{\"ssh\": \"a\", {found:?}: []}}]"));
+        assert!(refusal.ends_with(&format!("hint: write {meant:?}")), "{refusal}");
     }
-    let told = told("[{\"ssh\": \"a\", \"flavour\": 1}]");
-    assert!(told.ends_with("hint: known keys: ssh, ips, rdma"), "{told}");
+    let refusal = refusal("[{\"ssh\": \"a\", \"flavour\": 1}]");
+    assert!(refusal.ends_with("hint: known keys: ssh, ips, rdma"), "{refusal}");
 }
 
 #[test]
 fn large_files_are_refused_and_many_faults_cut_short() {
-    assert!(told(&" ".repeat(TEXT_BYTES_MAX + 1)).contains("a hostfile at most"));
+    assert!(refusal(&" ".repeat(TEXT_BYTES_MAX + 1)).contains("a hostfile at most"));
     let many = format!("{{\"envs\": [{}], \"hosts\": []}}", "\"A\",".repeat(10_000));
     assert_eq!(parse(&many).unwrap_err().errors.len(), ERRORS_MAX);
-    assert!(told(&format!("[{}]", "{\"ssh\":\"a\"},".repeat(65))).contains("65 hosts, at most 64"));
+    assert!(
+        refusal(&format!("[{}]", "{\"ssh\":\"a\"},".repeat(65))).contains("65 hosts, at most 64")
+    );
 }
 
 /// Creates a device matrix in which these pairs are linked.
@@ -305,24 +307,24 @@ fn a_ring_is_numbered_as_mlx_numbers_it() {
 #[test]
 fn what_a_shape_needs_and_the_file_lacks_is_an_error() {
     let convert = |text: &str, shape, ports| convert(&parse(text).unwrap(), shape, ports);
-    let told = |text: &str, shape, ports| convert(text, shape, ports).unwrap_err().to_string();
+    let refusal = |text: &str, shape, ports| convert(text, shape, ports).unwrap_err().to_string();
     let matrix = r#"[[null, "a"], ["b", null]]"#;
     assert_eq!(
-        told(matrix, HostfileShape::Array, None),
+        refusal(matrix, HostfileShape::Array, None),
         "rank 0 has neither a name nor an address"
     );
-    assert_eq!(told(matrix, HostfileShape::Ring, None), "rank 0 (?) has no address");
+    assert_eq!(refusal(matrix, HostfileShape::Ring, None), "rank 0 (?) has no address");
     let hosts =
         r#"[{"ssh": "a", "ips": ["10.0.0.1", "10.1.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]"#;
-    assert_eq!(told(hosts, HostfileShape::Ring, None), "rank 1 (b) has 1 address, rank 0 has 2");
-    assert_eq!(told(hosts, HostfileShape::Matrix, None), "rank 0 (a) has no RDMA devices");
+    assert_eq!(refusal(hosts, HostfileShape::Ring, None), "rank 1 (b) has 1 address, rank 0 has 2");
+    assert_eq!(refusal(hosts, HostfileShape::Matrix, None), "rank 0 (a) has no RDMA devices");
     let one = r#"[{"ssh": "a", "ips": ["10.0.0.1"]}]"#;
     let ports = |first, connections| Some(RingPorts { first, connections });
     let wanted = "2 ports from 65535 on would exceed 65535";
-    assert_eq!(told(one, HostfileShape::Ring, ports(65_535, 2)), wanted);
+    assert_eq!(refusal(one, HostfileShape::Ring, ports(65_535, 2)), wanted);
     assert!(convert(one, HostfileShape::Ring, ports(65_535, 1)).is_ok());
     let names = r#"["mac1:5555", "mac2:5555"]"#;
-    let illegal = told(names, HostfileShape::Array, None);
+    let illegal = refusal(names, HostfileShape::Array, None);
     assert!(
         illegal.contains("rank 0 has no address that the other machines can reach"),
         "{illegal}"

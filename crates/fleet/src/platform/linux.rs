@@ -42,7 +42,7 @@ pub fn memory() -> Option<MachineMemory> {
 /// Returns the state of this machine's memory. The kernel's pressure stall information is not used,
 /// because it also counts waiting for file pages that are read again.
 pub fn pressure() -> Option<MemoryPressure> {
-    Some(MemoryPressure { memory: memory()?, told: None })
+    Some(MemoryPressure { memory: memory()?, assessment: None })
 }
 
 /// Parses a machine's facts, except for its host name.

@@ -57,8 +57,8 @@ pub fn memory() -> Option<MachineMemory> {
 pub fn pressure() -> Option<MemoryPressure> {
     let args = ["-n", "kern.memorystatus_vm_pressure_level"];
     let level = output_of("sysctl", &args, COMMAND_TIMEOUT);
-    let told = level.ok().and_then(|it| parse_pressure_level(&it));
-    Some(MemoryPressure { memory: memory()?, told })
+    let assessment = level.ok().and_then(|it| parse_pressure_level(&it));
+    Some(MemoryPressure { memory: memory()?, assessment })
 }
 
 /// Parses the level of `kern.memorystatus_vm_pressure_level`, numbered as

@@ -37,7 +37,7 @@ struct Scene<'a> {
 
 /// A machine that reported.
 #[derive(Clone, Copy)]
-struct Told<'a> {
+struct CheckedMachine<'a> {
     name: &'a str,
     report: &'a NodeReport,
 }
@@ -61,17 +61,19 @@ impl<'a> Scene<'a> {
             wants_rdma,
             cabling: Cabling::default(),
         };
-        let members: Vec<ReportedMachine<'_>> =
-            scene.told().map(|it| ReportedMachine { name: it.name, report: it.report }).collect();
+        let members: Vec<ReportedMachine<'_>> = scene
+            .machines()
+            .map(|it| ReportedMachine { name: it.name, report: it.report })
+            .collect();
         scene.cabling = Cabling::of(&members);
         scene
     }
 
     /// Returns the machines that reported, in their order.
-    fn told(&self) -> impl Iterator<Item = Told<'a>> + use<'a> {
-        self.nodes
-            .iter()
-            .filter_map(|node| Some(Told { name: &node.name, report: node.report.as_ref().ok()? }))
+    fn machines(&self) -> impl Iterator<Item = CheckedMachine<'a>> + use<'a> {
+        self.nodes.iter().filter_map(|node| {
+            Some(CheckedMachine { name: &node.name, report: node.report.as_ref().ok()? })
+        })
     }
 
     /// Returns the hostfile's entries for a machine, with their ranks.
@@ -97,13 +99,13 @@ pub(super) fn all(examination: &Examination<'_>) -> Vec<Finding> {
         match &node.report {
             Err(err) => findings.push(reach::failed(&scene, &node.name, err)),
             Ok(report) => {
-                let told = Told { name: &node.name, report };
-                reach::answers(&scene, node, told, &mut findings);
-                machine::check(told, &mut findings);
-                programs::check(told, &mut findings);
-                rdma::check(&scene, told, &mut findings);
-                network::check(&scene, told, &mut findings);
-                hostfile::check(&scene, told, &mut findings);
+                let machine = CheckedMachine { name: &node.name, report };
+                reach::answers(&scene, node, machine, &mut findings);
+                machine::check(machine, &mut findings);
+                programs::check(machine, &mut findings);
+                rdma::check(&scene, machine, &mut findings);
+                network::check(&scene, machine, &mut findings);
+                hostfile::check(&scene, machine, &mut findings);
                 model::check(&scene, node, &mut findings);
             }
         }

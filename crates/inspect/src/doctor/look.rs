@@ -87,14 +87,14 @@ impl Ask<'_> {
         looked: &[(&String, &Result<NodeReport, ShellError>)],
     ) -> Vec<Ping> {
         let others = looked.iter().filter(|(other, _)| *other != name);
-        let targets = others.flat_map(|(other, told)| {
+        let targets = others.flat_map(|(other, result)| {
             let named = self.named_ips(other);
-            let near = |told: &NodeReport| -> Vec<IpAddr> {
-                let ips = told.addrs().map(|(_, addr)| addr.ip).filter(IpAddr::is_ipv4);
+            let near = |theirs: &NodeReport| -> Vec<IpAddr> {
+                let ips = theirs.addrs().map(|(_, addr)| addr.ip).filter(IpAddr::is_ipv4);
                 ips.filter(|ip| report.addrs().any(|(_, addr)| addr.reaches(*ip))).collect()
             };
-            let ips = match (&named[..], told) {
-                ([], Ok(told)) => near(told),
+            let ips = match (&named[..], result) {
+                ([], Ok(theirs)) => near(theirs),
                 _ => named,
             };
             ips.into_iter().map(|ip| ((*other).clone(), ip)).collect::<Vec<_>>()

@@ -92,16 +92,16 @@ fn damaged_files_are_named() {
     let dir = Dir::new("damaged").write(&json!({"model_type": "llama"}), &[("a", &[64], "F32")]);
     let weights = dir.0.join("model.safetensors");
     let whole = std::fs::read(&weights).unwrap();
-    let told = || PlacementModel::read(&dir.0).unwrap_err().to_string();
+    let message = || PlacementModel::read(&dir.0).unwrap_err().to_string();
     for len in [whole.len() - 1, 20, 4, 0] {
         std::fs::write(&weights, &whole[..len]).unwrap();
-        assert!(told().contains("model.safetensors: "), "{}", told());
+        assert!(message().contains("model.safetensors: "), "{}", message());
     }
     std::fs::write(&weights, [0xff; 64]).unwrap();
-    assert!(told().contains("a header of 18446744073709551615 bytes"), "{}", told());
+    assert!(message().contains("a header of 18446744073709551615 bytes"), "{}", message());
     std::fs::remove_file(&weights).unwrap();
-    assert!(told().contains("no model*.safetensors\nhint:"), "{}", told());
+    assert!(message().contains("no model*.safetensors\nhint:"), "{}", message());
     std::fs::write(&weights, whole).unwrap();
     std::fs::write(dir.0.join("config.json"), "{}").unwrap();
-    assert!(told().contains("config.json: missing field `model_type`"), "{}", told());
+    assert!(message().contains("config.json: missing field `model_type`"), "{}", message());
 }

@@ -341,8 +341,8 @@ fn a_handshake_that_was_recorded_admits_nobody() {
         stream.write_all(&said).unwrap();
         // An accepting side that takes the replay for a peer keeps the connection open.
         stream.set_read_timeout(Some(LONG)).unwrap();
-        let mut heard = Vec::new();
-        stream.read_to_end(&mut heard).ok();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).ok();
     };
     let ((), accepted) = meet(replay, &server, &Build::ours());
     assert!(matches!(accepted, Err(FrameError::Secret)), "{accepted:?}");

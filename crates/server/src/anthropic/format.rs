@@ -397,15 +397,15 @@ mod tests {
         let call = CallDelta { head: Some(head), arguments, is_whole: true };
         let calling = Delta { calls: vec![call], ..thought("", " Yes.") };
         let deltas = || vec![thought("Hm", ""), thought("m.", "Well."), calling_clone(&calling)];
-        let told = events(format(true), deltas());
-        let kinds: Vec<&str> = told.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        let sent = events(format(true), deltas());
+        let kinds: Vec<&str> = sent.iter().map(|event| event["type"].as_str().unwrap()).collect();
         assert_eq!(
             kinds.join(" ").replace("content_block_", ""),
             "start delta delta delta stop start delta delta stop start delta stop \
              message_delta message_stop"
         );
-        let deltas_told = told.iter().filter(|event| event["type"] == "content_block_delta");
-        let names: Vec<&Value> = deltas_told.map(|event| &event["delta"]["type"]).collect();
+        let sent_deltas = sent.iter().filter(|event| event["type"] == "content_block_delta");
+        let names: Vec<&Value> = sent_deltas.map(|event| &event["delta"]["type"]).collect();
         assert_eq!(
             names,
             [
@@ -422,7 +422,7 @@ mod tests {
         let format = format(true);
         let blocks = json!(format.blocks(&whole));
         assert_eq!(blocks[0]["thinking"], "Hmm.");
-        assert_eq!(blocks[0]["signature"], told[3]["delta"]["signature"]);
+        assert_eq!(blocks[0]["signature"], sent[3]["delta"]["signature"]);
         assert_eq!(blocks[0]["signature"].as_str().unwrap().len(), 64);
         assert_eq!(blocks[1], json!({"type": "text", "text": "Well. Yes."}));
         assert_eq!(blocks[2]["input"], json!({"a": 1}));
@@ -434,14 +434,14 @@ mod tests {
 
     #[test]
     fn a_thought_that_is_not_to_be_shown_is_only_signed() {
-        let told = events(format(false), vec![thought("Hm.", ""), thought("", "Well.")]);
-        assert!(told.iter().all(|event| event["delta"]["type"] != "thinking_delta"));
-        assert_eq!(told[0]["content_block"]["type"], "thinking");
-        assert_eq!(told[1]["delta"]["type"], "signature_delta");
+        let sent = events(format(false), vec![thought("Hm.", ""), thought("", "Well.")]);
+        assert!(sent.iter().all(|event| event["delta"]["type"] != "thinking_delta"));
+        assert_eq!(sent[0]["content_block"]["type"], "thinking");
+        assert_eq!(sent[1]["delta"]["type"], "signature_delta");
         let format = format(false);
         let whole = thought("Hm.", "Well.");
         let blocks = json!(format.blocks(&whole));
         assert_eq!(blocks[0]["thinking"], "");
-        assert_eq!(blocks[0]["signature"], told[1]["delta"]["signature"]);
+        assert_eq!(blocks[0]["signature"], sent[1]["delta"]["signature"]);
     }
 }

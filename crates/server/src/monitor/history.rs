@@ -12,7 +12,7 @@ use crate::extract::Params;
 use crate::state::ServerState;
 
 /// Default number of answers that are returned.
-const RECENT_TOLD: usize = 50;
+const RECENT_RETURNED: usize = 50;
 
 /// Query parameters of a list of answers.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -45,7 +45,7 @@ pub(super) async fn recent(
     State(state): State<ServerState>,
     Params(filter): Params<Filter>,
 ) -> Result<Json<Value>, ApiError> {
-    let limit = filter.n.unwrap_or(RECENT_TOLD).min(RECENT_MAX);
+    let limit = filter.n.unwrap_or(RECENT_RETURNED).min(RECENT_MAX);
     let recent = state.journal().recent();
     let records = recent.iter().rev().map(|it| &it.record).filter(|it| filter.passes(it));
     let requests: Vec<Value> = records.take(limit).map(|record| record.to_json()).collect();

@@ -24,7 +24,7 @@ use jackalope_serving::memory::{PRESSURE_CRITICAL, PRESSURE_WARN, by_rank, memor
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Default number of samples that are returned.
-const SAMPLES_TOLD: usize = 60;
+const SAMPLES_RETURNED: usize = 60;
 
 fn sample(state: &ServerState) -> Sample {
     let status = state.default_model().engine_status();
@@ -53,7 +53,7 @@ pub(super) async fn memory(State(state): State<ServerState>) -> Json<Value> {
     let total = memory_of(&status);
     let now = sample(&state);
     state.samples().push(now);
-    let of_late = state.samples().last(SAMPLES_TOLD);
+    let of_late = state.samples().last(SAMPLES_RETURNED);
     let pressures = of_late.iter().map(|it| it.memory.pressure());
     let peak_pressure = pressures.clone().fold(0.0, f64::max);
     let mean_pressure = rounded(pressures.sum::<f64>() / of_late.len().max(1) as f64, 1);
@@ -172,7 +172,7 @@ pub(super) async fn live(
     Params(page): Params<Page>,
 ) -> Result<Json<Value>, ApiError> {
     state.samples().push(sample(&state));
-    let samples = state.samples().last(page.n.unwrap_or(SAMPLES_TOLD).min(SAMPLES_MAX));
+    let samples = state.samples().last(page.n.unwrap_or(SAMPLES_RETURNED).min(SAMPLES_MAX));
     let entry = |it: &Sample| {
         json!({
             "timestamp": rounded(it.at, 3),

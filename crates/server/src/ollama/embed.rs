@@ -87,13 +87,13 @@ pub(super) async fn embed(
     let prepare = move |serving: &Serving| tokens(&texts, truncate, serving);
     let texts = serving.prepare(prepare).await?;
     let prompt_eval_count = texts.iter().map(Vec::len).sum();
-    let wish = Embedding {
+    let requested = Embedding {
         pooling: Pooling::Mean,
         normalized: true,
         dimensions: request.dimensions,
         param: "input",
     };
-    let embeddings = embed::vectors(&serving, texts, wish).await?;
+    let embeddings = embed::vectors(&serving, texts, requested).await?;
     Ok(Json(Embedded {
         model: serving.id.clone(),
         embeddings,
@@ -114,9 +114,9 @@ pub(super) async fn embeddings(
     let text = request.prompt.ok_or(ApiError::Missing { param: "prompt" })?;
     let prepare = move |serving: &Serving| tokens(&[text], true, serving);
     let texts = serving.prepare(prepare).await?;
-    let wish =
+    let requested =
         Embedding { pooling: Pooling::Mean, normalized: false, dimensions: None, param: "prompt" };
-    let mut vectors = embed::vectors(&serving, texts, wish).await?;
+    let mut vectors = embed::vectors(&serving, texts, requested).await?;
     Ok(Json(EmbeddedOne { embedding: vectors.pop().unwrap_or_default() }))
 }
 

@@ -268,14 +268,14 @@ mod tests {
 
     #[test]
     fn counts_are_told_as_people_say_them() {
-        for (count, told) in [
+        for (count, expected) in [
             (0, "0"),
             (999, "999"),
             (3_210_000, "3.2M"),
             (8_030_261_248, "8.0B"),
             (1_026_000_000_000, "1.0T"),
         ] {
-            assert_eq!(rounded(count), told);
+            assert_eq!(rounded(count), expected);
         }
     }
 }

@@ -108,9 +108,10 @@ pub(super) async fn embeddings(
     JsonRequest(body): JsonRequest,
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let serving = state.open(body.model()?.as_deref()).await?;
-    let (texts, wish, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
+    let (texts, requested, format) =
+        serving.prepare(move |serving| prepare(&body, serving)).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let vectors = embed::vectors(&serving, texts, wish).await?;
+    let vectors = embed::vectors(&serving, texts, requested).await?;
     let entry = |(index, vector)| EmbeddingEntry {
         object: "embedding",
         index,
@@ -150,7 +151,7 @@ fn prepare(
         Prompts::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
         Prompts::Tokens(lists) => lists,
     };
-    let wish = Embedding {
+    let requested = Embedding {
         pooling: match request.pooling.unwrap_or_default() {
             PoolingName::Mean => Pooling::Mean,
             PoolingName::Last => Pooling::Last,
@@ -159,7 +160,7 @@ fn prepare(
         dimensions: request.dimensions,
         param: "input",
     };
-    Ok((texts, wish, request.encoding_format.unwrap_or_default()))
+    Ok((texts, requested, request.encoding_format.unwrap_or_default()))
 }
 
 fn little_endian(vector: &[f32]) -> Vec<u8> {

@@ -214,7 +214,7 @@ pub(super) const RANK: &[Family<RankStatus>] = metrics! { it: RankStatus;
     "jackalope_rank_weights_bytes", "Memory of the weights." =>
         it.facts.as_ref().map_or(0.0, |facts| facts.weights_bytes as f64);
     "jackalope_rank_silent_seconds", "Time since the last message from the rank." =>
-        it.heard_at.map_or(f64::NAN, |at| at.elapsed().as_secs_f64());
+        it.last_message_at.map_or(f64::NAN, |at| at.elapsed().as_secs_f64());
     "jackalope_rank_round_trip_seconds", "Round-trip time of a message to the rank." =>
         it.round_trip.map_or(f64::NAN, |it| it.as_secs_f64());
     "jackalope_rank_steps_total", "Steps computed by the rank." => it.steps;

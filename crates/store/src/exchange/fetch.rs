@@ -75,7 +75,7 @@ pub(super) enum FetchError {
     Io { path: PathBuf, source: io::Error },
     #[error(
         "{path} came from {host} with other content than it had: it was changed there, or its disk \
-         is failing\nhint: `jackalope models check --hash` there tells"
+         is failing\nhint: run `jackalope models check --hash` there"
     )]
     Content { path: FilePath, host: String },
     #[error("copying {path}: {source}")]

@@ -70,7 +70,7 @@ fn serve(
         let answered =
             frame::read(&mut receiver).and_then(|request| match check_access(access, &request) {
                 Ok(()) => session.answer(request),
-                Err(reason) => session.tell(Err(reason)),
+                Err(reason) => session.send(Err(reason)),
             });
         if let Err(err) = answered {
             debug!(%err, "a reader has left");
@@ -96,7 +96,7 @@ impl Session<'_> {
                     let (name, commit) = (found.name, found.commit);
                     FromLibrary::Found(FoundFiles { name, commit, dir, files })
                 });
-                self.tell(answer)
+                self.send(answer)
             }
             ToLibrary::Manifest { model } => {
                 let library = self.library;
@@ -118,11 +118,11 @@ impl Session<'_> {
                     .library
                     .find(&model)
                     .and_then(|found| content::states(&found.dir).map_err(|err| err.to_string()));
-                self.tell(states.map(FromLibrary::States))
+                self.send(states.map(FromLibrary::States))
             }
             ToLibrary::Holding { name, files } => {
                 let held = holding(self.library, &name, &files);
-                self.tell(held.map(FromLibrary::Holding))
+                self.send(held.map(FromLibrary::Holding))
             }
             ToLibrary::Read { model, path, pieces } => self.read(&model, path.as_str(), pieces),
             ToLibrary::Fetch(order) => {
@@ -135,7 +135,7 @@ impl Session<'_> {
         }
     }
 
-    fn tell(&mut self, answer: Result<FromLibrary, String>) -> Result<(), FrameError> {
+    fn send(&mut self, answer: Result<FromLibrary, String>) -> Result<(), FrameError> {
         let answer = answer.unwrap_or_else(|reason| FromLibrary::Refused { reason });
         frame::write(&mut self.sender, &answer)
     }
@@ -157,16 +157,16 @@ impl Session<'_> {
                 let answer = result.recv_timeout(PROGRESS_INTERVAL);
                 let progress =
                     FromLibrary::Progress { num_bytes: num_bytes.swap(0, Ordering::Relaxed) };
-                let told = frame::write(&mut self.sender, &progress);
-                if let Err(err) = told {
+                let sent = frame::write(&mut self.sender, &progress);
+                if let Err(err) = sent {
                     is_cancelled.store(true, Ordering::Relaxed);
                     return Err(err);
                 }
                 match answer {
-                    Ok(answer) => return self.tell(answer),
+                    Ok(answer) => return self.send(answer),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => {
-                        return self.tell(Err("it ended without a result".to_owned()));
+                        return self.send(Err("it ended without a result".to_owned()));
                     }
                 }
             }
@@ -176,20 +176,20 @@ impl Session<'_> {
     fn read(&mut self, model: &str, path: &str, pieces: FilePieces) -> Result<(), FrameError> {
         let (file, found_bytes) = match self.open(model, path) {
             Ok(opened) => opened,
-            Err(reason) => return self.tell(Err(reason)),
+            Err(reason) => return self.send(Err(reason)),
         };
         let is_there = pieces.end().is_some_and(|end| end <= found_bytes);
         if u64::from(READ_BYTES_MAX) < pieces.num_bytes() || !is_there {
             let found = counted(found_bytes, "byte");
             let reason = format!("{path} has {found}, asked for {pieces:?}");
-            return self.tell(Err(reason));
+            return self.send(Err(reason));
         }
         let total = usize::try_from(pieces.num_bytes()).expect("checked against the limit");
         let mut buffer = vec![0; PIECE_BYTES.min(total)];
         for begin in (0..total).step_by(PIECE_BYTES) {
             let part = &mut buffer[..PIECE_BYTES.min(total - begin)];
             if let Err(err) = fill(&file, pieces, begin as u64, part) {
-                return self.tell(Err(format!("reading {path}: {err}")));
+                return self.send(Err(format!("reading {path}: {err}")));
             }
             let num_bytes = u32::try_from(part.len()).expect("a part is small");
             frame::write(&mut self.sender, &FromLibrary::Bytes { num_bytes })?;

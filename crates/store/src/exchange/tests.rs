@@ -196,9 +196,9 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
         .collect();
     let order = order(manifest.clone(), Vec::new());
     for wanted in [manifest.num_bytes(), 0] {
-        let heard = Mutex::new([0; 4]);
+        let received = Mutex::new([0; 4]);
         let mut ends = Vec::new();
-        let on_bytes = |peer: usize, more: u64| heard.lock().unwrap()[peer] += more;
+        let on_bytes = |peer: usize, more: u64| received.lock().unwrap()[peer] += more;
         let ours = ours();
         let (model, is_cancelled) = ("org/big", &Arc::default());
         let what = SpreadOrder {
@@ -215,7 +215,7 @@ fn a_model_reaches_all_machines_and_the_second_time_nothing_is_copied() {
         for end in ends {
             assert_eq!(end.result.unwrap().bytes_copied, wanted, "{}", end.peer);
         }
-        assert_eq!(heard.into_inner().unwrap(), [wanted, wanted, 0, wanted]);
+        assert_eq!(received.into_inner().unwrap(), [wanted, wanted, 0, wanted]);
     }
     for at in [0, 1, 3] {
         assert_eq!(contents(&machines[at].copy()), contents(&dir));

@@ -1,7 +1,7 @@
 //! Checks the programs on a machine: our own by their answers, others by their visible state, and
 //! the ports in use.
 
-use super::{Told, gib};
+use super::{CheckedMachine as Told, gib};
 use crate::doctor::{Finding, Severity, catalogue};
 use crate::report::{OwnProgram, ProgramKind};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jackalope_fleet::shell::{ShellError, ShellErrorKind, is_here};
 
-use super::{Scene, Told};
+use super::{CheckedMachine, Scene};
 use crate::doctor::{Entry, ExaminedNode, Finding, Severity, catalogue};
 use crate::probe::Echo;
 
@@ -40,18 +40,18 @@ fn is_pinged_from_here(scene: &Scene<'_>, name: &str) -> bool {
 pub(super) fn answers(
     scene: &Scene<'_>,
     node: &ExaminedNode,
-    told: Told<'_>,
+    machine: CheckedMachine<'_>,
     findings: &mut Vec<Finding>,
 ) {
-    let name = told.name;
+    let name = machine.name;
     if !is_here(name) {
         findings.push(Finding::ok(name, "ssh", "answers without a password"));
     }
-    for tool in &told.report.stuck_tools {
+    for tool in &machine.report.stuck_tools {
         let found = format!("`{tool}` did not end in time");
         findings.push(Finding::on(&catalogue::TOOL_STUCK, name, found, &[("tool", tool)]));
     }
-    for tool in &told.report.missing_tools {
+    for tool in &machine.report.missing_tools {
         // These tools have findings of their own.
         if !["rdma_ctl", "ibv_devices", "ibv_devinfo"].contains(&tool.as_str()) {
             let found = format!("`{tool}` is missing");

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Scene, Told};
+use super::{CheckedMachine, Scene};
 use crate::doctor::{Entry, Finding, Severity, catalogue};
 use crate::probe::Echo;
 
 pub(super) fn check(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
-    let mac = |it: Told<'_>| it.report.mac.as_ref().map(|_| it.report.facts.os.clone());
+    let mac = |it: CheckedMachine<'_>| it.report.mac.as_ref().map(|_| it.report.facts.os.clone());
     findings.extend(differs(scene, &catalogue::OS_VERSIONS_DIFFER, mac));
-    let jackalope = |it: Told<'_>| it.report.jackalope.clone();
+    let jackalope = |it: CheckedMachine<'_>| it.report.jackalope.clone();
     findings.extend(differs(scene, &catalogue::VERSIONS_DIFFER, jackalope));
-    let mlx = |it: Told<'_>| it.report.mlx.clone();
+    let mlx = |it: CheckedMachine<'_>| it.report.mlx.clone();
     findings.extend(differs(scene, &catalogue::MLX_VERSIONS_DIFFER, mlx));
     bridge_loops(scene, findings);
     common_networks(scene, findings);
@@ -23,12 +23,12 @@ pub(super) fn check(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
 fn differs(
     scene: &Scene<'_>,
     entry: &'static Entry,
-    tell: impl Fn(Told<'_>) -> Option<String>,
+    version_of: impl Fn(CheckedMachine<'_>) -> Option<String>,
 ) -> Option<Finding> {
     let mut sides: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for told in scene.told() {
-        if let Some(version) = tell(told) {
-            sides.entry(version).or_default().push(told.name);
+    for machine in scene.machines() {
+        if let Some(version) = version_of(machine) {
+            sides.entry(version).or_default().push(machine.name);
         }
     }
     if sides.len() <= 1 {
@@ -42,7 +42,7 @@ fn differs(
 /// Reports loops of cables between bridges: a cable whose two ends are in bridges that are already
 /// connected closes a loop.
 fn bridge_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
-    let reports: Vec<Told<'_>> = scene.told().collect();
+    let reports: Vec<CheckedMachine<'_>> = scene.machines().collect();
     let cabling = &scene.cabling;
     // Groups of connected bridges; a bridge is identified by its machine and name.
     let mut groups: Vec<BTreeSet<(usize, String)>> = Vec::new();
@@ -80,8 +80,8 @@ fn bridge_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
 /// loop.
 fn one_sided_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
     let strangers = scene.cabling.strangers();
-    for (host_idx, told) in scene.told().enumerate() {
-        let Some(mac) = &told.report.mac else { continue };
+    for (host_idx, machine) in scene.machines().enumerate() {
+        let Some(mac) = &machine.report.mac else { continue };
         let own = strangers.iter().filter(|end| end.host_idx == host_idx);
         let members: Vec<&str> = own
             .filter_map(|end| scene.cabling.interface(*end))
@@ -95,7 +95,7 @@ fn one_sided_loops(scene: &Scene<'_>, findings: &mut Vec<Finding>) {
             );
             let blanks =
                 [("interface", interface), ("bridge", bridge), ("hosts", scene.hosts.as_str())];
-            let finding = Finding::on(&catalogue::BRIDGE_LOOP, told.name, found, &blanks);
+            let finding = Finding::on(&catalogue::BRIDGE_LOOP, machine.name, found, &blanks);
             findings.push(finding.at_most(Severity::Warn));
         }
     }
