@@ -39,18 +39,23 @@ const LANES: usize = 16;
 /// Number of rows of activations above which weights are unpacked into tiles.
 const FEW_TOKENS: usize = 7;
 
+/// Activations that are multiplied at once. They do not cross a cache line, where loading would take twice as long.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+struct Register([i16; LANES]);
+
 /// Rounded activations of few rows, in the order in which weights are unpacked: `[tokens, loads,
-/// registers, LANES]`, with zeros for the padding of groups.
+/// registers]`, with zeros for the padding of groups.
 pub(super) struct Ordered {
-    values: Vec<i16>,
+    values: Vec<Register>,
 }
 
 impl Ordered {
     /// Orders the activations of few rows; empty if there are many rows, which need no other order.
     pub(super) fn new(x: &Rounded, format: QuantFormat) -> Ordered {
-        let stride = x.padded_groups * x.group_size;
+        let stride = x.padded_groups * x.group_size / LANES;
         let tokens = if x.tokens <= FEW_TOKENS { x.tokens } else { 0 };
-        let mut values = vec![0; tokens * stride];
+        let mut values = vec![Register([0; LANES]); tokens * stride];
         for (token, to) in values.chunks_mut(stride).enumerate() {
             let from = &x.values[token * x.input..][..x.input];
             with_codes(format, OrderRow { from, to });
@@ -95,17 +100,17 @@ fn with_spread_codes<const BITS: usize>(format: QuantFormat, work: impl WithCode
 
 struct OrderRow<'a> {
     from: &'a [i16],
-    to: &'a mut [i16],
+    to: &'a mut [Register],
 }
 
 impl WithCodes for OrderRow<'_> {
     fn run<C: Codes, const LOADS: usize, const SUM_LANES: usize>(self) {
         let load_columns = LANES * C::REGISTERS;
-        for (from, to) in self.from.chunks(load_columns).zip(self.to.chunks_exact_mut(load_columns))
+        for (from, to) in self.from.chunks(load_columns).zip(self.to.chunks_exact_mut(C::REGISTERS))
         {
             let mut padded = [0; 8 * LANES];
             padded[..from.len()].copy_from_slice(from);
-            for (register, to) in to.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            for (register, Register(to)) in to.iter_mut().enumerate() {
                 for (lane, to) in to.iter_mut().enumerate() {
                     *to = padded[lane * C::REGISTERS + register];
                 }

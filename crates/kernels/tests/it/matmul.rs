@@ -7,7 +7,7 @@ use jackalope_kernels::{
 use proptest::prelude::*;
 
 use crate::support::{
-    Floats, OwnedQuant, Random, Sum, any_float, any_format, dense, formats, pools,
+    Floats, OwnedQuant, OwnedScales, Random, Sum, any_float, any_format, dense, formats, pools,
 };
 
 /// Either kind of matrix, so that every property is asked of both.
@@ -275,6 +275,35 @@ fn a_result_beyond_half_precision_is_infinite() {
         let mut out = Floats::unwritten(Float::F16, 5);
         quantized_matmul(x.view(), &matrix.view(), out.view_mut(), &threads);
         assert!(out.to_f64().iter().all(|value| *value == f64::INFINITY), "{out:?}");
+    }
+}
+
+/// Also scales that are not numbers, and rows whose last groups fill no register.
+#[test]
+fn scales_of_eight_bits_are_the_same_for_few_and_many_tokens() {
+    const ROWS: usize = 256;
+    for (mode, group_size) in [(QuantMode::Mxfp4, 32), (QuantMode::Nvfp4, 16)] {
+        let format = QuantFormat { mode, bits: 4, group_size };
+        for num_groups in 1..=20 {
+            let (input, mut random) = (num_groups * group_size as usize, Random(num_groups as u64));
+            let mut matrix = random.quant(format, (ROWS, input), Float::F32, 1.0);
+            let code = |idx: usize| (idx / num_groups + 37 * (idx % num_groups)) as u8;
+            matrix.scales = OwnedScales::Bytes((0..ROWS * num_groups).map(code).collect());
+            let x = random.floats(Float::Bf16, input, 1.0);
+            let many = (1..16).fold(x.clone(), |many, _| many.joined(x.clone()));
+            for threads in pools(1) {
+                let multiply = |x: &Floats, tokens: usize| {
+                    let mut out = Floats::unwritten(Float::F32, tokens * ROWS);
+                    quantized_matmul(x.view(), &matrix.view(), out.view_mut(), &threads);
+                    out.part(0, ROWS)
+                };
+                let (few, many) = (multiply(&x, 1), multiply(&many, 16));
+                for (row, (few, many)) in few.to_f64().into_iter().zip(many.to_f64()).enumerate() {
+                    let is_same = few.to_bits() == many.to_bits() || few.is_nan() && many.is_nan();
+                    assert!(is_same, "{mode:?}, {num_groups} groups, row {row}: {few}, {many}");
+                }
+            }
+        }
     }
 }
 

@@ -3,10 +3,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use jackalope_simd::{Elements, QuantMatrix, Scales, scale_value};
+use jackalope_simd::{Elements, QuantMatrix, QuantMode, Scales};
 
 use super::codes::Codes;
-use super::{LANES, Ordered, WithCodes, add_terms, for_avx2, no_terms, terms_of, total_on_grid};
+use super::{
+    LANES, Ordered, Register, WithCodes, add_terms, for_avx2, no_terms, terms_of, total_on_grid,
+};
 use crate::integer::rounding::Rounded;
 use crate::terms::Results;
 
@@ -99,7 +101,7 @@ for_avx2! {
         row: usize,
     ) -> [R::Value; T] {
         let Job { ordered, x, matrix, .. } = job;
-        let stride = x.padded_groups * x.group_size;
+        let stride = x.padded_groups * x.group_size / LANES;
         let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
         assert!((token + T) * stride <= ordered.values.len(), "values of the tokens");
         assert!((row + 1) * row_bytes <= matrix.words.len() * 4, "bytes of the row");
@@ -109,26 +111,28 @@ for_avx2! {
         for first_group in (0..num_groups).step_by(GROUPS) {
             let first_load = first_group / GROUPS * SUM_LANES * LOADS;
             let first_byte = row * row_bytes + first_load * C::LOAD_BYTES;
-            let values = ordered.values[token * stride + first_group * x.group_size..].as_ptr();
+            let first_register = token * stride + first_group * x.group_size / LANES;
+            let values = ordered.values[first_register..].as_ptr();
             let place = Place {
                 from: matrix.words.as_ptr().cast::<u8>().wrapping_add(first_byte),
                 left: matrix.words.len() * 4 - first_byte,
                 values,
                 stride,
             };
+            let left = num_groups - first_group;
             // SAFETY: the machine has the instruction set; the bytes are those of the matrix from
-            // there on, and the padded groups
-            // come by sixteens.
+            // there on, and the padded groups come by sixteens.
             let products = unsafe {
                 let last_load = (LOADS * SUM_LANES - 1) * C::LOAD_BYTES;
-                if last_load + C::READ_BYTES <= place.left {
-                    group_sums::<C, LOADS, SUM_LANES, T, true>(place)
+                if place.left < last_load + C::READ_BYTES {
+                    group_sums::<C, LOADS, SUM_LANES, T, false, false>(place)
+                } else if GROUPS / 2 < left {
+                    group_sums::<C, LOADS, SUM_LANES, T, true, false>(place)
                 } else {
-                    group_sums::<C, LOADS, SUM_LANES, T, false>(place)
+                    group_sums::<C, LOADS, SUM_LANES, T, true, true>(place)
                 }
             };
             let weights = row * num_groups + first_group;
-            let left = num_groups - first_group;
             // SAFETY: the machine has the instruction set.
             let (scales, biases) = unsafe { load_scales(matrix, weights, left) };
             for t in 0..T {
@@ -184,11 +188,14 @@ unsafe fn load_scales(matrix: &QuantMatrix<'_>, start: usize, left: usize) -> (_
         let scales = match &matrix.scales {
             Scales::Elements(scales) => load_elements(scales, start, len),
             Scales::Bytes(codes) => {
-                let mut scales = [0.0; GROUPS];
-                for (scale, code) in scales.iter_mut().zip(&codes[start..start + len]) {
-                    *scale = scale_value(matrix.format.mode, *code);
+                let mut eight = [0; GROUPS];
+                match codes.get(start..start + GROUPS) {
+                    Some(codes) => eight.copy_from_slice(codes),
+                    None => eight[..len].copy_from_slice(&codes[start..start + len]),
                 }
-                _mm256_loadu_ps(scales.as_ptr())
+                let codes = _mm_cvtsi64_si128(i64::from_le_bytes(eight));
+                let is_e4m3 = matrix.format.mode == QuantMode::Nvfp4;
+                first(if is_e4m3 { from_e4m3(codes) } else { from_e8m0(codes) }, len)
             }
         };
         match &matrix.biases {
@@ -205,14 +212,16 @@ unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __
     // SAFETY: the caller's promise; eight halves, or an array of eight values.
     unsafe {
         match elements {
-            Elements::Bf16(values) if len == GROUPS => {
+            // Those of the next row may follow.
+            Elements::Bf16(values) if start + GROUPS <= values.len() => {
                 let values = &values[start..start + GROUPS];
                 let halves = _mm_loadu_si128(values.as_ptr().cast());
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+                let wide = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves));
+                first(_mm256_castsi256_ps(wide), len)
             }
-            Elements::F16(values) if len == GROUPS => {
+            Elements::F16(values) if start + GROUPS <= values.len() => {
                 let values = &values[start..start + GROUPS];
-                _mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast()))
+                first(_mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())), len)
             }
             _ => {
                 let mut values = [0.0; GROUPS];
@@ -223,6 +232,61 @@ unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __
     }
 }
 
+/// The first `len` lanes, and zeros.
+///
+/// # Safety
+/// The machine must have the instruction set.
+#[inline(always)]
+unsafe fn first(lanes: __m256, len: usize) -> __m256 {
+    if len == GROUPS {
+        return lanes;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let indices = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let is_first = _mm256_cmpgt_epi32(_mm256_set1_epi32(len as i32), indices);
+        _mm256_and_ps(lanes, _mm256_castsi256_ps(is_first))
+    }
+}
+
+/// As [`jackalope_simd::e8m0`], of eight bytes.
+///
+/// # Safety
+/// The machine must have the instruction set.
+#[inline(always)]
+unsafe fn from_e8m0(codes: __m128i) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = _mm256_cvtepu8_epi32(codes);
+        let is_zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
+        let least = _mm256_and_si256(is_zero, _mm256_set1_epi32(1 << 22));
+        _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(codes), least))
+    }
+}
+
+/// As [`jackalope_simd::e4m3`], of eight bytes: an f16 with the same mantissa has an exponent larger by eight.
+///
+/// # Safety
+/// The machine must have the instruction set.
+#[inline(always)]
+unsafe fn from_e4m3(codes: __m128i) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = _mm_cvtepu8_epi16(codes);
+        let magnitudes = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+        let halves = _mm256_cvtph_ps(_mm_slli_epi16::<7>(magnitudes));
+        let values = _mm256_mul_ps(halves, _mm256_set1_ps(256.0));
+        let is_nan = _mm_cmpeq_epi16(magnitudes, _mm_set1_epi16(0x7f));
+        let is_nan = _mm256_castsi256_ps(_mm256_cvtepi16_epi32(is_nan));
+        let values = _mm256_blendv_ps(values, _mm256_set1_ps(f32::NAN), is_nan);
+        let signs = _mm256_slli_epi32::<24>(_mm256_cvtepu16_epi32(_mm_andnot_si128(
+            _mm_set1_epi16(0x7f),
+            codes,
+        )));
+        _mm256_or_ps(values, _mm256_castsi256_ps(signs))
+    }
+}
+
 /// Location of eight groups of a weight row, and of the activations for them.
 #[derive(Clone, Copy)]
 struct Place {
@@ -230,11 +294,11 @@ struct Place {
     from: *const u8,
     left: usize,
     /// Ordered activations of the first token; the next ones are `stride` apart.
-    values: *const i16,
+    values: *const Register,
     stride: usize,
 }
 
-/// The integer sums of eight groups in order, for each token.
+/// The integer sums of eight groups in order, for each token; with `IS_HALF` of the first four, and zeros.
 ///
 /// # Safety
 /// The machine must have the instruction set, and everything is where `place` says; if `WHOLE`, what all loads read.
@@ -245,22 +309,22 @@ unsafe fn group_sums<
     const SUM_LANES: usize,
     const T: usize,
     const WHOLE: bool,
+    const IS_HALF: bool,
 >(
     place: Place,
 ) -> [__m256i; T] {
     // SAFETY: the caller's promise.
     unsafe {
         let mut lanes = [[_mm256_setzero_si256(); 8]; T];
-        for sum in 0..SUM_LANES {
+        for sum in 0..if IS_HALF { SUM_LANES / 2 } else { SUM_LANES } {
             // Apart from `lanes`, so that they are in registers whether or not this loop is unrolled.
             let mut products = [_mm256_setzero_si256(); T];
             for load in sum * LOADS..(sum + 1) * LOADS {
                 let codes = load_codes::<C, WHOLE>(place, load * C::LOAD_BYTES);
-                let values = place.values.add(load * C::REGISTERS * LANES);
+                let values = place.values.add(load * C::REGISTERS);
                 for r in 0..C::REGISTERS {
                     for t in 0..T {
-                        let values = values.add(t * place.stride + r * LANES);
-                        let values = _mm256_loadu_si256(values.cast());
+                        let values = _mm256_load_si256(values.add(t * place.stride + r).cast());
                         let product = _mm256_madd_epi16(codes[r], values);
                         products[t] = _mm256_add_epi32(products[t], product);
                     }
