@@ -218,7 +218,9 @@ pub(crate) struct RankArgs {
     pub(crate) kv_mib: Option<u64>,
     #[command(flatten)]
     pub(crate) memory: PressureArgs,
-    /// Maximum number of tokens computed in one step, over all sequences; never less than `--running-max`. Default: 512, and up to 2048 in steps that only read prompts, as long as they take less than two seconds.
+    /// Maximum number of tokens computed in one step, over all sequences; never less than `--running-max`.
+    /// Default: 512, and up to 2048 in steps that only read prompts, as long as they take less than two
+    /// seconds.
     #[arg(long, alias = "chunked-prefill-tokens", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) step_tokens: Option<u32>,
     /// Maximum number of sequences computed together.
