@@ -45,7 +45,7 @@ const SEQUENCES: u32 = 8;
 const WORKER_START: Duration = Duration::from_secs(1);
 
 /// How long one measurement may take.
-const RUN_MAX: Duration = Duration::from_mins(10);
+const RUN_MAX: Duration = Duration::from_secs(600);
 
 /// A model that `jackalope synth` knows by its configuration.
 struct Shape {
