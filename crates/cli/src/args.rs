@@ -220,7 +220,7 @@ pub(crate) struct RankArgs {
     pub(crate) memory: PressureArgs,
     /// Maximum number of tokens computed in one step, over all sequences; never less than `--running-max`.
     /// Default: 512, and up to 2048 in steps that only read prompts, as long as they take less than two
-    /// seconds.
+    /// seconds and every rank has 8 GiB left after loading.
     #[arg(long, alias = "chunked-prefill-tokens", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) step_tokens: Option<u32>,
     /// Maximum number of sequences computed together.

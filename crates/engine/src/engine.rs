@@ -31,7 +31,7 @@ pub struct EngineConfig {
     /// delays the other sequences.
     pub step_tokens: u32,
     /// Maximum number of tokens of a step in which no sequence decodes, as long as the ranks compute such steps
-    /// within [`PROMPT_STEP_MAX`]; `None` or less: as `step_tokens`.
+    /// within [`PROMPT_STEP_MAX`] and have enough free memory; `None` or less: as `step_tokens`.
     pub prompt_step_tokens: Option<u32>,
     /// Maximum number of sequences computed together; at most `step_tokens`.
     pub running_max: u32,

@@ -9,11 +9,9 @@ use super::model::PlacementModel;
 /// Memory of a rank's program, its libraries and their allocations before a model is loaded.
 const RANK_BYTES: u64 = 256 << 20;
 
-/// Number of rows of one sequence in a step.
-const ROW_TOKENS: u64 = 512;
-
-/// Number of rows in a step that only reads prompts, whose activations exist at the same time.
-const STEP_TOKENS: u64 = 2048;
+/// Number of rows in a step, whose activations exist at the same time. Steps with more are planned only where memory
+/// is left.
+const STEP_TOKENS: u64 = 512;
 
 /// Number of rows whose logits exist at the same time.
 const LOGIT_ROWS: u64 = 64;
@@ -66,7 +64,7 @@ pub(super) fn need(model: &PlacementModel, shard: &RankShard, context_tokens: u3
     let blocks = context_tokens.div_ceil(KV_BLOCK_TOKENS);
     let cached_tokens = u64::from(blocks) * u64::from(KV_BLOCK_TOKENS);
     let state_bytes = shard.cache.state_bytes * PLANNED_STATES;
-    let window_blocks = shard.cache.window_blocks_max(ROW_TOKENS as usize) as u64;
+    let window_blocks = shard.cache.window_blocks_max(STEP_TOKENS as usize) as u64;
     let window_blocks = window_blocks.min(u64::from(blocks));
     let kv_bytes = shard.cache.bytes_per_token * cached_tokens
         + shard.cache.window_block_bytes() * window_blocks

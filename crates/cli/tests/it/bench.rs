@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::shipped;
 use crate::http::Server;
+use crate::ports::free_port;
 use crate::program::{run, run_json};
 
 const STREAM: &str =
@@ -222,8 +223,7 @@ fn a_server_that_is_none_is_told_at_once() {
         assert!(!ended.status.success(), "{ended:?}");
         assert!(ended.stderr.contains(said) && ended.stderr.contains("hint:"), "{ended:?}");
     }
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let ended = run(&bench(&format!("http://{free}"), &[]));
+    let ended = run(&bench(&format!("http://127.0.0.1:{}", free_port()), &[]));
     assert!(ended.stderr.contains("no connection"), "{ended:?}");
     let ended = run(&["bench", "--url", "http://127.0.0.1:1", "--ranks", "2"]);
     assert!(ended.stderr.contains("cannot be used with"), "{ended:?}");

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{exact, shipped};
 use crate::http::Server;
+use crate::ports::free_port;
 use crate::program::{Program, run, run_json, wait_for};
 
 fn model() -> String {
@@ -212,7 +213,7 @@ fn a_reader_that_has_had_enough_ends_a_command_quietly() {
 
 #[test]
 fn chat_without_a_server_says_how_to_start_one() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let url = format!("http://127.0.0.1:{port}");
     let ended = Program::start(&["chat", "--url", &url], "hello\n").end();
     assert!(!ended.status.success(), "{ended:?}");
@@ -257,16 +258,15 @@ fn two_ranks_read_no_more_than_one_and_what_is_replicated() {
 
 #[test]
 fn an_interrupted_start_is_no_success() {
-    let free_addr = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (addr, control) = (free_addr(), free_addr());
-    let (port, control) = (addr.port().to_string(), control.port().to_string());
+    let (http, control) = (free_port(), free_port().to_string());
+    let port = http.to_string();
     let args = ["serve", "--model", &model(), "--hosts", "127.0.0.1", "--by-hand"];
     let ports = ["--port", &port, "--control-port", &control];
     let program = Program::start(&[&args[..], &ports].concat(), "");
     // The server waits for a rank that is never started. Once its HTTP port answers, its signal
     // handlers are installed.
     wait_for("answer", || {
-        let mut socket = std::net::TcpStream::connect(addr).ok()?;
+        let mut socket = std::net::TcpStream::connect(("127.0.0.1", http)).ok()?;
         socket.write_all(b"GET /health/live HTTP/1.0\r\n\r\n").ok()?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer).ok()?;

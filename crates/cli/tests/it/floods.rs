@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Copy, exact};
 use crate::http::{End, Server};
+use crate::ports::free_port;
 use crate::program::{Program, send, wait_for};
 
 /// New connections per second of one peer, over all ports.
@@ -237,8 +238,7 @@ fn a_flood_of_strangers_on_every_port_does_not_keep_a_replacement_out() {
 #[test]
 fn a_flood_of_strangers_on_an_agents_port_too_does_not_keep_a_replacement_out() {
     let home = Copy::new();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let (model, port) = (exact().to_str().unwrap(), free.to_string());
+    let (model, port) = (exact().to_str().unwrap(), free_port().to_string());
     let words = ["serve", "--model", model, "--port", "0", "--json", "--control-port", "0"];
     let hosts = ["--hosts", "127.0.0.1,127.0.0.1", "--agent-port", &port];
     let words = [&words[..], &hosts].concat();

@@ -2,7 +2,6 @@
 //! stand-in for `ssh`, each with an agent on a loopback address of its own.
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::{Value, json};
 
 use crate::checkpoint::shipped;
+use crate::ports::free_port;
 use crate::program::{Ended, Program, ranks_of, wait_for};
 
 /// Does what `ssh` does, with another home and another address on this machine. Host `mac7` is
@@ -45,7 +45,7 @@ impl Machines {
         let script = root.join("ssh.sh");
         fs::write(&script, format!("ROOT='{}'\n{SSH}", root.display())).unwrap();
         let ssh = format!("/bin/sh {}", script.display());
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         Machines { root, port, ssh }
     }
 
@@ -199,8 +199,7 @@ fn serve_puts_itself_on_a_machine_that_has_nothing_or_something_old() {
     let machines = Machines::new(&["mac6"]);
     let model = shipped();
     let port = machines.port.to_string();
-    let control = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let control = control.to_string();
+    let control = free_port().to_string();
     let args =
         ["serve", "--model", model.to_str().unwrap(), "--hosts", "mac6", "--json", "--port", "0"];
     let args = [&args[..], &["--agent-port", &port, "--control-port", &control]].concat();

@@ -28,6 +28,7 @@ mod mixture;
 mod operate;
 mod pages;
 mod plan;
+mod ports;
 mod program;
 mod pull;
 mod random;

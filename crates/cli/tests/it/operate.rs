@@ -1,7 +1,6 @@
 //! Operating a cluster: starting in the background, status, restarting, stopping.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,6 +10,7 @@ use rustix::process::{Pid, Signal, test_kill_process};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Copy, exact};
+use crate::ports::free_port;
 use crate::program::{Ended, PATIENCE, Program, send, wait_for};
 
 /// A machine's home folder and the processes that use it; all end when this is dropped.
@@ -26,8 +26,7 @@ impl Machine {
             format!("machine-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::remove_dir_all(&home).ok();
-        let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        Machine { home, ports: listeners.map(|it| it.local_addr().unwrap().port()) }
+        Machine { home, ports: [(); 3].map(|()| free_port()) }
     }
 
     fn begin(&self, words: &[&str]) -> Program {

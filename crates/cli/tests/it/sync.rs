@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::{place_of, shipped};
 use crate::http::{End, Server};
 use crate::install::Machines;
+use crate::ports::free_port;
 use crate::program::{ranks_of, send};
 
 /// Creates the model's directory below a host's home, with the files of the shipped model.
@@ -89,7 +90,7 @@ fn refuses_a_port_that_is_taken(machines: &Machines, reach: &[&str]) {
 
 /// Each rank loads the model from its machine's own path; a machine with a different model is named at once.
 fn serve_from_another_path(machines: &Machines, port: &str) {
-    let control = free_port();
+    let control = free_port().to_string();
     let args = ["serve", "--model", "jack/mini", "--hosts", "mac8,mac9", "--json"];
     let rest = ["--port", "0", "--agent-port", port, "--control-port", &control];
     let args = [&args[..], &rest].concat();
@@ -143,9 +144,4 @@ fn other_weights_while_serving(machines: &Machines, server: &Server) {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
     fs::write(&weights, content).unwrap();
-}
-
-fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port().to_string()
 }

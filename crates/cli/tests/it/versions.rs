@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::shipped;
 use crate::http::Server;
+use crate::ports::free_port;
 use crate::program::{Ended, Program};
 
 /// Preamble that both ends of the proxy receive.
@@ -54,10 +55,6 @@ fn carry(mut from: TcpStream, mut to: TcpStream) -> std::io::Result<()> {
     to.write_all(OTHER)?;
     std::io::copy(&mut from, &mut to)?;
     to.shutdown(Shutdown::Write)
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Jackalope's home of one machine, with the shared secret.

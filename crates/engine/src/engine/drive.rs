@@ -65,7 +65,7 @@ impl<G: RankGroup> Driver<G> {
             reporting: Reporting::new(&config, ranks, gauges),
             recovery: Recovery::new(config.retry),
             steps: StepClock::default(),
-            pace: PromptPace::new(&config),
+            pace: PromptPace::new(&config, &[]),
             pressure: PressureGuard::new(config.pressure),
             config,
             group,

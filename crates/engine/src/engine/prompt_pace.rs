@@ -2,14 +2,21 @@
 //!
 //! Ranks read a prompt faster in larger pieces: a mixture reads each chosen expert once per piece, and a GPU has more
 //! rows to divide. But whoever arrives meanwhile waits for the steps under way, so pieces grow only while they take
-//! little time.
+//! little time. They also need more memory, which plans of splits do not count: on machines that a model just fits,
+//! they do not grow.
 
 use std::time::Duration;
+
+use jackalope_protocol::RankFacts;
 
 use super::EngineConfig;
 
 /// How long a step that only reads prompts should take at most.
 pub const PROMPT_STEP_MAX: Duration = Duration::from_secs(2);
+
+/// Memory that a rank must have left after loading for longer steps, in bytes. Caches get four fifths of it, and the
+/// activations of 2,048 tokens take at most about 1 GiB in the largest models.
+const FREE_BYTES_MIN: u64 = 8 << 30;
 
 /// The number of tokens, which follows the ranks' speed.
 #[derive(Debug)]
@@ -20,9 +27,12 @@ pub(super) struct PromptPace {
 }
 
 impl PromptPace {
-    pub(super) fn new(config: &EngineConfig) -> PromptPace {
+    /// Creates the pace of ranks that have loaded.
+    pub(super) fn new(config: &EngineConfig, facts: &[RankFacts]) -> PromptPace {
         let least = config.step_tokens as usize;
-        let most = config.prompt_step_tokens.map_or(least, |most| most as usize).max(least);
+        let has_room = facts.iter().all(|facts| FREE_BYTES_MIN <= facts.free_bytes);
+        let most = config.prompt_step_tokens.filter(|_| has_room);
+        let most = most.map_or(least, |most| most as usize).max(least);
         PromptPace { least, most, num_tokens: least }
     }
 
@@ -49,13 +59,17 @@ impl PromptPace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::fake_facts;
+
+    fn pace_with(prompt_step_tokens: Option<u32>, free_bytes: [u64; 2]) -> PromptPace {
+        let config =
+            EngineConfig { step_tokens: 512, prompt_step_tokens, ..EngineConfig::default() };
+        let facts = free_bytes.map(|free_bytes| RankFacts { free_bytes, ..fake_facts(9, 9) });
+        PromptPace::new(&config, &facts)
+    }
 
     fn pace(prompt_step_tokens: Option<u32>) -> PromptPace {
-        PromptPace::new(&EngineConfig {
-            step_tokens: 512,
-            prompt_step_tokens,
-            ..EngineConfig::default()
-        })
+        pace_with(prompt_step_tokens, [FREE_BYTES_MIN; 2])
     }
 
     /// Notes full steps of ranks with a speed in tokens per second.
@@ -87,6 +101,13 @@ mod tests {
             assert_eq!(run(&mut pace(limit), 8, 1e6), 512);
         }
         assert_eq!(run(&mut pace(Some(700)), 8, 1e6), 700);
+    }
+
+    #[test]
+    fn steps_do_not_grow_where_memory_is_short_or_unknown() {
+        for free_bytes in [[FREE_BYTES_MIN, FREE_BYTES_MIN - 1], [0, FREE_BYTES_MIN]] {
+            assert_eq!(run(&mut pace_with(Some(2048), free_bytes), 8, 1e6), 512);
+        }
     }
 
     #[test]

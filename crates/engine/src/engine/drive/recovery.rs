@@ -179,7 +179,7 @@ impl<G: RankGroup> Driver<G> {
             let wake = move || drop(waker.send(Message::Command(Command::ConstraintAnswered)));
             self.constraint_pool = Some(ConstraintPool::new(wake));
         }
-        self.pace = PromptPace::new(&self.config);
+        self.pace = PromptPace::new(&self.config, facts);
         self.scheduler = Some(scheduler);
         self.reporting.modify(|status| {
             status.limits = Some(limits);
