@@ -238,7 +238,8 @@ fn a_flood_of_strangers_on_every_port_does_not_keep_a_replacement_out() {
 #[test]
 fn a_flood_of_strangers_on_an_agents_port_too_does_not_keep_a_replacement_out() {
     let home = Copy::new();
-    let (model, port) = (exact().to_str().unwrap(), free_port().to_string());
+    let free = free_port();
+    let (model, port) = (exact().to_str().unwrap(), free.to_string());
     let words = ["serve", "--model", model, "--port", "0", "--json", "--control-port", "0"];
     let hosts = ["--hosts", "127.0.0.1,127.0.0.1", "--agent-port", &port];
     let words = [&words[..], &hosts].concat();
