@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use jackalope_engine::testing::{FakeOptions, FakeOrder, NOT_A_NUMBER, pseudo_embedding};
+use jackalope_engine::testing::{
+    FakeOptions, FakeOrder, NOT_A_NUMBER, fake_facts, pseudo_embedding,
+};
 use jackalope_engine::{
     CacheScope, EngineConfig, Event, FinishReason, Generation, OpenRequest, RequestEnd,
     RequestOptions, RequestRecord, TenantId,
 };
-use jackalope_protocol::{Pooling, TokenId};
+use jackalope_protocol::{Pooling, RankFacts, TokenId};
 
 use crate::engine::{Fixture, block_on, paced, read_all, seeded, start};
 
@@ -202,4 +204,23 @@ fn prefixes_are_found_within_their_scope_only() {
     assert_eq!(block_on(fixture.handle.clear_prefixes()), 3);
     assert_eq!([1, 2].map(cached), [0, 0]);
     fixture.end();
+}
+
+#[test]
+fn a_prompt_takes_fewer_steps_where_ranks_are_fast_and_have_memory() {
+    let num_steps = |free_bytes: u64| {
+        let config = EngineConfig {
+            step_tokens: 64,
+            prompt_step_tokens: Some(512),
+            ..EngineConfig::default()
+        };
+        let facts = RankFacts { free_bytes, ..fake_facts(1000, 4096) };
+        let fixture = start(config, FakeOptions { facts, ..FakeOptions::default() });
+        assert_eq!(read_all(fixture.submit(seeded(vec![7; 2048], 1, 0)).unwrap()).0.len(), 1);
+        let num_steps = fixture.handle.status().steps.steps;
+        fixture.end();
+        num_steps
+    };
+    assert_eq!(num_steps(1 << 30), 32, "2048 tokens, 64 in each step");
+    assert!(num_steps(64 << 30) < 16);
 }
