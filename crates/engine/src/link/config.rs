@@ -106,3 +106,17 @@ pub enum LinkError {
         source: io::Error,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_time_for_its_tokens_up_to_a_limit() {
+        let step = Duration::from_secs(10);
+        let timeouts = LinkTimeouts { step, timed_tokens_max: 512, ..LinkTimeouts::default() };
+        let found = [0, 64, 512, 2048].map(|num_tokens| timeouts.step_of(num_tokens));
+        assert_eq!(found, [step, step * 2, step * 9, step * 9]);
+        assert_eq!(LinkTimeouts { step, ..LinkTimeouts::default() }.step_of(2048), step * 33);
+    }
+}
