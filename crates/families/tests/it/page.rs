@@ -261,3 +261,17 @@ fn the_page_says_what_the_descriptions_say() {
         assert!(page == expected, "docs/models.md is not what the descriptions say\n{hint}");
     }
 }
+
+/// Tokens of cases in 16 bits are not compared with the reference's: rounding decides too many.
+#[test]
+fn tokens_of_every_type_are_compared_with_plain_and_with_quantised_weights() {
+    let golden = golden();
+    for model_type in computed_types() {
+        let cases = golden[model_type].iter().filter(|case| case.dtype == "f32");
+        let (quantised, plain): (Vec<&Case>, Vec<&Case>) = cases.partition(|case| {
+            ["quantization", "quantization_config"].iter().any(|it| case.config.get(it).is_some())
+        });
+        assert!(!plain.is_empty(), "{model_type} has no plain case in f32");
+        assert!(!quantised.is_empty(), "{model_type} has no quantised case in f32");
+    }
+}

@@ -364,7 +364,11 @@ def whole(config, path):
     weights = mx.load(str(path / "model.safetensors"))
     weights = {f"language_model.{name}": value for name, value in weights.items()}
     mx.save_safetensors(str(path / "whole" / "model.safetensors"), weights)
-    (path / "whole" / "config.json").write_text(json.dumps(whole_config(config), indent=1))
+    formats = config.get("quantization", {})
+    formats = {f"language_model.{name}" if "." in name else name: it for name, it in formats.items()}
+    text = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    both = dict(quantization=formats, quantization_config=formats) if formats else {}
+    (path / "whole" / "config.json").write_text(json.dumps(whole_config(text) | both, indent=1))
     return path / "whole"
 
 
@@ -467,6 +471,8 @@ def compute(name, config, dtype, quantization_of, prompt):
     elif "-original-" in name:
         tensors = original(tensors, config)
     quantization = quantization_config(own, quantization_of)
+    if is_whole:
+        quantization = {path.removeprefix("language_model."): it for path, it in quantization.items()}
     if "-openai-blocks-" in name:
         tensors = openai_blocks(tensors)
         config = config | dict(quantization_config=dict(quant_method="mxfp4"))

@@ -17,3 +17,4 @@ def cases():
     yield "apertus-f32", apertus(rope_scaling=scaling), "F32", plain
     biased = apertus(mlp_bias=True, num_key_value_heads=1)
     yield "apertus-q4-bf16", biased, "BF16", everything(affine(4, 32))
+    yield "apertus-q4-f32", apertus(), "F32", everything(affine(4, 32))

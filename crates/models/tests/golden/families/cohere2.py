@@ -21,3 +21,4 @@ def cases():
     yield "cohere2-f32", cohere2(), "F32", plain
     yield "cohere2-biases-f32", cohere2(attention_bias=True, layer_norm_bias=True), "F32", plain
     yield "cohere2-q4-bf16", cohere2(), "BF16", everything(affine(4, 64))
+    yield "cohere2-q4-f32", cohere2(sliding_window=9), "F32", everything(affine(4, 32))

@@ -106,13 +106,21 @@ def cases():
     yield "deepseek_v3-kv-b-f32", v3(ODD, **direct), "F32", plain
     yield "deepseek_v3-kv-b-q4-f32", v3(WIDE), "F32", q4
     yield "kimi_k2-per-expert-bf16", v3(WIDE, "kimi_k2", **SETTLED), "BF16", plain
+    one_group = dict(n_group=1, topk_group=1)
+    yield "kimi_k2-f32", v3(ODD, "kimi_k2", **one_group), "F32", plain
+    yield "kimi_k2-q4-f32", v3(WIDE, "kimi_k2", **one_group), "F32", q4_experts
+    yield "kimi_k25-f32", kimi_k25(ODD), "F32", plain
     yield "kimi_k25-q4-f32", kimi_k25(WIDE), "F32", q4
     yield "kimi_vl-f32", kimi_vl(ODD), "F32", plain
+    yield "kimi_vl-q4-f32", kimi_vl(WIDE), "F32", q4
     yield "deepseek_v2-f32", v2(ODD, q_lora_rank=None), "F32", plain
     yield "deepseek_v2-q4-f32", v2(WIDE, topk_method="greedy"), "F32", q4
     yield "deepseek_v2-q4-bf16", v2(WIDE, **SETTLED), "BF16", q4
     yield "glm4_moe_lite-f32", lite(ODD), "F32", plain
+    yield "glm4_moe_lite-q4-f32", lite(WIDE), "F32", q4
     yield "glm4_moe_lite-q4-bf16", lite(WIDE, **SETTLED), "BF16", q4
     yield "mistral4-f32", mistral4(ODD, rope_interleave=False), "F32", plain
+    yield "mistral4-q4-f32", mistral4(WIDE), "F32", q4
     yield "mistral3-f32", mistral3(ODD), "F32", plain
+    yield "mistral3-q4-f32", mistral3(WIDE), "F32", q4
     yield "mistral4-q4-bf16", mistral4(WIDE, **SETTLED), "BF16", q4

@@ -26,3 +26,4 @@ def dots1(**more):
 def cases():
     yield "dots1-f32", dots1(), "F32", plain
     yield "dots1-q4-bf16", dots1(norm_topk_prob=False, n_group=1, topk_group=1), "BF16", q4_experts
+    yield "dots1-q4-f32", dots1(), "F32", q4_experts

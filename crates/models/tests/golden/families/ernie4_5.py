@@ -10,3 +10,5 @@ def cases():
     yield "ernie4_5-f32", ernie4_5(), "F32", plain
     yield "ernie4_5-biases-f32", ernie4_5(use_bias=True, tie_word_embeddings=False), "F32", plain
     yield "ernie4_5-q4-bf16", ernie4_5(head_dim=32), "BF16", everything(affine(4, 32))
+    biased = ernie4_5(head_dim=32, use_bias=True)
+    yield "ernie4_5-q4-f32", biased, "F32", everything(affine(4, 32))

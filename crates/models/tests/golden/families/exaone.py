@@ -17,3 +17,5 @@ def cases():
     )
     yield "exaone-f32", exaone(rope_scaling=scaling), "F32", plain
     yield "exaone-q4-bf16", exaone(tie_word_embeddings=True), "BF16", everything(affine(4, 32))
+    wide = exaone(rope_scaling=scaling, intermediate_size=256)
+    yield "exaone-q4-f32", wide, "F32", everything(affine(4, 32))

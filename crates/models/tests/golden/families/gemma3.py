@@ -10,3 +10,4 @@ def gemma3(**more):
 def cases():
     yield "gemma3-f32", gemma3(), "F32", plain
     yield "gemma3-q4-bf16", gemma3(head_dim=32), "BF16", everything(affine(4, 32))
+    yield "gemma3-q4-f32", gemma3(head_dim=64), "F32", everything(affine(4, 64))

@@ -10,3 +10,4 @@ def cases():
     yield "glm-f32", glm(), "F32", plain
     tied = glm(head_dim=32, attention_bias=False, tie_word_embeddings=True)
     yield "glm-q4-bf16", tied, "BF16", everything(affine(4, 32))
+    yield "glm-q4-f32", glm(head_dim=32), "F32", everything(affine(4, 32))

@@ -14,3 +14,5 @@ def cases():
     yield "hunyuan_v1_dense-biases-f32", hunyuan_v1_dense(**bare), "F32", plain
     q4 = everything(affine(4, 32))
     yield "hunyuan_v1_dense-q4-bf16", hunyuan_v1_dense(head_dim=32), "BF16", q4
+    biased = hunyuan_v1_dense(head_dim=32, attention_bias=True)
+    yield "hunyuan_v1_dense-q4-f32", biased, "F32", q4

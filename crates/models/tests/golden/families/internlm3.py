@@ -11,3 +11,4 @@ def cases():
     yield "internlm3-f32", internlm3(), "F32", plain
     plainer = internlm3(bias=True, qkv_bias=False, num_key_value_heads=1)
     yield "internlm3-q4-bf16", plainer, "BF16", everything(affine(4, 32))
+    yield "internlm3-q4-f32", internlm3(), "F32", everything(affine(4, 32))

@@ -11,4 +11,6 @@ def wrapper(model_type):
 def cases():
     yield "lfm2-vl-f32", wrapper("lfm2-vl"), "F32", plain
     yield "lfm2-vl-q4-bf16", wrapper("lfm2-vl"), "BF16", everything(affine(4, 64))
+    yield "lfm2-vl-q4-f32", wrapper("lfm2-vl"), "F32", everything(affine(4, 32))
+    yield "lfm2_vl-f32", wrapper("lfm2_vl"), "F32", plain
     yield "lfm2_vl-q4-f32", wrapper("lfm2_vl"), "F32", everything(affine(4, 64))

@@ -66,3 +66,5 @@ def cases():
     yield "mimo_v2_flash-q4-bf16", few, "BF16", q4_experts
     seeing = dict(model_type="mimo_v2", text_config=mimo_v2_flash() | dict(model_type="mimo_v2"))
     yield "mimo_v2-f32", seeing, "F32", plain
+    seeing = dict(model_type="mimo_v2", text_config=mimo_v2_flash(**experts) | dict(model_type="mimo_v2"))
+    yield "mimo_v2-q4-f32", seeing, "F32", q4_experts

@@ -9,3 +9,4 @@ def minicpm(**more):
 def cases():
     yield "minicpm-f32", minicpm(num_hidden_layers=3, num_key_value_heads=1), "F32", plain
     yield "minicpm-q4-bf16", minicpm(), "BF16", everything(affine(4, 32))
+    yield "minicpm-q4-f32", minicpm(num_key_value_heads=1), "F32", everything(affine(4, 32))

@@ -69,6 +69,8 @@ def cases():
     yield "minimax_m3-text-f32", text, "F32", plain
     choice = CHOICE | dict(sparse_num_index_heads=2, sparse_index_dim=64)
     yield "minimax_m3-q4-f32", config(choice, **WIDE), "F32", q4_experts
+    text = config(choice, **WIDE)["text_config"] | dict(model_type="minimax_m3")
+    yield "minimax_m3-text-q4-f32", text, "F32", q4_experts
     # Rounding to 16 bits chooses others of the experts and blocks; among many, one matters little.
     settled = choice | dict(sparse_topk_blocks=12)
     yield "minimax_m3-bf16", config(settled, **WIDE, num_experts_per_tok=10), "BF16", plain

@@ -12,3 +12,5 @@ def cases():
     linear = dict(rope_scaling=dict(type="linear", factor=2.0), attention_bias=True, mlp_bias=True)
     yield "nemotron-biases-f32", nemotron(**linear), "F32", plain
     yield "nemotron-q4-bf16", nemotron(head_dim=32), "BF16", everything(affine(4, 32))
+    biased = nemotron(head_dim=32, **linear)
+    yield "nemotron-q4-f32", biased, "F32", everything(affine(4, 32))

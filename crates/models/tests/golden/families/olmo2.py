@@ -10,3 +10,5 @@ def cases():
     yield "olmo2-f32", olmo2(), "F32", plain
     yield "olmo2-biases-f32", olmo2(attention_bias=True, mlp_bias=True), "F32", plain
     yield "olmo2-q4-bf16", olmo2(head_dim=32), "BF16", everything(affine(4, 32))
+    biased = olmo2(head_dim=32, attention_bias=True, mlp_bias=True)
+    yield "olmo2-q4-f32", biased, "F32", everything(affine(4, 32))

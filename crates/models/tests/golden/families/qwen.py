@@ -10,3 +10,4 @@ def qwen(**more):
 def cases():
     yield "qwen-f32", qwen(), "F32", plain
     yield "qwen-q4-bf16", qwen(), "BF16", everything(affine(4, 64))
+    yield "qwen-q4-f32", qwen(), "F32", everything(affine(4, 32))

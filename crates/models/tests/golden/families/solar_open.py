@@ -12,3 +12,4 @@ def cases():
     yield "solar_open-f32", solar_open(), "F32", plain
     mixed = routers_in_eight_bits(affine(4, 32))
     yield "solar_open-q4-half-bf16", solar_open(partial_rotary_factor=0.5), "BF16", mixed
+    yield "solar_open-q4-f32", solar_open(), "F32", mixed

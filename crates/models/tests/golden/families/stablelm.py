@@ -13,3 +13,5 @@ def cases():
     yield "stablelm-parallel-f32", parallel | dict(num_key_value_heads=4), "F32", plain
     few = parallel | dict(num_attention_heads=4)
     yield "stablelm-q4-bf16", few, "BF16", everything(affine(4, 32))
+    serial = stablelm(num_attention_heads=4)
+    yield "stablelm-q4-f32", serial, "F32", everything(affine(4, 32))

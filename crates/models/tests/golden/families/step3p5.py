@@ -1,4 +1,4 @@
-from . import BASE, plain, q4_experts, without
+from . import BASE, affine, everything, plain, q4_experts, without
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
 
@@ -71,3 +71,5 @@ def cases():
     )
     yield "step3p5-q4-bf16", few, "BF16", q4_experts
     yield "step3p7-f32", step3p7(), "F32", plain
+    wide = step3p7(moe_intermediate_size=128)
+    yield "step3p7-q4-f32", wide, "F32", everything(affine(4, 32))
