@@ -7,3 +7,4 @@ mod checkpoints;
 mod originals;
 mod page;
 mod refusals;
+mod touched;
