@@ -17,7 +17,7 @@ use jackalope_fleet::hostfile::{Host, Hostfile};
 use jackalope_fleet::shell::Shell;
 use jackalope_fleet::{facts, routes};
 use jackalope_placement::{
-    LinkKind, LinkSpeed, Links, NodeOffer, PlacementConstraints, PlacementModel,
+    LinkKind, LinkSpeed, Links, NodeOffer, PlacementConstraints, PlacementModel, faster_with_fewer,
 };
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::{Backend, counted};
@@ -44,8 +44,11 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let split = kind_over(backend, args.split.map(Into::into))?;
     check_encryption(args.encrypt_data.into(), backend)?;
     let constraints = PlacementConstraints { context_tokens: args.context, num_machines, split };
-    match jackalope_placement::place(&model, &offers, &links(&hostfile, args.over), constraints) {
+    let links = links(&hostfile, args.over);
+    match jackalope_placement::place(&model, &offers, &links, constraints) {
         Ok(placement) => {
+            let fewer = faster_with_fewer(&model, &offers, &links, constraints, &placement);
+            let fewer = fewer.as_ref();
             let machines: Vec<routes::RouteNode<'_>> = placement
                 .ranks
                 .iter()
@@ -57,11 +60,11 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
                 .collect();
             let links = links::of_ranks(&machines, backend, args.encrypt_data.into());
             if args.json {
-                let mut plan = text::placement_json(&model, &offers, &placement);
+                let mut plan = text::placement_json(&model, &offers, &placement, fewer);
                 plan["links"] = links::json(&links);
                 return Ok(output::line(plan)?);
             }
-            output::piece(text::placement(&model, &offers, &placement))?;
+            output::piece(text::placement(&model, &offers, &placement, fewer))?;
             Ok(output::piece(links::text(&links, backend))?)
         }
         Err(refusal) => {

@@ -11,6 +11,7 @@
 
 mod checkpoint;
 mod dealing;
+mod fewer;
 mod model;
 pub mod reach;
 mod search;
@@ -26,9 +27,10 @@ use thiserror::Error;
 
 pub use checkpoint::CheckpointError;
 pub use dealing::{RankNeed, needs};
+pub use fewer::{FewerMachines, faster_with_fewer};
 pub use jackalope_spec::TensorRole;
 pub use model::PlacementModel;
-pub use speed::{LinkKind, LinkSource, LinkSpeed, Links, Speed};
+pub use speed::{BATCH_SEQUENCES, LinkKind, LinkSource, LinkSpeed, Links, Speed};
 
 use jackalope_protocol::machine::NodeFacts;
 
@@ -386,8 +388,13 @@ impl Candidates<'_> {
     /// Returns the best option of `size` machines and one kind of split; `None` if there are too
     /// many machines for it.
     fn best(&self, size: usize, kind: SplitKind) -> Option<PlacementOption> {
+        self.on(largest(self.offers, size), kind)
+    }
+
+    /// Returns the best option of these machines and one kind of split; `None` if there are too
+    /// many machines for it.
+    fn on(&self, offer_idxs: Vec<usize>, kind: SplitKind) -> Option<PlacementOption> {
         let Candidates { model, offers, links, context_tokens } = *self;
-        let offer_idxs = largest(offers, size);
         let caps = caps(offers, &offer_idxs);
         let (split, needs) = search::best(model, kind, &caps, context_tokens)?;
         let nodes: Vec<&NodeOffer> = offer_idxs.iter().map(|&idx| &offers[idx]).collect();

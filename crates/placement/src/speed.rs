@@ -10,22 +10,30 @@ use super::NodeOffer;
 use super::dealing::shards;
 use super::model::PlacementModel;
 
-/// Fraction of the memory bandwidth that decoding reaches (BENCHMARKS.md: 61 to 71 %).
+/// Fraction of the memory bandwidth that decoding reaches. BENCHMARKS.md has 68 and 70 % for a dense
+/// model on two cores, and 53 to 97 % for mixtures of experts.
 const DECODE_EFFICIENCY: f64 = 0.65;
 
-/// Multiply-accumulate operations during prefill per byte of memory bandwidth. For the CPU as
-/// measured: 302 tokens/s of 0.6 billion weights at 34 to 60 GB/s (BENCHMARKS.md). For Apple's GPUs
-/// an assumption: about two thirds of the arithmetic throughput that the manufacturer states,
-/// divided by the memory bandwidth.
+/// Multiply-accumulate operations during prefill per byte of memory bandwidth. For the CPU about
+/// what BENCHMARKS.md has: 153 and 246 prompt tokens/s of 0.6 billion weights with one and two
+/// threads, which read 29 and 32 GB/s of memory, are 3.2 and 4.6. For Apple's GPUs an assumption:
+/// about two thirds of the arithmetic throughput that the manufacturer states, divided by the
+/// memory bandwidth.
 const CPU_MACS_PER_BYTE: f64 = 4.0;
 const GPU_MACS_PER_BYTE: f64 = 12.0;
 
 /// Number of prompt tokens that are computed together.
 const CHUNK_TOKENS: u32 = 512;
 
-/// The request for which placements are compared: one turn of a conversation.
-const USUAL_PROMPT_TOKENS: f64 = 1000.0;
-const USUAL_ANSWER_TOKENS: f64 = 300.0;
+/// Number of sequences in the batch whose decode speed is predicted.
+pub const BATCH_SEQUENCES: u32 = 8;
+
+/// Length in tokens of the prompt of a usual request, for which placements are compared: one turn
+/// of a conversation.
+pub(super) const USUAL_PROMPT_TOKENS: u32 = 1000;
+
+/// Length in tokens of the answer to a usual request.
+pub(super) const USUAL_ANSWER_TOKENS: u32 = 300;
 
 /// Size in bytes of an element in an all-reduce.
 const SUM_BYTES: f64 = 4.0;
@@ -90,8 +98,8 @@ pub struct Links {
 impl Speed {
     /// Returns the time of a usual request, in seconds.
     pub fn usual_request_s(&self) -> f64 {
-        USUAL_PROMPT_TOKENS / self.prefill_tokens_per_s
-            + USUAL_ANSWER_TOKENS / self.decode_tokens_per_s
+        f64::from(USUAL_PROMPT_TOKENS) / self.prefill_tokens_per_s
+            + f64::from(USUAL_ANSWER_TOKENS) / self.decode_tokens_per_s
     }
 }
 
@@ -141,11 +149,13 @@ impl Links {
     }
 }
 
-/// The expected speed of one sequence at a time.
+/// The expected speed of one sequence at a time, and of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
-    /// Tokens per second while decoding, at half of the planned context.
+    /// Tokens per second while decoding one sequence, at half of the planned context.
     pub decode_tokens_per_s: f64,
+    /// Tokens per second of [`BATCH_SEQUENCES`] such sequences together.
+    pub batch_decode_tokens_per_s: f64,
     /// Tokens per second during prefill.
     pub prefill_tokens_per_s: f64,
     /// Fraction of the decoding time that ranks wait for each other, from 0 to 1.
@@ -160,6 +170,7 @@ pub(super) fn predict(
     links: &Links,
     context_tokens: u32,
 ) -> Option<Speed> {
+    let batch = Batch::of(split);
     let shards = shards(model, split);
     let ranks = nodes.iter().zip(&shards).map(|(node, shard)| {
         let bytes_per_s = node.memory_bytes_per_s? as f64;
@@ -174,73 +185,125 @@ pub(super) fn predict(
             Device::Gpu => GPU_MACS_PER_BYTE,
             Device::Cpu | Device::Auto => CPU_MACS_PER_BYTE,
         };
-        let macs = token_bytes * 8.0 / bits_per_weight(model) * f64::from(CHUNK_TOKENS);
+        let token_macs = token_bytes * 8.0 / bits_per_weight(model);
         let read_us = |bytes: f64| bytes / (bytes_per_s * DECODE_EFFICIENCY) * 1e6;
-        // The tokens of a chunk choose almost all experts between them, and all of these are read.
-        let computing_us = macs / (bytes_per_s * macs_per_byte) * 1e6;
-        Some(Computing {
+        // The tokens of a step choose different experts, and all of these are read: in a chunk of
+        // a prompt almost all experts, in a batch of sequences a part of them.
+        let step_us = |num_tokens: u32, kv_bytes: f64| {
+            let computing_us =
+                token_macs * f64::from(num_tokens) / (bytes_per_s * macs_per_byte) * 1e6;
+            computing_us.max(read_us(shard.read_bytes(num_tokens) + kv_bytes))
+        };
+        Some(StepTimes {
             decode_us: read_us(token_bytes + kv_bytes),
-            prefill_us: computing_us.max(read_us(shard.read_bytes(CHUNK_TOKENS))),
+            batch_us: step_us(batch.num_sequences, f64::from(batch.num_sequences) * kv_bytes),
+            prefill_us: step_us(CHUNK_TOKENS, 0.0),
         })
     });
-    let ranks = ranks.collect::<Option<Vec<Computing>>>()?;
+    let ranks = ranks.collect::<Option<Vec<StepTimes>>>()?;
     let (computing, waiting) = match split {
         Split::Tensor(_) => tensor(model, &ranks, links),
-        Split::Pipeline(_) => pipeline(model, &ranks, links),
+        Split::Pipeline(_) => pipeline(model, &ranks, links, batch),
     };
     let decode_us = computing.decode_us + waiting.decode_us;
+    let batch_us = computing.batch_us + waiting.batch_us;
     let prefill_us = computing.prefill_us + waiting.prefill_us;
+    let tokens_per_s =
+        |num_tokens: u32, us: f64| f64::from(num_tokens) * 1e6 / us.max(f64::MIN_POSITIVE);
     Some(Speed {
-        decode_tokens_per_s: 1e6 / decode_us.max(f64::MIN_POSITIVE),
-        prefill_tokens_per_s: f64::from(CHUNK_TOKENS) * 1e6 / prefill_us.max(f64::MIN_POSITIVE),
+        decode_tokens_per_s: tokens_per_s(1, decode_us),
+        batch_decode_tokens_per_s: tokens_per_s(BATCH_SEQUENCES, batch_us),
+        prefill_tokens_per_s: tokens_per_s(CHUNK_TOKENS, prefill_us),
         decode_waiting: waiting.decode_us / decode_us.max(f64::MIN_POSITIVE),
     })
 }
 
-/// Times of one decoded token and of one chunk of a prompt.
+/// How [`BATCH_SEQUENCES`] sequences are divided into steps. The stages of a pipeline compute
+/// different steps at the same time.
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    /// Number of steps in which each sequence gets one token.
+    num_steps: u32,
+    /// Number of sequences in the largest of these steps.
+    num_sequences: u32,
+}
+
+impl Batch {
+    fn of(split: &Split) -> Batch {
+        let num_steps = match split {
+            Split::Tensor(_) => 1,
+            Split::Pipeline(layers) => u32::try_from(layers.len()).unwrap_or(u32::MAX),
+        };
+        let num_steps = num_steps.clamp(1, BATCH_SEQUENCES);
+        Batch { num_steps, num_sequences: BATCH_SEQUENCES.div_ceil(num_steps) }
+    }
+}
+
+/// Times of one decoded token, of one token for each sequence of a batch, and of one chunk of a
+/// prompt.
 #[derive(Clone, Copy, Debug, Default)]
-struct Computing {
+struct StepTimes {
     decode_us: f64,
+    /// Of a rank: time of one of the [`Batch`]'s steps.
+    batch_us: f64,
     prefill_us: f64,
 }
 
 /// Returns the times of computing and of waiting with tensor parallelism: ranks compute at the same
 /// time and wait for each other at every all-reduce.
-fn tensor(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
-    let slowest = |time: fn(&Computing) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
-    let computing = Computing {
+fn tensor(model: &PlacementModel, ranks: &[StepTimes], links: &Links) -> (StepTimes, StepTimes) {
+    let slowest = |time: fn(&StepTimes) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
+    let computing = StepTimes {
         decode_us: slowest(|it| it.decode_us),
+        batch_us: slowest(|it| it.batch_us),
         prefill_us: slowest(|it| it.prefill_us),
     };
     let sums = if 1 < ranks.len() { num_collectives(model) } else { 0.0 };
     let row_bytes = model.hidden_size as f64 * SUM_BYTES;
     // A large all-reduce is a reduce-scatter and an all-gather: each rank sends its part to every
     // other rank twice.
-    let part_bytes = 2.0 * f64::from(CHUNK_TOKENS) * row_bytes / ranks.len() as f64;
-    let waiting = Computing {
+    let part_bytes = |num_rows: u32| 2.0 * f64::from(num_rows) * row_bytes / ranks.len() as f64;
+    let waiting = StepTimes {
         decode_us: sums * links.exchange_us(row_bytes),
-        prefill_us: sums * links.exchange_us(part_bytes),
+        batch_us: sums * links.exchange_us(part_bytes(BATCH_SEQUENCES)),
+        prefill_us: sums * links.exchange_us(part_bytes(CHUNK_TOKENS)),
     };
     (computing, waiting)
 }
 
 /// Returns the times of computing and of waiting with pipeline parallelism: ranks compute a decoded
-/// token one after the other, but chunks of a prompt at the same time, so that the slowest rank
-/// determines the speed.
-fn pipeline(model: &PlacementModel, ranks: &[Computing], links: &Links) -> (Computing, Computing) {
+/// token one after the other, but chunks of a prompt and the steps of a batch at the same time, so
+/// that the slowest rank determines the speed.
+fn pipeline(
+    model: &PlacementModel,
+    ranks: &[StepTimes],
+    links: &Links,
+    batch: Batch,
+) -> (StepTimes, StepTimes) {
     let row_size = model.hidden_size + model.beside_size;
     let row_bytes = row_size as f64 * model.element_bytes() as f64;
     let last = ranks.len() - 1;
     let hops = (0..last).map(|rank| links.between(rank, rank + 1));
-    let hop_us =
-        |link: LinkSpeed, rows: f64| link.latency_us + rows * row_bytes / link.bytes_per_s * 1e6;
-    let token_us = if last == 0 { 0.0 } else { hop_us(links.between(0, last), 0.0) };
-    let slowest = ranks.iter().map(|it| it.prefill_us).fold(0.0, f64::max);
-    let computing =
-        Computing { decode_us: ranks.iter().map(|it| it.decode_us).sum(), prefill_us: slowest };
-    let waiting = Computing {
-        decode_us: hops.clone().map(|link| hop_us(link, 1.0)).sum::<f64>() + token_us,
-        prefill_us: hops.map(|link| hop_us(link, f64::from(CHUNK_TOKENS))).fold(0.0, f64::max),
+    let hop_us = |link: LinkSpeed, num_rows: u32| {
+        link.latency_us + f64::from(num_rows) * row_bytes / link.bytes_per_s * 1e6
+    };
+    let token_us = if last == 0 { 0.0 } else { hop_us(links.between(0, last), 0) };
+    let round_us =
+        |num_rows| hops.clone().map(|link| hop_us(link, num_rows)).sum::<f64>() + token_us;
+    let slowest = |time: fn(&StepTimes) -> f64| ranks.iter().map(time).fold(0.0, f64::max);
+    // Each sequence waits for the step of its token to pass all stages, and the slowest stage
+    // computes all steps.
+    let step_us: f64 = ranks.iter().map(|it| it.batch_us).sum();
+    let batch_us = step_us.max(f64::from(batch.num_steps) * slowest(|it| it.batch_us));
+    let computing = StepTimes {
+        decode_us: ranks.iter().map(|it| it.decode_us).sum(),
+        batch_us,
+        prefill_us: slowest(|it| it.prefill_us),
+    };
+    let waiting = StepTimes {
+        decode_us: round_us(1),
+        batch_us: (step_us + round_us(batch.num_sequences) - batch_us).max(0.0),
+        prefill_us: hops.map(|link| hop_us(link, CHUNK_TOKENS)).fold(0.0, f64::max),
     };
     (computing, waiting)
 }

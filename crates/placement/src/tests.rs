@@ -225,6 +225,135 @@ fn fast_links_make_parts_of_layers_worth_it_and_slow_ones_whole_layers() {
     assert_eq!(alone.split, tensor(&[1]));
 }
 
+/// Offers machines with 64 GiB whose GPUs read memory at these speeds, in GB/s.
+fn macs(speeds: &[u64]) -> Vec<NodeOffer> {
+    let mut nodes = offers(&vec![64 * GIB; speeds.len()]);
+    for (node, speed) in nodes.iter_mut().zip(speeds) {
+        node.memory_bytes_per_s = Some(speed * 1_000_000_000);
+        node.device = Device::Gpu;
+    }
+    nodes
+}
+
+#[test]
+fn one_machine_that_is_faster_than_two_over_a_slow_link_is_named() {
+    let model = llama_70b();
+    let found = |nodes: &[NodeOffer], links: &Links, split| {
+        let num_machines = Some(nodes.len());
+        let constraints = PlacementConstraints { num_machines, split, ..context(4096) };
+        let placement = place(&model, nodes, links, constraints).unwrap();
+        let fewer = faster_with_fewer(&model, nodes, links, constraints, &placement);
+        (placement.speed, fewer)
+    };
+    let equal = macs(&[400, 400]);
+    let tensor = Some(SplitKind::Tensor);
+    let slow = Links::usual(2, LinkKind::Ethernet);
+    let (placed, fewer) = found(&equal, &slow, tensor);
+    let fewer = fewer.expect("the link costs more than the second machine gains");
+    assert_eq!((&fewer.option.offer_idxs[..], &fewer.names[..]), (&[0][..], &["mac0".into()][..]));
+    assert!(fewer.usual_request_s < placed.unwrap().usual_request_s());
+    let text = fewer.to_string();
+    assert!(
+        text.starts_with("mac0 alone is expected to be faster than these 2 machines: "),
+        "{text}"
+    );
+    assert_eq!(fewer.hint(), "leave out the other machines: `--hosts mac0`");
+    assert_eq!(found(&equal, &Links::usual(2, LinkKind::Rdma), tensor).1, None);
+    // Stages read a prompt at the same time, and their connection hardly matters.
+    assert_eq!(found(&equal, &slow, Some(SplitKind::Pipeline)).1, None);
+
+    // One of three links is slow, and all machines wait for it.
+    let mut links = Links::usual(3, LinkKind::Rdma);
+    links.set(0, 2, LinkSpeed::usual(LinkKind::Ethernet));
+    let fewer = found(&macs(&[400, 400, 400]), &links, tensor).1.unwrap();
+    assert_eq!(fewer.names, ["mac0", "mac1"]);
+    assert!(fewer.to_string().starts_with("mac0, mac1 are expected"), "{fewer}");
+    assert!(fewer.hint().ends_with("`--hosts mac0,mac1`"), "{}", fewer.hint());
+
+    // The second of two machines with equal memory is much faster alone.
+    let unequal = macs(&[60, 800]);
+    let rdma = Links::usual(2, LinkKind::Rdma);
+    assert_eq!(found(&unequal, &rdma, None).1.unwrap().names, ["mac1"]);
+    // It no longer holds the model alone.
+    let mut small = unequal;
+    small[1].usable_bytes = 24 * GIB;
+    assert_eq!(found(&small, &rdma, None).1, None);
+    small[0].memory_bytes_per_s = None;
+    assert_eq!(found(&small, &slow, tensor), (None, None));
+}
+
+/// Turns the feed-forward blocks of a model into `num_experts` experts, of which a token passes
+/// `num_active`.
+fn with_experts(mut model: PlacementModel, num_experts: u64, num_active: u64) -> PlacementModel {
+    let ModelLayout { outside, mut layers, .. } = model.layout;
+    for layer in &mut layers {
+        layer.active_experts = num_active as f64 / num_experts as f64;
+        for part in layer.parts.iter_mut().filter(|part| part.role == TensorRole::Mlp) {
+            part.role = TensorRole::Experts;
+            part.bytes = part.bytes / num_active * num_experts;
+        }
+    }
+    model.layout = ModelLayout::of_parts(ElementType::Bf16, false, outside, layers);
+    model
+}
+
+#[test]
+fn eight_sequences_share_the_weights_of_a_dense_model_and_few_experts() {
+    let dense_model = dense((2048, 6144, 24), (16, 4, 128), 4);
+    // As many weights for each token, out of sixteen times as many.
+    let mixture = with_experts(dense_model.clone(), 128, 8);
+    let speed = |model: &PlacementModel, num_machines, split, kind| {
+        let constraints = PlacementConstraints {
+            num_machines: Some(num_machines),
+            split: Some(split),
+            ..context(256)
+        };
+        let links = Links::usual(2, kind);
+        place(model, &macs(&[400, 400]), &links, constraints).unwrap().speed.unwrap()
+    };
+    let gain = |speed: Speed| speed.batch_decode_tokens_per_s / speed.decode_tokens_per_s;
+    let alone = |model| speed(model, 1, SplitKind::Tensor, LinkKind::Rdma);
+    let (one, of_mixture) = (alone(&dense_model), alone(&mixture));
+    assert!((0.99..1.01).contains(&(one.decode_tokens_per_s / of_mixture.decode_tokens_per_s)));
+    assert!((7.5..8.0).contains(&gain(one)), "{one:?}");
+    // A batch reads 1 - (15/16)^8, 40 %, of the experts: 6.5 times those of one token.
+    let shard = mixture.whole();
+    let read = shard.read_bytes(BATCH_SEQUENCES) / shard.active_bytes as f64;
+    assert!((4.0..6.5).contains(&read), "{read}");
+    assert!((0.98..1.0).contains(&(gain(of_mixture) * read / 8.0)), "{of_mixture:?}, {read}");
+    // A processor computes eight tokens for longer than it reads the weights.
+    let mut slow = macs(&[40, 40]);
+    for node in &mut slow {
+        node.device = Device::Cpu;
+    }
+    let on_cpus = |num_machines, split| {
+        let num_machines = Some(num_machines);
+        let constraints = PlacementConstraints { num_machines, split: Some(split), ..context(256) };
+        let links = Links::usual(2, LinkKind::Thunderbolt);
+        place(&dense_model, &slow, &links, constraints).unwrap().speed.unwrap()
+    };
+    let on_cpu = on_cpus(1, SplitKind::Tensor);
+    assert!((2.0..4.0).contains(&gain(on_cpu)), "{on_cpu:?}");
+
+    // The stages of a pipeline compute different sequences at the same time, but each step reads
+    // the weights of its stages: two processors gain, and two devices that wait for memory do not.
+    let stages = on_cpus(2, SplitKind::Pipeline);
+    assert!(stages.decode_tokens_per_s < on_cpu.decode_tokens_per_s);
+    let faster = stages.batch_decode_tokens_per_s / on_cpu.batch_decode_tokens_per_s;
+    assert!((1.7..2.0).contains(&faster), "{on_cpu:?}, {stages:?}");
+    let stages = speed(&dense_model, 2, SplitKind::Pipeline, LinkKind::Thunderbolt);
+    assert!((7.5..8.0).contains(&gain(stages)), "{stages:?}");
+    assert!(stages.batch_decode_tokens_per_s < one.batch_decode_tokens_per_s);
+    // Parts of layers are read at the same time, but eight rows take longer to exchange than one.
+    let large = |num_machines| {
+        speed(&llama_70b(), num_machines, SplitKind::Tensor, LinkKind::Rdma)
+            .batch_decode_tokens_per_s
+    };
+    assert!((1.5..2.0).contains(&(large(2) / large(1))), "{} {}", large(1), large(2));
+    let parts = speed(&dense_model, 2, SplitKind::Tensor, LinkKind::Ethernet);
+    assert!((2.0..7.0).contains(&gain(parts)), "{parts:?}");
+}
+
 #[test]
 fn whole_layers_fit_where_parts_do_not() {
     // Every machine would hold the keys and values of the only head.
@@ -411,7 +540,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_takes_more_than_it_may_and_a_refusal_means_that_nothing_fits(
+    fn no_rank_takes_more_than_it_may_and_a_refusal_means_that_nothing_fits(
         model in models(),
         parts in prop::collection::vec(1_u64..100, 1..5),
         total_percent in 60_u64..180,

@@ -1,8 +1,8 @@
 //! Formats a placement, or its refusal, for people and machines.
 
 use jackalope_placement::{
-    NodeOffer, Placement, PlacementModel, PlacementOption, PlacementRefusal, Speed, SplitKind,
-    TensorRole,
+    BATCH_SEQUENCES, FewerMachines, NodeOffer, Placement, PlacementModel, PlacementOption,
+    PlacementRefusal, Speed, SplitKind, TensorRole,
 };
 use jackalope_protocol::counted;
 use jackalope_protocol::split::Split;
@@ -10,11 +10,13 @@ use serde_json::{Value, json};
 
 use crate::split::bytes;
 
-/// Formats a placement: a table of ranks, the reason, and a table of options.
+/// Formats a placement: a table of ranks, the reason, a table of options, and `fewer`, if fewer
+/// machines are expected to be faster.
 pub(crate) fn placement(
     model: &PlacementModel,
     offers: &[NodeOffer],
     placement: &Placement,
+    fewer: Option<&FewerMachines>,
 ) -> String {
     let mut text = format!("{}{}\n", describe(model), model.layout.describe_unused(bytes));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
@@ -35,11 +37,16 @@ pub(crate) fn placement(
     }
     text += &table(&rows);
     text += &format!("\n{reason}\n\n");
-    let mut rows = vec![cells(["machines", "split", "fits", "decode", "prefill", "waiting"])];
+    let batch = format!("decode of {BATCH_SEQUENCES}");
+    let titles = ["machines", "split", "fits", "decode", &batch, "prefill", "waiting"];
+    let mut rows = vec![cells(titles)];
     rows.extend(placement.options.iter().map(|option| option_row(offers, option)));
     text += &table(&rows);
     if placement.speed.is_none() {
         text += "\nno estimate of the speed: the memory bandwidth of a machine is unknown\n";
+    }
+    if let Some(fewer) = fewer {
+        text += &format!("\nwarning: {fewer}\nhint: {}\n", fewer.hint());
     }
     text
 }
@@ -85,6 +92,7 @@ fn option_row(offers: &[NodeOffer], option: &PlacementOption) -> Vec<String> {
         split(&option.split),
         fits,
         speed(|it| format!("{:.1} tokens/s", it.decode_tokens_per_s)),
+        speed(|it| format!("{:.1} tokens/s", it.batch_decode_tokens_per_s)),
         speed(|it| format!("{:.0} tokens/s", it.prefill_tokens_per_s)),
         speed(|it| format!("{:.0} %", it.decode_waiting * 100.0)),
     ]
@@ -134,8 +142,11 @@ fn speed_json(speed: Option<Speed>) -> Value {
         None => Value::Null,
         Some(speed) => json!({
             "decode_tokens_per_s": speed.decode_tokens_per_s,
+            "batch_sequences": BATCH_SEQUENCES,
+            "batch_decode_tokens_per_s": speed.batch_decode_tokens_per_s,
             "prefill_tokens_per_s": speed.prefill_tokens_per_s,
             "decode_waiting": speed.decode_waiting,
+            "usual_request_s": speed.usual_request_s(),
         }),
     }
 }
@@ -153,6 +164,7 @@ pub(crate) fn placement_json(
     model: &PlacementModel,
     offers: &[NodeOffer],
     placement: &Placement,
+    fewer: Option<&FewerMachines>,
 ) -> Value {
     let part = part(&placement.split);
     let ranks = placement.ranks.iter().map(|rank| {
@@ -163,16 +175,7 @@ pub(crate) fn placement_json(
             "usable_bytes": rank.usable_bytes,
         })
     });
-    let options = placement.options.iter().map(|option| {
-        let names: Vec<&String> = option.offer_idxs.iter().map(|&idx| &offers[idx].name).collect();
-        let (kind, numbers) = numbers(&option.split);
-        json!({
-            "host_idxs": option.offer_idxs, "names": names,
-            "split": SplitKind::of(&option.split).name(), kind: numbers,
-            "fits": option.fits(), "missing_bytes": option.missing_bytes,
-            "speed": speed_json(option.speed),
-        })
-    });
+    let options = placement.options.iter().map(|option| option_json(offers, option));
     let (all, numbers) = numbers(&placement.split);
     json!({
         "fits": true, "model": model_json(model), "context_tokens": placement.context_tokens,
@@ -180,6 +183,18 @@ pub(crate) fn placement_json(
         "split": SplitKind::of(&placement.split).name(), all: numbers,
         "ranks": ranks.collect::<Value>(), "speed": speed_json(placement.speed),
         "reason": placement.reason.to_string(), "options": options.collect::<Value>(),
+        "faster_with_fewer": fewer.map(|it| option_json(offers, &it.option)),
+    })
+}
+
+fn option_json(offers: &[NodeOffer], option: &PlacementOption) -> Value {
+    let names: Vec<&String> = option.offer_idxs.iter().map(|&idx| &offers[idx].name).collect();
+    let (kind, numbers) = numbers(&option.split);
+    json!({
+        "host_idxs": option.offer_idxs, "names": names,
+        "split": SplitKind::of(&option.split).name(), kind: numbers,
+        "fits": option.fits(), "missing_bytes": option.missing_bytes,
+        "speed": speed_json(option.speed),
     })
 }
 
@@ -200,11 +215,59 @@ pub(crate) fn refusal_json(model: &PlacementModel, refusal: &PlacementRefusal) -
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use jackalope_placement::{LinkKind, Links, PlacementConstraints, faster_with_fewer, place};
+    use jackalope_protocol::Device;
+
     use super::*;
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [cells(["a", "bé", "c"]), cells(["long", "x", ""])];
         assert_eq!(table(&rows), "  a     bé  c\n  long  x\n");
+    }
+
+    /// Returns the text and the JSON of a plan of the shipped model over two Macs.
+    fn over_two(kind: LinkKind, memory_bytes_per_s: Option<u64>) -> (String, Value) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini");
+        let model = PlacementModel::read(&dir).unwrap();
+        let offer = |name| NodeOffer {
+            memory_bytes_per_s,
+            device: Device::Gpu,
+            ..NodeOffer::new(name, 4 << 30)
+        };
+        let (offers, links) = (["mac1", "mac2"].map(offer), Links::usual(2, kind));
+        let constraints = PlacementConstraints { num_machines: Some(2), ..Default::default() };
+        let found = place(&model, &offers, &links, constraints).unwrap();
+        let fewer = faster_with_fewer(&model, &offers, &links, constraints, &found);
+        let text = placement(&model, &offers, &found, fewer.as_ref());
+        (text, placement_json(&model, &offers, &found, fewer.as_ref()))
+    }
+
+    #[test]
+    fn a_plan_warns_of_machines_that_make_answers_slower() {
+        let (text, plan) = over_two(LinkKind::Ethernet, Some(100_000_000_000));
+        let warning = "\nwarning: mac1 alone is expected to be faster than these 2 machines: ";
+        assert!(text.contains(warning), "{text}");
+        assert!(text.ends_with("\nhint: leave out the other machines: `--hosts mac1`\n"), "{text}");
+        let fewer = &plan["faster_with_fewer"];
+        assert_eq!((&fewer["names"], &fewer["host_idxs"]), (&json!(["mac1"]), &json!([0])));
+        let seconds = |speed: &Value| speed["usual_request_s"].as_f64().unwrap();
+        assert!(seconds(&fewer["speed"]) < seconds(&plan["speed"]), "{plan}");
+        let (text, plan) = over_two(LinkKind::Ethernet, None);
+        assert!(!text.contains("warning:") && text.contains("no estimate of the speed"), "{text}");
+        assert_eq!((&plan["faster_with_fewer"], &plan["speed"]), (&Value::Null, &Value::Null));
+    }
+
+    #[test]
+    fn a_plan_shows_the_speed_of_eight_sequences() {
+        let (text, plan) = over_two(LinkKind::Thunderbolt, Some(100_000_000_000));
+        assert!(text.contains("  decode of 8 "), "{text}");
+        let speed = &plan["speed"];
+        assert_eq!(speed["batch_sequences"], 8);
+        let batch = speed["batch_decode_tokens_per_s"].as_f64().unwrap();
+        assert!(text.contains(&format!("  {batch:.1} tokens/s")), "{text}");
+        assert!(speed["decode_tokens_per_s"].as_f64().unwrap() < batch, "{plan}");
     }
 }

@@ -10,11 +10,12 @@ use jackalope_fleet::nodes::Nodes;
 use jackalope_fleet::routes;
 use jackalope_placement::{
     CheckpointError, LinkKind, LinkSpeed, Links, NodeOffer, Placement, PlacementConstraints,
-    PlacementModel, PlacementRefusal, place,
+    PlacementModel, PlacementRefusal, faster_with_fewer, place,
 };
 use jackalope_protocol::Backend;
 use jackalope_protocol::machine::NodeFacts;
 use jackalope_protocol::split::Split;
+use tracing::warn;
 
 use crate::split_constraints::GivenSplit;
 
@@ -87,23 +88,43 @@ impl Placer {
     /// Returns a function that computes splits. They follow the installed memory, so that a
     /// coordinator that comes back finds the split that its ranks have loaded. Only the first split
     /// follows the free memory, if no rank of this server runs yet and the memory that is free now
-    /// does not hold the usual split.
+    /// does not hold the usual split. With the first split, a warning is logged if fewer machines
+    /// are expected to be faster.
     ///
     /// `name` distinguishes this model's ranks from those of others.
     pub(crate) fn cut(self, name: Option<&str>) -> Cut {
         let mut is_ours_running = self.runs_already(name);
+        let mut is_first = true;
         Box::new(move |positions| {
+            let is_first = std::mem::take(&mut is_first);
             let idle = self.place(positions, IDLE);
             if std::mem::replace(&mut is_ours_running, true) {
-                return idle.map(CutPlan::of).map_err(|refusal| refusal.to_string());
+                let idle = idle.map_err(|refusal| refusal.to_string())?;
+                if is_first {
+                    self.warn_of_fewer(positions, IDLE, &idle);
+                }
+                return Ok(CutPlan::of(idle));
             }
             let free = self.place(positions, FREE).map_err(|refusal| refusal.to_string())?;
             let fits = |idle: &Placement| {
                 let mut ranks = idle.ranks.iter().zip(&free.ranks);
                 ranks.all(|(idle, free)| idle.need.total() <= free.usable_bytes)
             };
-            Ok(CutPlan::of(idle.ok().filter(fits).unwrap_or(free)))
+            let chosen = idle.ok().filter(fits).unwrap_or(free);
+            if is_first {
+                self.warn_of_fewer(positions, FREE, &chosen);
+            }
+            Ok(CutPlan::of(chosen))
         })
+    }
+
+    /// Logs if fewer of the machines are expected to answer sooner than the placement does.
+    fn warn_of_fewer(&self, positions: &[usize], memory: Memory, placement: &Placement) {
+        let (offers, links) = (self.offers(positions, memory), self.links.among(positions));
+        let fewer = faster_with_fewer(&self.model, &offers, &links, self.constraints, placement);
+        if let Some(fewer) = fewer {
+            warn!("{fewer}; hint: {}", fewer.hint());
+        }
     }
 
     fn runs_already(&self, name: Option<&str>) -> bool {
@@ -113,6 +134,11 @@ impl Placer {
     }
 
     fn place(&self, positions: &[usize], memory: Memory) -> Result<Placement, PlacementRefusal> {
+        let offers = self.offers(positions, memory);
+        place_on_all(&self.model, &offers, &self.links.among(positions), self.constraints)
+    }
+
+    fn offers(&self, positions: &[usize], memory: Memory) -> Vec<NodeOffer> {
         let of_rank = &self.nodes.of_rank;
         let offer = |&at: &usize| {
             let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
@@ -120,8 +146,7 @@ impl Placer {
             let facts = NodeFacts { free_bytes: memory(facts), ..facts.clone() };
             NodeOffer::from_facts(self.hosts[at].name(), &facts, beside as u64)
         };
-        let offers: Vec<NodeOffer> = positions.iter().map(offer).collect();
-        place_on_all(&self.model, &offers, &self.links.among(positions), self.constraints)
+        positions.iter().map(offer).collect()
     }
 }
 
