@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_tests_and_comments_are_told_apart() {
+    fn code_tests_and_comments_are_distinguished() {
         let text = "//! Doc.\n\nfn a() {}\n#[cfg(test)]\nmod lab;\n#[cfg(test)]\nmod tests {\n    // Why.\n    fn b() {}\n}\n";
         assert_eq!(of_text(text, false), Lines { code: 3, tests: 4, comments: 2 });
         assert_eq!(of_text(text, true), Lines { code: 0, tests: 7, comments: 2 });

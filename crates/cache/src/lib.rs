@@ -96,14 +96,14 @@ pub enum LayerCacheShape {
         /// Number of elements on this rank.
         elements: usize,
     },
-    /// Both.
+    /// Keys and values of every position, and a state in single precision.
     PositionsAndState {
         /// Keys and values of every position.
         positions: KvShape,
         /// Number of elements of the state on this rank.
         elements: usize,
     },
-    /// Nothing: there is nothing to keep, or the layer reads what another one keeps.
+    /// No cache: the layer needs none, or reads the cache of another layer.
     None,
 }
 

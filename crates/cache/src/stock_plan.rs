@@ -160,10 +160,10 @@ pub struct DecodeGroup {
     pub(super) num_slots: usize,
     /// Slot of each sequence, `[sequences]` i32.
     pub slots: Array,
-    /// For each slot, the sequence whose query it gets; any for slots of others. `None` if the
-    /// sequences are in the slots' order and fill them.
+    /// Index of the sequence whose query each slot gets; arbitrary for slots that belong to no sequence of
+    /// the group. `None` if the sequences are in the order of the slots and fill them.
     queries: Option<Array>, // [slots] i32
-    /// Number of positions of the sequence in each slot; 1 in slots of others.
+    /// Number of positions of the sequence in each slot; 1 for slots that belong to no sequence of the group.
     lens: Vec<usize>,
     visible: OnceCell<VisibleKeys>,
 }

@@ -50,16 +50,16 @@ pub struct WindowPlan {
 pub struct WindowGroup {
     /// Rows of the sequences in the step.
     pub rows: GroupRows,
-    /// What they see.
+    /// Positions that they attend to.
     pub window: SeenPositions,
 }
 
-/// The positions that sequences see which decode one token each.
+/// Positions that sequences attend to; each of them decodes one token.
 #[derive(Debug)]
 pub struct SeenPositions {
-    /// As many for each sequence, of which a mask hides the last ones.
+    /// The same number of positions for each sequence; `mask` hides the surplus ones at the end.
     pub places: BlockRows, // [sequences, positions]
-    /// Which of them each sequence sees, boolean `[sequences, 1, 1, positions]`; `None` if all.
+    /// Which of these positions each sequence attends to, boolean `[sequences, 1, 1, positions]`; `None` if all.
     pub mask: Option<Array>,
 }
 

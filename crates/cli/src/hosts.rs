@@ -178,7 +178,7 @@ fn addresses(name: &str, typed: &str) -> anyhow::Result<Vec<IpAddr>> {
     let ips: Vec<IpAddr> = typed
         .split('+')
         .filter(|ip| !ip.is_empty())
-        .map(|ip| ip.parse().with_context(|| format!("{ip:?} is no IP address")))
+        .map(|ip| ip.parse().with_context(|| format!("{ip:?} is not a valid IP address")))
         .collect::<Result<_, _>>()?;
     let name = name.rsplit_once('@').map_or(name, |(_, name)| name);
     let named = name.parse().ok().filter(|ip: &IpAddr| !ip.is_loopback());

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_told_in_the_unit_people_read_best() {
+    fn sizes_are_formatted_in_the_unit_that_fits() {
         for (size, wanted) in
             [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")]
         {

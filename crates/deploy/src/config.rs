@@ -195,7 +195,7 @@ impl FromStr for PortRange {
 
     fn from_str(text: &str) -> Result<PortRange, String> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
+        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is not a valid port"));
         let (first, last) = (parse(first)?, parse(last)?);
         if last < first {
             return Err(format!("{text} ends before it begins"));

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_that_is_shortest_of_memory_is_told() {
+    fn the_machine_that_is_shortest_of_memory_is_reported() {
         let report = |host: &str, free_bytes, assessment| {
             let memory = MachineMemory { total_bytes: 64 << 30, free_bytes };
             let memory = Some(MemoryPressure { memory, assessment });

@@ -82,7 +82,7 @@ pub fn details(dir: &Path) -> Option<ModelDetails> {
     let facts = match PlacementModel::read(dir) {
         Ok(facts) => facts,
         Err(err) => {
-            tracing::warn!(%err, "lists of models will not show its size");
+            tracing::warn!(%err, "lists of models will not show this model's size");
             return None;
         }
     };

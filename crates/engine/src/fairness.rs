@@ -159,7 +159,7 @@ fn a_tenant_with_many_requests_does_not_hold_up_another() {
 }
 
 #[test]
-fn nobody_is_overtaken_for_ever() {
+fn no_request_is_overtaken_for_ever() {
     (SEARCH_SEEDS + 1..=NUM_SEEDS).for_each(|seed| check_seed(seed, overtake));
 }
 

@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_kept_or_drawn() {
+    fn a_seed_is_kept_or_generated() {
         let seed = |seed| check(|it| it.sampling.seed = seed).unwrap().sampling().seed;
         assert_eq!(seed(Some(5)), 5);
         assert_ne!(seed(None), seed(None));

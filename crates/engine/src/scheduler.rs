@@ -287,8 +287,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets the maximum number of tokens of a step in which no sequence decodes, so that nobody waits for its next
-    /// token. It is `step_tokens` at first and at least, and whenever memory is short.
+    /// Sets the maximum number of tokens of a step in which no sequence decodes, so that a long step delays no
+    /// next token. The minimum and the default are `step_tokens`, which also applies while memory is short.
     pub fn set_prompt_step_tokens(&mut self, num_tokens: usize) {
         self.prompt_step_tokens = num_tokens.max(self.limits.step_tokens);
     }

@@ -52,7 +52,7 @@ pub fn at_once<H: Sync, T: Send>(hosts: &[H], look: impl Fn(&H) -> T + Sync) -> 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn this_machine_tells_its_facts() {
+    fn this_machine_reports_its_facts() {
         let facts = super::facts_here();
         assert!(0 < facts.cores && 0 < facts.free_bytes, "{facts:?}");
         assert!(facts.free_bytes <= facts.total_bytes, "{facts:?}");

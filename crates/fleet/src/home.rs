@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_is_drawn_once_and_kept_from_others() {
+    fn the_secret_is_generated_once_and_kept_from_others() {
         let home = home("secret");
         assert!(home.known_secret().unwrap().is_none());
         let secrets: Vec<Secret> = std::thread::scope(|scope| {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_keeps_its_key_and_shows_it_to_nobody() {
+    fn a_machine_keeps_its_key_secret() {
         let home = home("identity");
         let keys = std::thread::scope(|scope| {
             let made: Vec<_> = (0..4).map(|_| scope.spawn(|| home.identity().unwrap())).collect();

@@ -228,7 +228,7 @@ mod tests {
     // Only Linux has further loopback addresses.
     #[cfg(target_os = "linux")]
     #[test]
-    fn an_agent_listens_where_it_was_told_and_later_where_the_list_says() {
+    fn an_agent_listens_on_the_given_addresses_and_later_on_those_of_the_list() {
         let list = std::env::temp_dir().join(format!("jackalope-listen-{}", std::process::id()));
         fs::remove_file(&list).ok();
         let elsewhere = ip("192.0.2.1");

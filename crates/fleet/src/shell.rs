@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn ssh_is_told_never_to_ask_and_the_script_survives_its_quoting() {
+    fn ssh_runs_without_prompts_and_the_script_survives_its_quoting() {
         let shell = fake_ssh(r#"for a in "$@"; do echo "<$a>"; done; eval "$(eval echo \${$#})""#);
         let script = r#"echo "it's $((1 + 1))""#;
         let found = shell.run("me@mac2", script, b"", LONG).unwrap().stdout;
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ssh_says_is_told_apart() {
+    fn errors_of_ssh_are_distinguished() {
         for (says, wanted) in [
             (
                 "ssh: Could not resolve hostname mac9: nodename nor servname",
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_keeps_the_output_open_holds_nobody_up() {
+    fn a_child_that_keeps_the_output_open_blocks_no_caller() {
         let shell = SystemShell::new(Vec::new());
         let began = Instant::now();
         let timeout = Duration::from_millis(100);

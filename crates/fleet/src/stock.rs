@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_told_where_rank_zero_listens() {
+    fn nccl_gets_the_address_of_rank_zero() {
         let settings = StockSettings::new(Backend::Nccl, 2, &std::env::temp_dir()).unwrap();
         let names: Vec<String> = settings.env(1).into_iter().map(|it| it.0).collect();
         assert_eq!(names, ["MLX_RANK", "NCCL_HOST_IP", "NCCL_PORT", "MLX_WORLD_SIZE"]);

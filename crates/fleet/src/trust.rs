@@ -116,8 +116,8 @@ pub enum TrustError {
     },
     /// The file is not a valid list.
     #[error(
-        "{} is no list of trusted machines: {reason}\n\
-         hint: nobody is trusted until it is mended or removed; `jackalope bootstrap` fills a new one",
+        "{} is not a valid list of trusted machines: {reason}\n\
+         hint: no machine is trusted until the file is corrected or removed; `jackalope bootstrap` writes a new one",
         .path.display()
     )]
     Malformed {
@@ -517,7 +517,7 @@ mod tests {
 
     /// A hostile worker presents a new key under its name, and also asks to be a coordinator.
     #[test]
-    fn accepting_a_machine_makes_nobody_a_coordinator() {
+    fn accepting_a_machine_does_not_make_it_a_coordinator() {
         let mut list = TrustList::default();
         let (old, hostile) = (PublicKey([1; 32]), peer(2, "mac2"));
         list.pin("mac2", old).unwrap();

@@ -28,14 +28,14 @@ pub struct Product<'a> {
 /// `out[tokens, matrix.out] = x[tokens, matrix.input] · matrixᵀ` for each of some matrices, accumulated in f32 and
 /// rounded once to the type of `out`.
 ///
-/// Each result has the bits that its matrix alone would give it; together they share what must be done with the
-/// activations, and the threads begin only once.
+/// Each result has the same bits as if its matrix were multiplied alone. The products share the preparation of the
+/// activations and one start of the threads.
 ///
 /// With a quantised matrix, activations in f32 are used as they are. Those of 16 bits are first rounded, for each group
 /// of the weights, to whole multiples of a power of two, with an error below a 32639th of the group's largest
 /// magnitude: so every bf16 of at least a 128th of that maximum, and every f16 of at least a 16th, is used as it is. A
-/// row with an element that is not finite is never rounded and has the results of IEEE 754; no row shows in another's
-/// results.
+/// row with an element that is not finite is never rounded and has the results of IEEE 754; no row affects the results
+/// of another.
 ///
 /// # Panics
 /// If a length does not fit, the matrices differ in their columns, or MLX does not have a format.

@@ -18,9 +18,9 @@ pub struct PoolRule {
 }
 
 impl PoolRule {
-    /// Returns the weighted mean of rows, each of which has its values and then its gates from `first` on. If
-    /// there are more than `len`, the first ones are those of the pool before this one. Soft-max and mean are computed in f64, because libraries differ in the last
-    /// bits of exponentials, and rounded once.
+    /// Returns the weighted mean of rows; each row has its values from `first` on, followed by its gates. If
+    /// there are more than `len` rows, the first ones belong to the previous pool. Soft-max and mean are
+    /// computed in f64 and rounded once, because libraries differ in the last bits of exponentials.
     pub fn mean(&self, rows: &[Vec<f32>], first: usize) -> Vec<f32> {
         let &PoolRule { len, dim, lanes, ref places } = self;
         if let [row] = rows {

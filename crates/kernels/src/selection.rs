@@ -30,7 +30,7 @@ pub struct IndexQueries<'a> {
 /// Blocks of neighbouring positions, between a choice of blocks and a choice of positions.
 #[derive(Clone, Copy, Debug)]
 pub enum IndexBlocks<'a> {
-    /// Of each row the best blocks of `len` positions are chosen too.
+    /// Each row also chooses its best blocks of `len` positions.
     Choose {
         /// Number of positions of a block.
         len: usize,

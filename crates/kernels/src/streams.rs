@@ -8,7 +8,7 @@ pub struct WeightRule {
     pub num_streams: usize,
     /// Number of iterations.
     pub iterations: usize,
-    /// What is added to weights and to sums by which is divided.
+    /// Epsilon that is added to the weights and to divisors.
     pub eps: f64,
     /// Factors of the elements for the sum, for the additions and for the matrix.
     pub scales: [f32; 3],
@@ -19,11 +19,11 @@ pub struct WeightRule {
 /// The weights of a token.
 #[derive(Debug)]
 pub struct StreamWeights {
-    /// Of the streams in the sum that the block reads.
+    /// Weight of each stream in the sum that the block reads.
     pub read: Vec<f32>,
-    /// Of the block's result in each stream.
+    /// Weight with which the block's result is added to each stream.
     pub add: Vec<f32>,
-    /// Of the streams, row by row, in each stream, column by column.
+    /// Weight of each old stream (row) in each new stream (column), in row-major order.
     pub mix: Vec<f32>,
 }
 

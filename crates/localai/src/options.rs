@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_told_with_its_place() {
+    fn invalid_options_are_reported_with_their_place() {
         for (option, expected) in [
             ("temprature:0.5", "one of hostfile, distributed_backend"),
             ("hostfile", "`key:value`"),

@@ -30,9 +30,9 @@ pub struct Span {
 /// The tokens of a step's rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepTokens<'a> {
-    /// As far as the host knows them; the others are any.
+    /// Tokens that the host knows; the others are arbitrary.
     pub(crate) host: &'a [TokenId],
-    /// All of them, u32 `[tokens]`, if the host does not know them all. For MLX's operations.
+    /// All tokens, u32 `[tokens]`, for MLX's operations; `None` if the host knows all of them.
     pub(crate) device: Option<&'a Array>,
 }
 

@@ -16,9 +16,9 @@ use jackalope_weights::{Part, Weights};
 /// Whether a layer adds a vector after its product.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum HasBias {
-    /// It adds none.
+    /// The layer has no bias.
     No,
-    /// It adds one.
+    /// The layer has a bias.
     Yes,
 }
 

@@ -122,8 +122,8 @@ fn write_all(mut writer: impl Write, entries: &Receiver<Entry>, num_dropped: &At
         }
         let dropped = num_dropped.load(Ordering::Relaxed);
         if num_reported < dropped {
-            let lines = counted(dropped - num_reported, "line");
-            let _ = writeln!(writer, "{lines} of the log dropped: nobody read them");
+            let lines = counted(dropped - num_reported, "log line");
+            let _ = writeln!(writer, "dropped {lines}: the reader is too slow");
             num_reported = dropped;
         }
     }
@@ -180,7 +180,7 @@ mod tests {
         let text: Vec<u8> = output.iter().flatten().collect();
         let text = String::from_utf8(text).unwrap();
         let report =
-            format!("{} of the log dropped: nobody read them\n", counted(num_refused, "line"));
+            format!("dropped {}: the reader is too slow\n", counted(num_refused, "log line"));
         assert!(text.starts_with("line 0\n") && text.contains(&report), "{text}");
         assert_eq!(text.matches("dropped").count(), 1, "{text}");
     }

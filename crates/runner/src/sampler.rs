@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_banned_token_is_never_drawn() {
+    fn a_banned_token_is_never_sampled() {
         let logits: Vec<f32> = (0..40).map(|it| (it as f32 * 0.7).sin() * 9.0).collect();
         let allowed: Vec<TokenId> = vec![3, 17, 39];
         let mut words = [0u32; 2];

@@ -19,7 +19,7 @@ pub(crate) fn listen(ips: &[IpAddr], ports: PortRange) -> anyhow::Result<Listene
          available is named in the hostfile or was lost by its interface",
     )?;
     for ip in listener.missing() {
-        warn!(%ip, "this machine does not have an address at which others are to reach it");
+        warn!(%ip, "this machine lacks an address that other ranks use to reach it");
     }
     Ok(listener)
 }
@@ -33,7 +33,7 @@ impl FromStr for PortRange {
 
     fn from_str(text: &str) -> Result<PortRange, String> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no port"));
+        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is not a valid port"));
         let range = PortRange(parse(first)?, parse(last)?);
         if range.1 < range.0 { Err(format!("{text} ends before it begins")) } else { Ok(range) }
     }

@@ -52,11 +52,11 @@ pub struct LatentSpec {
 pub enum PositionChoice {
     /// By an indexer of the layer.
     Indexer(IndexerSpec),
-    /// They are those that the queries of an earlier layer attend to.
+    /// The same positions as in an earlier layer.
     OfLayer {
         /// Number of that layer, which has an indexer.
         layer_idx: usize,
-        /// Number of positions that its queries attend to at most.
+        /// Maximum number of positions that its queries attend to.
         num_chosen: usize,
     },
 }

@@ -53,7 +53,7 @@ pub struct ModelSpec {
     pub head: TensorSpec,
     /// Vector that is added to the logits, `[vocab]`.
     pub head_bias: Option<TensorSpec>,
-    /// Whether there is one.
+    /// Whether head and embedding share a table.
     pub head_table: HeadTable,
     /// Prefixes of the names of tensors that checkpoints may have but that are not used: other parts
     /// of a larger model, layers that predict several tokens.
@@ -115,7 +115,8 @@ pub struct LayerSpec {
     pub feed_forward: FeedForward,
     /// The norms around its blocks.
     pub norms: LayerNorms,
-    /// What follows the feed-forward block; `None` in layers with a single mixer.
+    /// Second mixer and its blocks, which follow the feed-forward block; `None` in layers with a single
+    /// mixer.
     pub second: Option<Box<SecondHalf>>,
     /// Whether both blocks read the stream before the layer, and their sum is added to it.
     pub is_parallel: bool,
@@ -195,7 +196,7 @@ pub enum Mixer {
     Lightning(Box<LightningSpec>),
     /// Attention and a state space beside each other.
     Parallel(Box<ParallelMixers>),
-    /// It does not.
+    /// No mixer: the layer computes each position separately.
     None,
 }
 

@@ -8,14 +8,14 @@ use crate::tensor::TensorHeaders;
 /// How the numbers in original checkpoints differ from those in conversions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OriginalNumbers {
-    /// What shows an original.
+    /// How to recognise an original.
     pub sign: OriginalSign,
-    /// Endings of names, and what conversions have done to tensors with them. The first that fits
+    /// Suffixes of tensor names, and how conversions change these tensors. The first suffix that matches
     /// applies.
     pub edits: Vec<(&'static str, NumberEdit)>,
 }
 
-/// What shows that a checkpoint is an original.
+/// How to recognise that a checkpoint is an original.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum OriginalSign {
     /// A convolution's kernel: `[channels, 1, width]` there, and `[channels, width, 1]` in conversions.
@@ -24,12 +24,12 @@ pub enum OriginalSign {
     Names,
 }
 
-/// What a conversion has done to the numbers of a tensor.
+/// Change that a conversion makes to the numbers of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NumberEdit {
-    /// It has added one.
+    /// Adds one.
     AddOne,
-    /// It has multiplied rows, which are in order, by factors.
+    /// Multiplies ranges of rows, in ascending order, by factors.
     Multiply(Vec<RowFactors>),
 }
 
@@ -56,8 +56,9 @@ impl NumberEdit {
 }
 
 impl OriginalNumbers {
-    /// Returns what conversions have done to the tensors of a checkpoint, which has them under the names
-    /// in `stored`, and in the language model under those in `headers`.
+    /// Returns the changes that conversions make to the tensors of a checkpoint, by name. `stored` has
+    /// the names in the checkpoint, `headers` those in the language model. The result is empty if the
+    /// checkpoint is a conversion.
     pub(crate) fn edits(
         &self,
         names: &TensorNames,

@@ -79,7 +79,7 @@ pub enum PoolForm {
 pub enum PoolSelection {
     /// By an indexer of the layer.
     Indexer(PoolIndexerSpec),
-    /// They are those that the queries of an earlier layer attend to, the last one with an indexer.
+    /// The same pools as in an earlier layer: the last one with an indexer.
     OfLayer(usize),
 }
 
@@ -107,7 +107,7 @@ pub enum PoolCandidates {
         /// Number of blocks.
         num_blocks: usize,
     },
-    /// Those that the indexer of an earlier layer leaves.
+    /// The pools in the blocks that the indexer of an earlier layer chose.
     OfLayer {
         /// Number of that layer.
         layer_idx: usize,

@@ -13,7 +13,7 @@ pub enum StreamsSpec {
     HyperConnections {
         /// Number of streams.
         num_streams: usize,
-        /// This sum.
+        /// How the streams are summed after the last layer.
         end: ConnectionsEnd,
     },
     /// Gates of low rank: each of the streams begins as the embedding, and after the last layer a gate
@@ -77,18 +77,19 @@ pub struct StreamEndSpec {
     pub module: String,
     /// In single precision: `fn` `[streams, streams * hidden]`, `base` `[streams]` and `scale` `[1]`.
     pub tensors: [TensorSpec; 3],
-    /// What is added to weights.
+    /// Epsilon that is added to the weights.
     pub eps: f32,
 }
 
 /// What a layer does with the streams.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerStreams {
-    /// It predicts and corrects them.
+    /// Alternating updates: the layer predicts the streams and corrects them.
     AltUp(AltUpLayer),
-    /// Each of its blocks, the mixer and the feed-forward block, reads a sum of them and adds to all.
+    /// Hyper-connections: each block, the mixer and the feed-forward block, reads a sum of the streams
+    /// and adds its result to all of them.
     HyperConnections([HyperConnectionSpec; 2]),
-    /// Each of its blocks reads what a gate makes of them, and adds to all.
+    /// Gates: each block reads the streams through a gate and adds its result to all of them.
     Gated(Box<[GatedConnectionSpec; 2]>),
 }
 
@@ -103,7 +104,7 @@ pub struct HyperConnectionSpec {
     pub module: String,
     /// Number of iterations; each divides columns by their sums, and all but the first one rows before.
     pub iterations: usize,
-    /// What is added to weights and to sums by which is divided.
+    /// Epsilon that is added to the weights and to divisors.
     pub eps: f32,
 }
 

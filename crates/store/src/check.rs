@@ -205,7 +205,7 @@ pub(crate) fn read_json(path: &Path, bytes_max: u64) -> Result<Option<Value>, St
     }
     let content = fs::read(path).map_err(|err| err.to_string())?;
     let value = parse_config(&content).map_err(|err| err.to_string())?;
-    value.is_object().then_some(Some(value)).ok_or_else(|| "it is no JSON object".to_owned())
+    value.is_object().then_some(Some(value)).ok_or_else(|| "it is not a JSON object".to_owned())
 }
 
 impl fmt::Display for Quantization {

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_installer_and_a_truncated_wheel_are_told_with_what_to_do() {
+    fn a_missing_installer_and_a_truncated_wheel_are_reported_with_a_hint() {
         assert!(missing_installer().contains("\nhint: "));
         let path = std::env::temp_dir().join(format!("xtask-zip-{}.whl", std::process::id()));
         fs::write(&path, b"PK\x03\x04 cut off").unwrap();

@@ -105,10 +105,10 @@ mod tests {
         assert!(parsed.full_name(listed).is_some_and(|it| it.starts_with("recovery::both")));
         assert_eq!(parsed.full_name("floods::a: test\n"), None);
 
-        let unit = "protocol::secure::a_handshake_that_was_recorded_admits_nobody";
+        let unit = "protocol::secure::a_recorded_handshake_admits_no_peer";
         let parsed = TestId::parse(unit).unwrap();
         assert_eq!((parsed.program.target.as_deref(), parsed.to_string().as_str()), (None, unit));
-        let listed = "secure::tests::a_handshake_that_was_recorded_admits_nobody: test\n";
+        let listed = "secure::tests::a_recorded_handshake_admits_no_peer: test\n";
         assert!(parsed.full_name(listed).is_some());
 
         for wrong in ["", "cli", "cli::it::recovery::nothing", "nowhere::it::recovery::x"] {

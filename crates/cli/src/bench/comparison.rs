@@ -34,7 +34,7 @@ impl Earlier {
         read.with_context(|| format!("reading {}", path.display()))?;
         let hint = "hint: `--compare` takes what `jackalope bench --url URL --json` has printed";
         let report: Value = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no JSON\n{hint}", path.display()))?;
+            .with_context(|| format!("{} is not valid JSON\n{hint}", path.display()))?;
         let rows = report["rows"].as_array().cloned().unwrap_or_default();
         ensure!(!rows.is_empty(), "{} has no rows\n{hint}", path.display());
         Ok(Earlier { rows })
@@ -100,7 +100,9 @@ mod tests {
     #[test]
     fn what_is_no_report_is_refused_with_its_name() {
         let path = std::env::temp_dir().join(format!("jackalope-report-{}", std::process::id()));
-        for (content, said) in [("nonsense", "is no JSON"), ("{\"rows\": []}", "has no rows")] {
+        for (content, said) in
+            [("nonsense", "is not valid JSON"), ("{\"rows\": []}", "has no rows")]
+        {
             std::fs::write(&path, content).unwrap();
             let err = format!("{:#}", Earlier::read(&path).unwrap_err());
             assert!(err.contains(said) && err.contains("hint:"), "{err}");

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_tells_times_speeds_and_faults() {
+    fn a_row_shows_times_speeds_and_faults() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
         let answer = |sent, pieces: &[u64], output_tokens| TimedAnswer {

@@ -132,7 +132,7 @@ fn a_wrong_value_is_named_with_its_rule_and_one_that_would_do() {
 }
 
 #[test]
-fn what_does_nothing_here_is_told_once_and_slips_are_recognised() {
+fn options_without_effect_are_reported_once_and_typos_are_recognised() {
     let ring = "jackalope serve --model m --profile ring";
     let noted =
         resolved(ring, &[("SOCKET_PATH", "/x"), ("LOG_LEVEL", "debug")], "API_PROT=1\nX=2\n");

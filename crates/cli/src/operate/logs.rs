@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_rank_are_told_from_those_of_others() {
+    fn lines_of_a_rank_are_distinguished_from_those_of_others() {
         let log = Scratch::new("ranks");
         log.append("INFO a: x from=\"rank 1\"\nINFO b: y from=\"rank 11\"\nINFO c: rank=1 z\n");
         log.append("INFO d: rank=12\nINFO \u{1b}[3mrank\u{1b}[0m\u{1b}[2m=\u{1b}[0m1 e\nplain\n");

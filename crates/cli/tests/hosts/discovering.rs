@@ -101,7 +101,7 @@ fn hosts_that_answer_are_found_and_become_a_hostfile() {
 }
 
 #[test]
-fn a_flood_of_answers_adds_nobody_and_hides_nobody() {
+fn a_flood_of_answers_adds_and_hides_no_machine() {
     let lab = lab_or_return!(4);
     lab.share_secret("5a".repeat(32).as_str());
     lab.trust_first();

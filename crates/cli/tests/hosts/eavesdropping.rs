@@ -28,7 +28,7 @@ fn overhear(lab: &Lab, interface: &str, words: &str) -> (Value, String, Value) {
 }
 
 #[test]
-fn nobody_can_read_what_ranks_on_two_hosts_send_each_other() {
+fn what_ranks_on_two_hosts_send_each_other_is_encrypted() {
     let lab = lab_or_return!(2);
     let (encrypts, status, heard) = overhear(&lab, "eth0", "--lease 0");
     assert_eq!(encrypts, json!([false, true]));
@@ -44,7 +44,7 @@ fn nobody_can_read_what_ranks_on_two_hosts_send_each_other() {
 }
 
 #[test]
-fn a_cable_between_two_hosts_is_trusted_unless_told_otherwise() {
+fn a_cable_between_two_hosts_is_trusted_by_default() {
     let lab = lab_or_return!(2);
     let interface = lab.lay_private_cable();
     let (encrypts, _, heard) = overhear(&lab, interface, "--lease 0");

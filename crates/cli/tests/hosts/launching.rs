@@ -159,7 +159,7 @@ fn hosts_that_lack_the_model_read_their_part_of_it_from_one_that_has_it() {
 }
 
 #[test]
-fn any_program_runs_on_all_hosts_and_its_end_is_told() {
+fn any_program_runs_on_all_hosts_and_its_end_is_reported() {
     let lab = lab_or_return!(3);
     let hostfile = lab.hostfile();
     let hosts = hostfile.to_str().unwrap();

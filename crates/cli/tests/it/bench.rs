@@ -213,7 +213,7 @@ fn what_goes_wrong_is_counted_by_its_name_and_nothing_is_waited_for_without_end(
 }
 
 #[test]
-fn a_server_that_is_none_is_told_at_once() {
+fn an_address_without_a_server_is_reported_at_once() {
     for (answering, said) in [
         ((|_, _| says("hello\r\n\r\n")) as Answering, "not HTTP"),
         (|_, _| says("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n<html>"), "not a stream"),

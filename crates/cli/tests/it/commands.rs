@@ -172,7 +172,7 @@ fn link_checks_and_times_every_backend_and_names_those_that_are_not_there() {
 }
 
 #[test]
-fn shells_are_told_what_to_complete() {
+fn shells_get_completion_scripts() {
     for shell in ["bash", "zsh", "fish"] {
         let ended = run(&["completions", shell]);
         assert!(ended.status.success(), "{ended:?}");
@@ -182,7 +182,7 @@ fn shells_are_told_what_to_complete() {
 }
 
 #[test]
-fn link_tells_each_round() {
+fn link_reports_each_round() {
     let args = ["link", "--sizes", "4096", "--rounds", "7", "--backend", "ring", "--every-round"];
     let ended = run(&[&args[..], &["--json"]].concat());
     assert!(ended.status.success(), "{ended:?}");
@@ -279,7 +279,7 @@ fn an_interrupted_start_is_no_success() {
 }
 
 #[test]
-fn a_taken_port_is_told_once_and_before_the_hint() {
+fn a_taken_port_is_reported_once_and_before_the_hint() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let args = ["serve", "--model", &model(), "--port", &addr.port().to_string()];

@@ -133,7 +133,7 @@ fn a_server_for_this_machine_answers_to_no_foreign_name() {
 }
 
 #[test]
-fn how_a_model_writes_can_be_told_by_name() {
+fn the_parser_of_a_model_can_be_selected_by_name() {
     let told = |args: &str| {
         let server = Server::start(&shipped(), args);
         let (status, shown) = server.post("/api/show", &json!({"model": "default"}));

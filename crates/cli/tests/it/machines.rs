@@ -148,7 +148,7 @@ fn a_log_is_explained() {
 }
 
 #[test]
-fn cables_are_drawn_and_nothing_runs_before_somebody_agrees() {
+fn cables_are_shown_and_nothing_runs_before_the_user_agrees() {
     let macs = Macs::new("agree");
     let hosts = ["autoconfig", "--hosts", "studio,macbook"];
     let shown = macs.run(&[&hosts[..], &["--dry-run"]].concat());

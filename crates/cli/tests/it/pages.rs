@@ -64,7 +64,7 @@ fn commands() -> Vec<String> {
 }
 
 #[test]
-fn every_target_of_the_makefile_is_a_command_and_is_told_by_make_help() {
+fn every_target_of_the_makefile_is_a_command_and_is_listed_by_make_help() {
     let help = make(&["--no-print-directory", "help"]);
     let makefile = std::fs::read_to_string(root().join("Makefile")).unwrap();
     let targets: Vec<&str> = makefile

@@ -525,7 +525,7 @@ fn the_index_of_several_weight_files_is_compared_with_the_configuration() {
     });
     incomplete.refuses(&["pull", REPO], &[TENSOR, "is missing", "hint:"]);
     let empty = Machine::with_model(|copy| fs::write(copy.path().join(INDEX), "[]").unwrap());
-    empty.refuses(&["pull", REPO], &[INDEX, "it is no JSON object", "hint:"]);
+    empty.refuses(&["pull", REPO], &[INDEX, "it is not a JSON object", "hint:"]);
     for machine in [absent, elsewhere, incomplete, empty] {
         assert_eq!(machine.hub.ranges(WEIGHTS), []);
         assert!(machine.hub.seen(second).is_empty());

@@ -387,7 +387,7 @@ fn a_replacement_that_freezes_is_replaced_within_the_stall_timeout() {
 
 /// Standard error is not read, as with a paused terminal. The log is much longer than the pipe.
 #[test]
-fn a_log_that_nobody_reads_holds_nobody_up() {
+fn an_unread_log_blocks_no_rank() {
     let words = ["serve", "--model", exact().to_str().unwrap(), "--port", "0", "--json"];
     let words = [&words[..], &["--ranks", "2"]].concat();
     let mut server = Server::of(Program::start_unread(&words, &[("RUST_LOG", "trace")]));

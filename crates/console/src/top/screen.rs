@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn any_size_can_be_drawn() {
+    fn a_screen_of_any_size_can_be_rendered() {
         for (width, height) in [(1, 1), (10, 3), (40, 12), (59, 24), (80, 10), (300, 100)] {
             text(width, height);
         }

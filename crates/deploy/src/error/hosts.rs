@@ -52,7 +52,7 @@ pub enum HostsError {
     #[error("{0}\nhint: write what you type after `ssh`: `mac2`, `user@10.0.0.2`")]
     Name(Fault),
     /// An address is malformed.
-    #[error("{text:?} of `{host}` is no IP address: {source}")]
+    #[error("{text:?} of `{host}` is not a valid IP address: {source}")]
     Address {
         /// The address.
         text: String,

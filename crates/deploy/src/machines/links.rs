@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_answers_is_neither_broken_nor_mended() {
+    fn an_unanswered_probe_neither_breaks_nor_restores_a_link() {
         struct Nobody;
         impl Prober for Nobody {
             fn probe(&self, _: usize, _: usize, _: Option<SocketAddr>) -> Option<Answer> {

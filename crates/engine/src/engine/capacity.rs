@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_memory_is_told_with_numbers() {
+    fn too_little_memory_is_reported_with_numbers() {
         let err = capacity(&config(KvBudget::BytesPerRank(1000)), &[facts(10, 0)]).unwrap_err();
         assert_eq!(
             err.to_string(),

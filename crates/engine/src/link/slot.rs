@@ -236,7 +236,7 @@ mod tests {
 
     /// `write` never blocks, neither on a rank that reads nothing nor for its timeout.
     #[test]
-    fn a_rank_that_does_not_read_is_lost_and_holds_nobody_up() {
+    fn a_rank_that_does_not_read_is_lost_and_blocks_no_other() {
         let (Accepted { sender, receiver, .. }, _deaf) = connect();
         let addr = sender.stream().local_addr().unwrap();
         let hello = Hello { rank: 0, pid: 7, mlx: String::new(), data_addr: addr };

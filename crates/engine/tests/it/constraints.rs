@@ -66,7 +66,7 @@ fn counting(fixture: &Fixture, gate: &Arc<Gate>, waits_from: u32) -> Request {
 }
 
 #[test]
-fn a_slow_constraint_holds_up_nobody_but_its_own_request() {
+fn a_slow_constraint_delays_only_its_own_request() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(1)));
     let (shut, open) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
     open.open();

@@ -257,7 +257,7 @@ fn a_connection_that_closes_later_does_not_hide_why_an_outage_began() {
 
 /// Bursts of losses at any time; most of them hit ranks that are still coming back up.
 #[test]
-fn bursts_of_losses_end_nobody() {
+fn bursts_of_losses_end_no_request() {
     let options =
         FakeOptions { start_time: Duration::from_millis(3), ..paced(Duration::from_millis(1)) };
     let fixture = start(EngineConfig::default(), options);

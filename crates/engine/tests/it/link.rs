@@ -486,7 +486,7 @@ fn retried(fault: Fault, change: impl FnOnce(&mut LinkTimeouts)) -> Failure {
 }
 
 #[test]
-fn a_rank_that_does_not_come_up_is_told_with_its_phase_and_time() {
+fn a_rank_that_does_not_come_up_is_reported_with_its_phase_and_time() {
     let failure = retried(Fault::ExitsAtOnce, |_| {});
     assert!(failure.message.starts_with("the process ended: exit status 1, "), "{failure}");
     assert_eq!(
@@ -511,14 +511,14 @@ fn a_rank_that_does_not_come_up_is_told_with_its_phase_and_time() {
 }
 
 #[test]
-fn another_version_is_told() {
+fn another_version_is_reported() {
     let failure = retried(Fault::OtherVersion, |_| {});
     let expected = "theirs is 9.9.9 (protocol 65535)\nhint:";
     assert!(failure.message.contains(expected), "{failure}");
 }
 
 #[test]
-fn another_libmlx_is_told_with_both_versions_and_is_not_tried_again() {
+fn another_libmlx_is_reported_with_both_versions_and_not_retried() {
     let (failure, log) = check_start(Fault::OtherMlx, |_| {});
     assert!(failure.message.starts_with("libmlx versions differ: rank "), "{failure}");
     assert!(failure.message.contains("has 0.1") && failure.message.contains("has 0.2"));

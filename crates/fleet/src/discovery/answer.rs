@@ -59,7 +59,7 @@ impl Responder {
             let thread = thread::Builder::new().name("discovery".to_owned()).spawn(run)?;
             responder.threads.push(thread);
         }
-        info!(port, "answers those who look for machines with its secret");
+        info!(port, "answering discovery queries that know the cluster's secret");
         Ok(responder)
     }
 }

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_strangers_has_a_bound_and_hides_nobody() {
+    fn a_flood_of_strangers_has_a_bound_and_hides_no_machine() {
         let mut received = received();
         let bare = wire::answer_to_strangers(&Build::ours(), &NONCE);
         for idx in 0..3000_u16 {

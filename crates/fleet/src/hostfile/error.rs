@@ -88,7 +88,7 @@ pub enum Fault {
         known: &'static [&'static str],
     },
     /// A key that occurs twice in one object.
-    #[error("the key {key:?} stands here twice")]
+    #[error("the key {key:?} occurs twice")]
     DuplicateKey {
         /// The key.
         key: String,
@@ -114,37 +114,37 @@ pub enum Fault {
     #[error("the name for ssh is empty")]
     EmptySsh,
     /// `ssh` would take the value as an option, or the value contains blanks.
-    #[error("{found:?} is no name for ssh")]
+    #[error("{found:?} is not a valid name for ssh")]
     BadSsh {
         /// The text.
         found: String,
     },
     /// Not the name of a machine.
-    #[error("{found:?} is no name of a machine")]
+    #[error("{found:?} is not a valid name of a machine")]
     BadHost {
         /// The text.
         found: String,
     },
     /// Not an IP address.
-    #[error("{found:?} is no IP address")]
+    #[error("{found:?} is not a valid IP address")]
     BadIp {
         /// The text.
         found: String,
     },
     /// An address that occurs twice in one list.
-    #[error("{ip} stands twice in this list")]
+    #[error("{ip} occurs twice in this list")]
     DuplicateIp {
         /// The address.
         ip: IpAddr,
     },
     /// Not of the form `host:port`.
-    #[error("{found:?} is no address with a port")]
+    #[error("{found:?} is not a valid address with a port")]
     BadListen {
         /// The text.
         found: String,
     },
     /// Not a port number.
-    #[error("{found} is no port")]
+    #[error("{found} is not a valid port")]
     BadPort {
         /// The text after the last colon.
         found: String,
@@ -206,7 +206,7 @@ pub enum Fault {
         found: String,
     },
     /// A device name that is empty or contains blanks.
-    #[error("{found:?} is no device")]
+    #[error("{found:?} is not a valid device")]
     BadDevice {
         /// The text.
         found: String,

@@ -18,7 +18,7 @@ fn found(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_four_shapes_are_told_apart() {
+fn the_four_formats_are_distinguished() {
     let cases = [
         (HostfileShape::Array, r#"[{"ssh": "mac1", "ips": ["10.0.0.1"], "rdma": [null]}]"#),
         (HostfileShape::Object, r#"{"hosts": [{"ssh": "mac1"}]}"#),
@@ -93,22 +93,28 @@ const REFUSED: &[(&str, &str)] = &[
     ("{\"hosts\": 1}", "1:11: hosts: expected a list of hosts, found the number 1"),
     ("[{\"ips\": []}]", "1:2: [0]: the key \"ssh\" is missing"),
     ("[{\"ssh\": \"\"}]", "1:10: [0].ssh: the name for ssh is empty"),
-    ("[{\"ssh\": \"-oA\"}]", "1:10: [0].ssh: \"-oA\" is no name for ssh"),
-    ("[{\"ssh\": \"a\", \"ssh\": \"b\"}]", "1:15: [0]: the key \"ssh\" stands here twice"),
+    ("[{\"ssh\": \"-oA\"}]", "1:10: [0].ssh: \"-oA\" is not a valid name for ssh"),
+    ("[{\"ssh\": \"a\", \"ssh\": \"b\"}]", "1:15: [0]: the key \"ssh\" occurs twice"),
     (
         "[{\"ssh\": \"a\", \"ips\": \"10.0.0.1\"}]",
         "1:22: [0].ips: expected a list of strings, found the string \"10.0.0.1\"",
     ),
-    ("[{\"ssh\": \"a\", \"ips\": [\"10.0.0\"]}]", "1:23: [0].ips[0]: \"10.0.0\" is no IP address"),
-    ("[{\"ssh\": \"10.0.0.300\"}]", "1:10: [0].ssh: \"10.0.0.300\" is no IP address"),
-    ("[{\"ssh\": \"me@10.0.0\"}]", "1:10: [0].ssh: \"10.0.0\" is no IP address"),
-    ("[{\"ssh\": \"me@\"}]", "1:10: [0].ssh: \"\" is no name of a machine"),
-    ("[{\"ssh\": \"mac2..local\"}]", "1:10: [0].ssh: \"mac2..local\" is no name of a machine"),
-    ("[{\"ssh\": \".local.\"}]", "1:10: [0].ssh: \".local.\" is no name of a machine"),
-    ("[\"10.0.0.300:5555\", \"b:1\"]", "1:2: [0]: \"10.0.0.300\" is no IP address"),
+    (
+        "[{\"ssh\": \"a\", \"ips\": [\"10.0.0\"]}]",
+        "1:23: [0].ips[0]: \"10.0.0\" is not a valid IP address",
+    ),
+    ("[{\"ssh\": \"10.0.0.300\"}]", "1:10: [0].ssh: \"10.0.0.300\" is not a valid IP address"),
+    ("[{\"ssh\": \"me@10.0.0\"}]", "1:10: [0].ssh: \"10.0.0\" is not a valid IP address"),
+    ("[{\"ssh\": \"me@\"}]", "1:10: [0].ssh: \"\" is not a valid name of a machine"),
+    (
+        "[{\"ssh\": \"mac2..local\"}]",
+        "1:10: [0].ssh: \"mac2..local\" is not a valid name of a machine",
+    ),
+    ("[{\"ssh\": \".local.\"}]", "1:10: [0].ssh: \".local.\" is not a valid name of a machine"),
+    ("[\"10.0.0.300:5555\", \"b:1\"]", "1:2: [0]: \"10.0.0.300\" is not a valid IP address"),
     (
         "[{\"ssh\": \"a\", \"ips\": [\"::1\", \"0::1\"]}]",
-        "1:30: [0].ips[1]: ::1 stands twice in this list",
+        "1:30: [0].ips[1]: ::1 occurs twice in this list",
     ),
     ("[{\"ssh\": \"é\", \"adresses\": []}]", "1:15: [0]: unknown key \"adresses\""),
     (
@@ -125,7 +131,7 @@ const REFUSED: &[(&str, &str)] = &[
         "[{\"ssh\": \"a\", \"rdma\": [\"x\"]}]",
         "1:24: [0].rdma[0]: a device towards itself: \"x\", expected null",
     ),
-    ("[{\"ssh\": \"a\", \"rdma\": [\"\"]}]", "1:24: [0].rdma[0]: \"\" is no device"),
+    ("[{\"ssh\": \"a\", \"rdma\": [\"\"]}]", "1:24: [0].rdma[0]: \"\" is not a valid device"),
     (
         "[{\"ssh\": \"a\", \"ips\": [\"10.0.0.1\"], \"rdma\": [null, \"x\"]},\n {\"ssh\": \"b\"}]",
         "2:2: [1]: no devices are named here, but other hosts have them",
@@ -144,11 +150,11 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     ("[\"10.0.0.1:5555\", \"10.0.0.1:5555\"]", "1:19: [1]: 10.0.0.1:5555 is taken by [0]"),
     ("[[\"a:1\", \"a:2\"], [\"b:1\"]]", "1:18: [1]: 1 connection, but 2 at [0]"),
-    ("[\"10.0.0.1:0\"]", "1:2: [0]: 0 is no port"),
-    ("[\"10.0.0.1:65536\"]", "1:2: [0]: 65536 is no port"),
-    ("[\"10.0.0.1:+80\"]", "1:2: [0]: +80 is no port"),
-    ("[\"10.0.0.1\"]", "1:2: [0]: \"10.0.0.1\" is no address with a port"),
-    ("[\"fd00::1:80\"]", "1:2: [0]: \"fd00::1:80\" is no address with a port"),
+    ("[\"10.0.0.1:0\"]", "1:2: [0]: 0 is not a valid port"),
+    ("[\"10.0.0.1:65536\"]", "1:2: [0]: 65536 is not a valid port"),
+    ("[\"10.0.0.1:+80\"]", "1:2: [0]: +80 is not a valid port"),
+    ("[\"10.0.0.1\"]", "1:2: [0]: \"10.0.0.1\" is not a valid address with a port"),
+    ("[\"fd00::1:80\"]", "1:2: [0]: \"fd00::1:80\" is not a valid address with a port"),
     ("[[null, \"x\"], [\"y\", null], [null]]", "1:2: [0]: 2 devices for 3 hosts"),
     (
         "[[null, \"x\"],\n [null, null]]",
@@ -161,7 +167,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_is_wrong_is_told_with_its_place_and_a_hint() {
+fn errors_are_reported_with_their_place_and_a_hint() {
     for (text, wanted) in REFUSED {
         let refusal = refusal(text);
         assert!(refusal.starts_with(&format!("hosts.json:{wanted}\nhint: ")), "{text}\n{refusal}");
@@ -170,7 +176,7 @@ fn what_is_wrong_is_told_with_its_place_and_a_hint() {
 }
 
 #[test]
-fn several_faults_are_told_at_once_in_the_order_of_the_text() {
+fn several_faults_are_reported_at_once_in_the_order_of_the_text() {
     let text = "{\n \"backend\": \"mpi\",\n \"host\": [],\n \"hosts\": [\n  {\"ssh\": \"\", \"ips\": [\"x\"]}\n ]\n}";
     let errors = parse(text).unwrap_err().errors;
     let places: Vec<_> = errors.iter().map(|it| (it.line, it.column)).collect();
@@ -217,7 +223,7 @@ fn jaccl(num_hosts: usize, linked: &[(usize, usize)]) -> Hostfile {
 }
 
 #[test]
-fn a_mesh_with_gaps_is_told_with_the_ring_or_chain_that_is_there() {
+fn a_mesh_with_gaps_is_reported_with_the_ring_or_chain_that_exists() {
     let texts = |file: &Hostfile| -> Vec<String> {
         lint(file).iter().map(HostfileWarning::to_string).collect()
     };

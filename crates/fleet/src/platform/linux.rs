@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_tells_when_it_began() {
+    fn the_start_time_of_a_process_is_read() {
         let stat = "12 (a ) b) S 1 12 12 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 9 8 7";
         assert_eq!(parse_stat(stat).as_deref(), Some("4711"));
         assert_eq!(parse_stat(&stat.replace(") S", ") Z")).as_deref(), Some("ended"));

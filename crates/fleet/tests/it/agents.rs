@@ -153,7 +153,7 @@ fn runs(pid: u32) -> bool {
 }
 
 #[test]
-fn a_program_gets_its_environment_and_its_lines_and_end_are_told() {
+fn a_program_gets_its_environment_and_its_lines_and_end_are_reported() {
     let fixture = Fixture::start(None);
     let (agent, heard) = fixture.client();
     let file = EnvFile { variable: "HOSTS".to_owned(), content: "[1]".to_owned() };
@@ -258,7 +258,7 @@ fn a_program_outlives_a_lost_session_for_its_lease_and_is_taken_over() {
 }
 
 #[test]
-fn what_nobody_claims_in_time_is_killed() {
+fn unclaimed_programs_are_killed_in_time() {
     let fixture = Fixture::start(None);
     let (agent, _heard) = fixture.client();
     let pid = pid(&agent.start(Order { lease_ms: 50, ..shell("long", "exec sleep 600") }));
@@ -457,7 +457,7 @@ fn strangers_change_nothing() {
 }
 
 #[test]
-fn an_agent_nobody_needs_ends() {
+fn an_unused_agent_ends() {
     let fixture = Fixture::start(Some(Duration::from_millis(100)));
     let (agent, _heard) = fixture.client();
     pid(&agent.start(shell("long", "exec sleep 600")));

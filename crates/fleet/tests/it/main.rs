@@ -80,7 +80,7 @@ fn a_command_that_hangs_is_ended_at_its_deadline() {
 }
 
 #[test]
-fn this_machine_tells_its_memory() {
+fn this_machine_reports_its_memory() {
     let memory = jackalope_fleet::platform::current::memory().expect("Linux and macOS tell");
     assert!(0 < memory.free_bytes && memory.free_bytes <= memory.total_bytes);
 }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_that_nobody_can_type_is_told_apart() {
+    fn a_password_that_cannot_be_typed_is_recognised() {
         let stderr = "sudo: a password is required\n";
         let shell = Recorder { ran: Mutex::default(), fails_at: "do", stderr };
         let err = apply(&shell, &steps(), |_, _| {}).unwrap_err();

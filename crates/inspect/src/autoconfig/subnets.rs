@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_network_that_nobody_has_is_given() {
+    fn the_first_unused_network_is_given() {
         assert_eq!(first(&[]).unwrap(), "10.254.0.1");
         assert_eq!(first(&["10.254.0.0/30", "192.168.1.0/24"]).unwrap(), "10.254.0.5");
         assert_eq!(first(&["10.0.0.0/8"]).unwrap(), "172.30.0.1");

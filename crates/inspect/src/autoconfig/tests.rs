@@ -77,7 +77,7 @@ fn two_cables_between_two_macs_are_both_used() {
 }
 
 #[test]
-fn thunderbolt_4_is_told_apart_and_uses_tcp() {
+fn thunderbolt_4_is_recognised_and_uses_tcp() {
     let mut lab = Lab::studios(2);
     lab.macs = lab.macs.into_iter().map(lab::Mac::into_mini).collect();
     insta::assert_snapshot!(shown(&plan(&lab.cable((0, 1), (1, 2)), None)));

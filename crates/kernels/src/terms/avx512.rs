@@ -19,7 +19,7 @@ pub(crate) trait Sums: Copy {
     /// Adds `product * factor + bias * x_sum` of sixteen groups: to one sum each, or as `terms`.
     ///
     /// # Safety
-    /// As above.
+    /// As for [`Sums::none`].
     unsafe fn add(
         self,
         product: __m512,
@@ -31,7 +31,7 @@ pub(crate) trait Sums: Copy {
     /// Computes the totals of sixteen times sixteen partial sums.
     ///
     /// # Safety
-    /// As above.
+    /// As for [`Sums::none`].
     unsafe fn totals(sums: &[Self; 16]) -> [Self::Value; 16];
 }
 

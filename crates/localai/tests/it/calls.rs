@@ -187,7 +187,7 @@ async fn a_conversation_is_answered_as_a_chat_is() {
 }
 
 #[tokio::test]
-async fn calls_of_tools_are_told_as_deltas() {
+async fn tool_calls_are_streamed_as_deltas() {
     let mut setup = Setup::says(&format!("Let me see. {CALL}{CALL}"));
     setup.context_tokens = 1024;
     let server = setup.start().await;
@@ -238,7 +238,7 @@ async fn calls_of_tools_are_told_as_deltas() {
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_reads_any_more_is_cancelled() {
+async fn a_stream_without_a_reader_is_cancelled() {
     let server = Setup::babbles().start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(20)));
     let ask = Ask { tokens: 200, ..prompt("Hello") };
@@ -279,7 +279,7 @@ async fn a_client_that_takes_nothing_is_given_up_though_its_connection_lives() {
 }
 
 #[tokio::test]
-async fn an_error_within_a_stream_is_told_in_its_trailers() {
+async fn an_error_within_a_stream_is_reported_in_its_trailers() {
     let setup =
         Setup::babbles().engine(|config| config.retry.standstill_max = Duration::from_millis(10));
     let server = setup.start().await;
@@ -387,7 +387,7 @@ async fn keys_are_asked_for_as_over_http() {
 }
 
 #[tokio::test]
-async fn a_model_is_loaded_by_its_name_and_drawn_from_as_its_options_say() {
+async fn a_model_is_loaded_by_its_name_and_sampled_as_its_options_say() {
     let server = Setup::babbles().start().await;
     let state = &backend(&server);
     let unbound = Ask { tokens: 12, ..prompt("Hello") };
@@ -439,7 +439,7 @@ async fn a_model_is_loaded_by_its_name_and_drawn_from_as_its_options_say() {
 }
 
 #[tokio::test]
-async fn health_status_and_metrics_are_told() {
+async fn health_status_and_metrics_are_reported() {
     let at_once = Duration::from_millis(1);
     let server = Setup::babbles().limited(|it| it.limits.keep_alive = at_once).start().await;
     let state = &backend(&server);

@@ -125,7 +125,7 @@ async fn load_at_last(localai: &LocalAi, model: &str) {
 }
 
 #[tokio::test]
-async fn a_load_that_takes_too_long_is_told_and_may_be_replaced() {
+async fn a_load_that_takes_too_long_is_reported_and_may_be_replaced() {
     let Empty { house, localai, .. } = empty_house(Duration::from_millis(200));
     let state = &localai;
     house.open_gate(false);

@@ -310,8 +310,8 @@ impl AltUp {
         Predicted { streams, active: own, laurel }
     }
 
-    /// Returns the streams that were predicted, corrected by the active one after the blocks,
-    /// `[tokens, hidden]`, with what is read of the layer's inputs.
+    /// Returns the predicted streams, corrected by `h`, the active stream after the blocks,
+    /// `[tokens, hidden]`, with the layer's own input added.
     pub(crate) fn correct(&self, predicted: &Array, h: &Array, input: LayerInput<'_>) -> Array {
         let Compute::Kernels(threads) = self.parallel.compute() else {
             return self.stock_correct(predicted, h, input);

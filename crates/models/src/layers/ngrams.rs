@@ -141,8 +141,8 @@ impl RowPlace {
         (start..end).contains(&row).then(|| part * (end - start) + row - start)
     }
 
-    /// As [`RowPlace::of`], with MLX, for i64 `rows`: which ones are here, if not all of them, and their
-    /// places; any place for others.
+    /// Computes [`RowPlace::of`] with MLX for i64 `rows`. Returns a mask of the rows that this rank has, or
+    /// `None` if it has all of them, and the places of the rows; those of other rows are arbitrary.
     fn stock(&self, rows: &Array) -> (Option<Array>, Array) {
         if self.own.len() == self.own.full {
             return (None, rows.clone());

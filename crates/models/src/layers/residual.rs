@@ -175,12 +175,12 @@ impl Residual {
         }
     }
 
-    /// Creates what a single block reads from `x`; what the block returns takes its place.
+    /// Creates the stream of a single block, which reads `x`; the result of the block replaces `x`.
     pub(crate) fn alone(x: Array, parallel: &Parallel) -> Residual {
         Residual { is_replaced: true, ..Residual::new(x, parallel) }
     }
 
-    /// Puts streams `[tokens, streams * hidden]` before this one, which later blocks read.
+    /// Sets the earlier streams, `[tokens, streams * hidden]`, which later blocks read beside this one.
     pub(super) fn after(self, earlier: Option<Array>) -> Residual {
         Residual { earlier, ..self }
     }

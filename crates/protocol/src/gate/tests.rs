@@ -60,7 +60,7 @@ fn wait_for_end(mut stream: &TcpStream) {
 }
 
 #[test]
-fn hundreds_of_silent_strangers_keep_nobody_out_and_cost_no_threads() {
+fn hundreds_of_silent_strangers_block_no_peer_and_cost_no_threads() {
     let (gate, addr, arrivals) = gate();
     let mut silent: Vec<TcpStream> = Vec::new();
     for _ in 0..400 {
@@ -77,7 +77,7 @@ fn hundreds_of_silent_strangers_keep_nobody_out_and_cost_no_threads() {
 }
 
 #[test]
-fn those_who_stop_in_the_middle_are_given_up_and_keep_nobody_out() {
+fn handshakes_that_stop_in_the_middle_time_out_and_block_no_peer() {
     let (gate, addr, arrivals) = gate();
     let began = Instant::now();
     // Half a preamble; a whole preamble; an invalid first message with one byte missing.

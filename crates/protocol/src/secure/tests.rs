@@ -130,14 +130,14 @@ fn both_directions_are_independent() {
 }
 
 #[test]
-fn another_ticket_is_told_to_both_sides() {
+fn another_ticket_is_reported_to_both_sides() {
     for result in connect([OURS, Secret([8; 32])], ["1"; 2]) {
         assert!(matches!(result, Err(FrameError::Ticket)), "{result:?}");
     }
 }
 
 #[test]
-fn another_version_is_told_to_both_sides_with_both_names() {
+fn another_version_is_reported_to_both_sides_with_both_names() {
     for result in connect([OURS; 2], ["1.2.3", "1.3.0"]) {
         let text = result.unwrap_err().to_string();
         assert!(text.contains("1.2.3 (protocol") && text.contains("1.3.0 (protocol"), "{text}");
@@ -146,7 +146,7 @@ fn another_version_is_told_to_both_sides_with_both_names() {
 }
 
 #[test]
-fn strangers_are_told_apart() {
+fn strangers_are_distinguished() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let says = |bytes: &'static [u8], timeout| {
@@ -302,7 +302,7 @@ fn a_machine_with_another_key_than_expected_does_not_learn_ours() {
 }
 
 #[test]
-fn a_handshake_that_was_recorded_admits_nobody() {
+fn a_recorded_handshake_admits_no_peer() {
     let client = Machine::new(&[]);
     let server = Machine::new(&[&client]);
     // A proxy that records what the client sends.

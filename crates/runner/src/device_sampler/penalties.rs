@@ -110,8 +110,8 @@ impl Waiting<'_> {
     }
 }
 
-/// Changes the logit of the token that each waiting row waits for, which penalties count as sampled once more.
-/// `logits` have no changes, `changed` those that the host knows.
+/// Applies penalties to the logit of each waiting row's pending token, which they count as sampled once more.
+/// `logits` are without penalties; `changed` has those for the tokens that the host knows.
 fn change_pending(
     waiting: &Waiting<'_>,
     logits: &Array,

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_told_as_people_say_them() {
+    fn counts_are_formatted_as_people_say_them() {
         for (count, expected) in [
             (0, "0"),
             (999, "999"),

@@ -191,7 +191,7 @@ async fn the_token_that_ends_an_answer_is_counted_but_not_read() {
 }
 
 #[tokio::test]
-async fn cached_tokens_are_told() {
+async fn cached_tokens_are_reported() {
     let server = Setup::says("Hello").start().await;
     let cached = |answer: Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
     let long = json!({"messages": [{"role": "user", "content": "Hello world ".repeat(20)}]});

@@ -189,7 +189,7 @@ async fn a_stream_comes_to_the_same_as_the_whole_message() {
 }
 
 #[tokio::test]
-async fn every_reason_to_stop_is_told() {
+async fn every_reason_to_stop_is_reported() {
     let server = Setup::says("Hello world again").start().await;
     let reason = async |more: Value| {
         let whole = ask(&server, more.clone()).await.ok();

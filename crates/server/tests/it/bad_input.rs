@@ -187,7 +187,7 @@ async fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn what_asks_for_nothing_and_what_nobody_knows_is_passed_over() {
+async fn empty_and_unknown_fields_are_ignored() {
     let server = Setup::says("Hello").start().await;
     let harmless = json!({
         "response_format": {"type": "text"}, "functions": [], "function_call": "none",
@@ -338,7 +338,7 @@ async fn a_body_beyond_the_limit_is_refused() {
 }
 
 #[tokio::test]
-async fn wrong_addresses_are_told_apart() {
+async fn wrong_addresses_are_distinguished() {
     let server = Setup::says("Hello").start().await;
     let unknown = server.chat(json!({"model": "gpt-5"})).await;
     assert_eq!(unknown.status, 404);

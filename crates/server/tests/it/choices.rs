@@ -138,7 +138,7 @@ fn check_offsets(choice: &Value) {
 }
 
 #[tokio::test]
-async fn echo_tells_the_prompt_and_its_logprobs() {
+async fn echo_returns_the_prompt_and_its_logprobs() {
     let server = Setup::says(" world \u{1f998} again").start().await;
     let plain = server.complete(json!({"prompt": "Hello é", "logprobs": 3})).await.ok();
     let options = json!({"prompt": "Hello é", "logprobs": 3, "echo": true});

@@ -49,7 +49,7 @@ async fn functions_are_answered_in_their_own_words() {
 }
 
 #[tokio::test]
-async fn functions_are_told_to_the_model_like_tools() {
+async fn functions_are_passed_to_the_model_like_tools() {
     let server = server_that_says("Hello").await;
     let function = json!({"name": "sum", "parameters": {"type": "object"}});
     let user = json!({"role": "user", "content": "Hello"});
@@ -94,7 +94,7 @@ async fn the_last_message_is_continued() {
 }
 
 #[tokio::test]
-async fn the_stop_string_can_be_told() {
+async fn the_stop_string_can_be_included() {
     let server = server_that_says("Hello world again").await;
     for stream in [false, true] {
         for (told, text) in [(false, "Hello"), (true, "Hello wor")] {
@@ -118,7 +118,7 @@ async fn the_stop_string_can_be_told() {
 }
 
 #[tokio::test]
-async fn special_tokens_can_be_told() {
+async fn special_tokens_can_be_included() {
     let server = server_that_says("Hello<|im_start|> world").await;
     for (skipped, text) in [(true, "Hello world"), (false, "Hello<|im_start|> world")] {
         let answer = server.chat(json!({"skip_special_tokens": skipped})).await.ok();

@@ -52,7 +52,7 @@ async fn a_full_queue_says_when_to_come_again() {
 }
 
 #[tokio::test]
-async fn a_machine_whose_memory_others_have_taken_is_told_with_507_and_by_health() {
+async fn a_machine_whose_memory_others_have_taken_is_reported_with_507_and_by_health() {
     let setup = Setup::says("Hello").engine(|config| {
         config.pressure = PressurePolicy {
             hold: Duration::ZERO,
@@ -204,7 +204,7 @@ async fn a_failure_before_the_first_token_has_its_own_status() {
 }
 
 #[tokio::test]
-async fn a_failure_in_the_middle_of_a_stream_is_told_in_it() {
+async fn a_failure_in_the_middle_of_a_stream_is_reported_in_it() {
     let server = impatient(Setup::answers(|_| vec![33; 1000])).start().await;
     server.control.order(FakeOrder::Pace(Duration::from_millis(1)));
     let mut live = server.open(post(CHAT, streaming())).await;

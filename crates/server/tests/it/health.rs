@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::{MODEL, Server, Setup, chat_body, post};
 
 #[tokio::test]
-async fn health_tells_what_other_servers_tell_and_more() {
+async fn health_reports_what_other_servers_report_and_more() {
     let server = Setup::says("Hello").start().await;
     server.chat(json!({})).await.ok();
     server.until("it has ended", |status| status.counters.finished == 1).await;

@@ -246,7 +246,7 @@ impl<'a> MakeWriter<'a> for Logged {
 }
 
 #[tokio::test]
-async fn a_key_is_told_to_nobody_and_its_name_is() {
+async fn a_key_is_never_shown_but_its_name_is() {
     let logged = Logged::default();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)

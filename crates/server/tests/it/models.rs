@@ -65,7 +65,7 @@ async fn a_stream_is_kept_alive_while_its_model_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_load_that_fails_under_a_stream_is_told_in_it() {
+async fn a_load_that_fails_under_a_stream_is_reported_in_it() {
     let soon = |plan: &mut Plan| plan.server.limits.keep_alive = Duration::from_millis(10);
     let house = plan(&[("a", 4)]).change(soon).build();
     let messages = json!([{"role": "user", "content": "Hi"}]);
@@ -171,7 +171,7 @@ async fn a_load_that_waits_too_long_for_room_says_what_is_in_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_load_is_told_to_all_who_wait_and_tried_again_later() {
+async fn a_failed_load_is_reported_to_all_waiting_requests_and_retried_later() {
     let house = plan(&[("a", 1), ("b", 1)]).build();
     house.loader.failures.lock().unwrap().insert("b".to_owned(), 1);
     house.open_gate(false);
@@ -273,7 +273,7 @@ async fn unloading_waits_for_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_that_nobody_asks_for_go_after_a_time() {
+async fn idle_models_are_unloaded_after_a_time() {
     let quick = Duration::from_millis(1);
     let timed = |plan: &mut Plan| plan.config.idle_unload = Some(quick);
     let house = plan(&[("a", 1), ("b", 1), ("c", 1)]).change(timed).pin(1).build();

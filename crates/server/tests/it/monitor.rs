@@ -163,7 +163,7 @@ async fn a_snapshot_has_the_numbers_of_the_last_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_stream_tells_a_snapshot_every_two_seconds() {
+async fn the_stream_sends_a_snapshot_every_two_seconds() {
     let server = Setup::says("Hello").start().await;
     let request = Request::get("/metrics/stream").body(Body::empty()).unwrap();
     let mut live = server.open(request).await;
@@ -195,7 +195,7 @@ async fn health_has_the_keys_of_every_founding_system() {
 }
 
 #[tokio::test]
-async fn the_queue_the_model_and_the_memory_are_told() {
+async fn the_queue_the_model_and_the_memory_are_reported() {
     let server = Setup::says("Hello").start().await;
     server.control.order(FakeOrder::Hold);
     let request = post("/v1/chat/completions", chat_body(json!({"stream": true})).to_string());

@@ -199,7 +199,7 @@ async fn options_do_what_they_say() {
 }
 
 #[tokio::test]
-async fn what_asks_for_nothing_and_what_nobody_knows_is_passed_over() {
+async fn empty_and_unknown_fields_are_ignored() {
     let server = Setup::says("Hello").start().await;
     let harmless = json!({
         "format": "", "keep_alive": "5m", "truncate": true, "shift": true, "invented": [1],

@@ -130,7 +130,7 @@ async fn requests_are_refused_with_the_place() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_in_the_words_that_clients_know() {
+async fn missing_things_are_reported_in_the_words_that_clients_know() {
     let server = Setup::says("Hello").start().await;
     for path in [CHAT, GENERATE, "/api/show", "/api/embed", "/api/copy"] {
         let mut body = body(path, &json!({"source": "llama3", "destination": "x"}));

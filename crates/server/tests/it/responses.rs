@@ -210,7 +210,7 @@ async fn items_become_the_messages_of_a_chat() {
 }
 
 #[tokio::test]
-async fn a_kept_response_is_told_again_until_it_is_deleted() {
+async fn a_stored_response_is_returned_until_it_is_deleted() {
     let server = Setup::says("Hello world").start().await;
     let streamed = respond(&server, json!({"stream": true})).await;
     let streamed = events(&streamed).pop().unwrap()["response"].clone();

@@ -326,7 +326,7 @@ async fn connect_from(last: u8, addr: SocketAddr) -> TcpStream {
 
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_and_slow_connections_keep_nobody_out() {
+async fn idle_and_slow_connections_block_no_others() {
     let mut setup = Setup::answers(|_| vec![33; 1_000_000]);
     setup.context_tokens = 200_000;
     let server = setup.limited(|config| config.limits.connections = 16).start().await;

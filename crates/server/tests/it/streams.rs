@@ -59,7 +59,7 @@ async fn a_completion_stream_reads_like_this() {
 }
 
 #[tokio::test]
-async fn usage_is_told_only_if_it_was_asked_for() {
+async fn usage_is_reported_only_if_it_was_requested() {
     let server = Setup::says("Hello").start().await;
     for chunk in server.chat(json!({"stream": true})).await.chunks() {
         assert!(chunk.get("usage").is_none(), "{chunk}");

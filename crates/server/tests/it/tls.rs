@@ -53,7 +53,7 @@ async fn get(addr: std::net::SocketAddr, trusted: &str) -> std::io::Result<Strin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn https_is_spoken_and_plain_http_is_told_so() {
+async fn https_is_spoken_and_plain_http_gets_an_explanation() {
     let tls = Tls::new(&data("localhost.pem"), &data("localhost.key")).unwrap();
     let (_server, addr) = listen(tls, Duration::from_secs(10)).await;
     let answer = get(addr, "localhost.pem").await.unwrap();

@@ -178,7 +178,8 @@ impl ApiKeys {
         let path: PathBuf = ring.file.as_ref().ok_or(KeyEditError::NoFile)?.path.clone();
         let text = fs::read_to_string(&path).map_err(unwritten)?;
         let mut content: Value = serde_json::from_str(&text).map_err(|_| {
-            let reason = "the file of keys is no JSON\nhint: mend it in an editor".to_owned();
+            let reason =
+                "the file of keys is not valid JSON\nhint: correct it in an editor".to_owned();
             KeyEditError::Refused { reason }
         })?;
         let Some(Value::Array(keys)) = content.get_mut("keys") else {

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_without_the_key() {
+    fn errors_are_reported_without_the_key() {
         let cases = [
             ("sekret", "line 1"),
             (r#"{"keys": ["sekret"]}"#, "line 1"),

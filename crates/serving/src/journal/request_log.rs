@@ -26,7 +26,7 @@ const WAITING_MAX: usize = 1024;
 
 /// Error of opening a request log.
 #[derive(Debug, Error)]
-#[error("the request log {} cannot be written: {source}\nhint: name a file in a folder that is there", path.display())]
+#[error("the request log {} cannot be written: {source}\nhint: name a file in an existing folder", path.display())]
 pub struct RequestLogError {
     path: PathBuf,
     source: io::Error,

@@ -157,7 +157,7 @@ impl Models {
         }
         for task in tasks {
             if let Err(err) = task.await {
-                warn!(%err, "a model's task did not end well");
+                warn!(%err, "a model's task failed");
             }
         }
     }
@@ -439,8 +439,8 @@ async fn end(
     }
     match timeout(END_WAIT, ended).await {
         Ok(Ok(())) => {}
-        Ok(Err(err)) => warn!(%err, "an engine did not end well"),
-        Err(_) => warn!("an engine does not end"),
+        Ok(Err(err)) => warn!(%err, "an engine failed while it shut down"),
+        Err(_) => warn!(timeout = ?END_WAIT, "an engine did not shut down in time"),
     }
 }
 

@@ -80,11 +80,11 @@ pub(super) enum FetchError {
     Content { path: FilePath, host: String },
     #[error("copying {path}: {source}")]
     Source { path: FilePath, source: ExchangeError },
-    #[error("nobody has it")]
+    #[error("no machine has it")]
     NoSource,
     #[error("{0}")]
     Own(String),
-    #[error("nobody waits for it any more")]
+    #[error("cancelled: nothing waits for the copy any more")]
     Cancelled,
 }
 

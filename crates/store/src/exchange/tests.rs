@@ -107,7 +107,7 @@ fn contents(dir: &std::path::Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn a_library_tells_of_models_and_of_nothing_else() {
+fn a_library_serves_models_and_nothing_else() {
     let machine = Machine::new();
     let dir = machine.model();
     machine.scratch.write("secret.txt", b"secret");

@@ -352,7 +352,7 @@ pub enum HubError {
 #[derive(Debug, Error)]
 pub enum ListingFault {
     /// The list is not JSON.
-    #[error("is no JSON: {0}")]
+    #[error("is not valid JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The list has no commit.
     #[error("names no commit")]

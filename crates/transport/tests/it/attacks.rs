@@ -437,7 +437,7 @@ fn joins_with(flipped: u32, encrypt: [bool; 2]) -> [Result<(), TransportError>; 
 }
 
 #[test]
-fn nobody_talks_two_ranks_out_of_encrypting_or_into_a_weaker_way() {
+fn two_ranks_cannot_be_downgraded_to_weaker_or_no_encryption() {
     const ENCRYPT: u32 = 2;
     const AES: u32 = 4;
     let cases = [

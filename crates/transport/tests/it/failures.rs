@@ -19,7 +19,7 @@ fn sum_of(group: &mut Group, bytes: usize, dtype: Dtype) -> Result<(), Transport
 }
 
 #[test]
-fn ranks_out_of_step_are_told_what_the_other_does() {
+fn ranks_out_of_step_report_what_the_other_does() {
     let small: Act = |group| sum_of(group, 4096, Dtype::F32);
     let cases: [(Act, Act, &str); 8] = [
         (small, |group| sum_of(group, 4100, Dtype::F32), "all_sum #0 of 4100 bytes f32"),
@@ -67,7 +67,7 @@ fn ranks_out_of_step_are_told_what_the_other_does() {
 }
 
 #[test]
-fn a_message_that_nobody_asked_for_is_not_taken_for_a_collective() {
+fn an_unexpected_message_is_not_taken_for_a_collective() {
     let results = together(
         2,
         |_| {},
@@ -177,7 +177,7 @@ fn a_receiver_that_never_comes_ends_a_send_at_its_deadline() {
 }
 
 #[test]
-fn a_rank_that_gives_up_tells_the_others_why() {
+fn a_rank_that_gives_up_sends_the_others_its_reason() {
     let both_have_failed = Barrier::new(2);
     together(
         2,
@@ -228,7 +228,7 @@ fn an_interrupt_ends_blocked_and_later_operations() {
 }
 
 #[test]
-fn who_waits_for_a_peer_tells_for_how_long() {
+fn a_rank_that_waits_for_a_peer_reports_for_how_long() {
     for bytes in [4096, 8 << 20] {
         let is_seen = Barrier::new(2);
         together(

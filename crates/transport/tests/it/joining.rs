@@ -168,7 +168,7 @@ fn a_wrong_key_keeps_a_rank_out() {
 }
 
 #[test]
-fn an_impostor_who_says_the_right_words_without_the_key_is_shown_the_door() {
+fn an_impostor_without_the_key_is_refused_whatever_it_sends() {
     let (listeners, addrs) = listeners(2);
     thread::scope(|scope| {
         let (listener, zero) = (&listeners[0], config(0, &addrs));

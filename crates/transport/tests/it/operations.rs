@@ -241,7 +241,7 @@ fn more_small_messages_than_the_sockets_hold_may_be_sent_before_any_is_received(
 }
 
 #[test]
-fn a_rank_that_is_already_in_the_next_collective_disturbs_nobody_who_still_sends() {
+fn a_rank_that_is_already_in_the_next_collective_does_not_disturb_ranks_that_still_send() {
     together(
         3,
         |_| {},

@@ -89,7 +89,7 @@ mod tests {
         assert!(threads.into_inner().unwrap().len() <= 3);
     }
 
-    /// Also within a call that has a single job, and after others on the same thread.
+    /// The same holds within a call that has a single job, and after earlier calls on the same thread.
     #[test]
     fn two_jobs_run_at_the_same_time() {
         in_parallel(0..2, 2, |_| Ok::<(), ()>(())).unwrap();

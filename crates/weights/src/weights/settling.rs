@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Also the last ones, which fill no batch, and however long moving takes.
+    /// Includes the last weights, which do not fill a batch; moving takes some time.
     #[test]
     fn all_weights_are_moved_once_before_loading_ends() {
         let weights: Vec<Vec<u8>> = (1..60).map(|idx| vec![1; idx << 18]).collect();

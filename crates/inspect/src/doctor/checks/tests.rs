@@ -148,7 +148,7 @@ fn ping(to: &str, ip: &str, echo: Echo) -> Ping {
 }
 
 #[test]
-fn old_systems_and_old_thunderbolt_are_told_apart() {
+fn old_systems_and_old_thunderbolt_are_distinguished() {
     check_lab(
         |lab| lab.macs[1].version = "26.2",
         &["mac2 macos-small-frames", "all os-versions-differ"],

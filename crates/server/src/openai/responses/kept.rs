@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_reads_or_forgets_what_another_key_asked_for() {
+    fn no_key_reads_or_deletes_responses_of_another_key() {
         let kept = KeptResponses::new(2, 1000);
         let (mine, other) = (Some(TenantId(1)), Some(TenantId(2)));
         kept.keep("a", KeptResponse { owner: mine, ..response(1) });

@@ -267,8 +267,9 @@ pub(super) async fn show_response(
     if query.stream != Some(true) {
         return Ok(([(CONTENT_TYPE, "application/json")], found.body.clone()).into_response());
     }
-    let response = serde_json::from_slice(&found.body)
-        .map_err(|err| ApiError::Internal { what: format!("a kept response is no JSON: {err}") })?;
+    let response = serde_json::from_slice(&found.body).map_err(|err| ApiError::Internal {
+        what: format!("a kept response is not valid JSON: {err}"),
+    })?;
     let events = replay::events(&response, query.starting_after);
     Ok(sse::response(STREAM_TYPE, futures_util::stream::once(async { Ok(events) })))
 }
