@@ -23,6 +23,10 @@ use crate::Tokenizer;
 const OVERLAPPING: &str = "the alternatives of oneOf must exclude each other, by their types or by a \
     required member with different constants; use anyOf otherwise";
 
+/// Reported for an anchor inside of a regular expression.
+const ANCHORS: &str = "the anchors ^ and $ of a regular expression are supported only at its start and \
+    end, and word boundaries and lookarounds nowhere";
+
 /// Limits of one grammar. A unit of fuel is a step of building automata: about 50 of them take a
 /// microsecond while compiling, 14 while a mask is computed.
 fn limits() -> ParserLimits {
@@ -152,6 +156,7 @@ fn compile(
     let refused = |reason: &str| {
         let reason = match reason {
             it if it.contains("NoExtensionBias") => "it refers to itself without an end",
+            it if it.contains("lookarounds not supported") => ANCHORS,
             it if it.contains("oneOf constraints are not supported") => OVERLAPPING,
             it => it,
         };

@@ -113,13 +113,20 @@ impl Matcher {
 /// Maximum number of characters of a compiler message that are passed on.
 const REASON_CHARS_MAX: usize = 300;
 
-/// Returns the first line of a message, truncated if it is long. The further lines dump the parser.
+/// Returns the first line of a message, truncated if it is long. The further lines dump the parser;
+/// only those of a regular expression end with the reason.
 pub(super) fn first_line(message: &str) -> String {
-    let line = message.lines().next().unwrap_or_default();
-    match line.char_indices().nth(REASON_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line.to_owned(),
+    let mut lines = message.lines();
+    let mut line = lines.next().unwrap_or_default().to_owned();
+    if line.ends_with("regex parse error:") {
+        let reason = lines.find_map(|it| it.strip_prefix("error: "));
+        line.extend(reason.map(|it| format!(" {it}")));
     }
+    if let Some((end, _)) = line.char_indices().nth(REASON_CHARS_MAX) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line
 }
 
 fn failure(err: &impl fmt::Display) -> GrammarError {
