@@ -1,9 +1,17 @@
 //! Prepares a JSON schema for the compiler: refuses what the compiler would ignore, rewrites what
 //! it reads differently from the standard, and removes annotations.
 
+mod disjoint;
+mod numbers;
+mod pattern;
+mod references;
+
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
+
+use numbers::Multiple;
+use references::Targets;
 
 use super::formats::{self, Format};
 use super::{
@@ -45,12 +53,13 @@ const EXACT_MAX: u64 = 1 << 53;
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_bytes("schema", schema.to_string().len(), SCHEMA_BYTES_MAX)?;
     let is_lenient = schema.get("x-guidance").is_some_and(|it| it["lenient"] == true);
-    let reader = Reader { root: schema, is_lenient };
+    let reader = Reader { root: schema, is_lenient, targets: Targets::default() };
     let mut prepared = match reader.schema(schema, "#", 0)? {
         Value::Object(members) => members,
         Value::Bool(true) => Map::new(),
         _ => return Err(refused("false", "#", "no value satisfies it")),
     };
+    reader.add_targets(&mut prepared)?;
     // Without `\u` escapes a name can be written in one way only, so none can bypass the schema.
     let settings = json!({
         "item_separator": ", ?",
@@ -60,9 +69,41 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         "lenient": is_lenient,
     });
     prepared.insert("x-guidance".to_owned(), settings);
-    let prepared = Value::Object(prepared);
+    let mut prepared = Value::Object(prepared);
     check_resolved_depth(&prepared)?;
+    check_multiples(&prepared)?;
+    if !references::replace_endless(&mut prepared) {
+        return Err(refused("$ref", "#", "every value of it would refer to itself without an end"));
+    }
     Ok(prepared)
+}
+
+/// Refuses multiples whose intersection the compiler cannot compute. It intersects some of them
+/// where schemas are combined, so all have to go together there.
+fn check_multiples(root: &Value) -> Result<(), GrammarError> {
+    let (mut multiples, mut is_combined) = (Vec::new(), false);
+    let mut left = vec![root];
+    while let Some(value) = left.pop() {
+        match value {
+            Value::Array(list) => left.extend(list),
+            Value::Object(members) => {
+                let number = members.get("multipleOf").and_then(Value::as_number);
+                multiples.extend(number.and_then(Multiple::read_compiled));
+                let combines = ["allOf", "anyOf", "oneOf", "$ref", "patternProperties"];
+                is_combined |= combines.iter().any(|it| members.contains_key(*it));
+                left.extend(members.values());
+            }
+            _ => {}
+        }
+    }
+    let first = multiples.first().copied();
+    let common = |all: Option<Multiple>, it: &Multiple| all?.common(*it);
+    if is_combined && first.is_some() && multiples.iter().fold(first, common).is_none() {
+        let reason = "the common multiple of those that are combined is too large\n\
+                      hint: use multiples whose common multiple has at most eight digits";
+        return Err(refused("multipleOf", "#", reason));
+    }
+    Ok(())
 }
 
 /// Rejects a schema that is too deep once every `$ref` is followed, each target once; the compiler
@@ -107,9 +148,24 @@ struct Reader<'a> {
     root: &'a Value,
     /// Whether keywords that cannot be enforced are removed instead of refused.
     is_lenient: bool,
+    targets: Targets,
 }
 
 impl Reader<'_> {
+    /// Adds the targets of all references as definitions.
+    fn add_targets(&self, prepared: &mut Map<String, Value>) -> Result<(), GrammarError> {
+        let mut definitions = Map::new();
+        while let Some(pointer) = self.targets.get(definitions.len()) {
+            let target = self.root.pointer(&pointer).expect("a reference is resolved when added");
+            let target = self.schema(target, &format!("#{pointer}"), 0)?;
+            definitions.insert(definitions.len().to_string(), target);
+        }
+        if !definitions.is_empty() {
+            prepared.insert("$defs".to_owned(), Value::Object(definitions));
+        }
+        Ok(())
+    }
+
     fn schema(&self, schema: &Value, path: &str, depth: usize) -> Result<Value, GrammarError> {
         let members = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
@@ -137,11 +193,16 @@ impl Reader<'_> {
                 continue;
             }
             let read = self.keyword(keyword, value, path, depth);
-            if let Some(value) = self.forgive(read)? {
-                prepared.insert(keyword.clone(), value);
+            let Some(read) = self.forgive(read)? else { continue };
+            match keyword.as_str() {
+                // Those that references lead to are added at the root.
+                "$defs" | "definitions" => {}
+                "oneOf" if self.exclude_each_other(value) => also.push(json!({ "anyOf": read })),
+                _ => _ = prepared.insert(keyword.clone(), read),
             }
         }
-        self.forgive(check_together(members, path))?;
+        self.forgive(check_together(&prepared, path))?;
+        numbers::make_bounds_inclusive(&mut prepared);
         if members.contains_key("properties") {
             // Otherwise the compiler ignores patterns for names that have a schema of their own.
             let patterns = prepared.get("patternProperties").cloned();
@@ -152,6 +213,12 @@ impl Reader<'_> {
             all.as_array_mut().expect("allOf was just checked to be a list").extend(also);
         }
         Ok(Value::Object(prepared))
+    }
+
+    /// Whether the alternatives of a `oneOf` exclude each other.
+    fn exclude_each_other(&self, alternatives: &Value) -> bool {
+        let list = alternatives.as_array();
+        list.is_some_and(|list| disjoint::exclude_each_other(self.root, list))
     }
 
     /// Turns the error of a keyword that cannot be enforced into `None` if the schema is lenient.
@@ -194,36 +261,41 @@ impl Reader<'_> {
             "enum" if value.as_array().is_none_or(Vec::is_empty) => {
                 wrong("a list of values that is not empty")
             }
-            "enum" | "const" => checked_numbers(keyword, value, path),
+            "enum" | "const" => checked_constants(keyword, value, path),
             "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
                 let is_draft4 = keyword.starts_with("exclusive") && value.is_boolean();
                 if value.is_number() || is_draft4 {
-                    checked_numbers(keyword, value, path)
+                    checked_constants(keyword, value, path)
                 } else {
                     wrong("a number")
                 }
             }
-            "multipleOf" => match value.as_f64() {
-                Some(number) if 0.0 < number => checked_numbers(keyword, value, path),
+            "multipleOf" => match value.as_number() {
+                Some(number) if number.as_f64().is_some_and(|it| 0.0 < it) => {
+                    let compiled = Multiple::read(number).and_then(Multiple::as_compiled);
+                    let reason = || format!("found {number}, which has more than eight digits");
+                    compiled.map(|it| json!(it)).ok_or_else(|| refused(keyword, path, reason()))
+                }
                 _ => wrong("a number above 0"),
             },
             "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
             | "maxProperties" => {
-                if value.as_u64().is_some_and(|it| it <= u32::MAX.into()) {
-                    Ok(value.clone())
-                } else {
-                    wrong("a whole number from 0 to 4294967295")
+                let limit = f64::from(u32::MAX);
+                let is_count = |it: &f64| it.fract() == 0.0 && (0.0..=limit).contains(it);
+                match value.as_f64().filter(is_count) {
+                    // The compiler reads no 3.0, which is the same number in JSON Schema.
+                    Some(count) => Ok(json!(count as u64)),
+                    None => wrong("a whole number from 0 to 4294967295"),
                 }
             }
             "pattern" => match value.as_str() {
-                Some(pattern) => {
-                    check_bytes("pattern", pattern.len(), REGEX_BYTES_MAX)?;
-                    Ok(value.clone())
-                }
+                Some(pattern) => translated(keyword, pattern, path).map(Value::String),
                 None => wrong("a string"),
             },
             "required" => match value.as_array() {
-                Some(names) if names.iter().all(Value::is_string) => Ok(value.clone()),
+                Some(names) if names.iter().all(Value::is_string) => {
+                    checked_constants(keyword, value, path)
+                }
                 _ => wrong("a list of strings"),
             },
             _ => Err(refused(keyword, path, "this keyword is not known here")),
@@ -247,13 +319,21 @@ impl Reader<'_> {
             return Err(refused(keyword, path, "it must be an object of schemas"));
         };
         let place = step(path, keyword);
-        let schema = |(name, it): (&String, &Value)| {
-            if keyword == "patternProperties" {
-                check_bytes("pattern", name.len(), REGEX_BYTES_MAX)?;
+        let mut read = Map::new();
+        for (name, schema) in members {
+            let schema = self.schema(schema, &step(&place, name), depth + 1)?;
+            let name = match keyword {
+                "patternProperties" => translated(keyword, name, path)?,
+                _ => name.clone(),
+            };
+            if keyword == "properties" {
+                check_writable(keyword, &name, path)?;
             }
-            Ok((name.clone(), self.schema(it, &step(&place, name), depth + 1)?))
-        };
-        members.iter().map(schema).collect::<Result<Map<_, _>, _>>().map(Value::Object)
+            // Different patterns can be the same after their translation.
+            let both = read.shift_remove(&name).map(|first| json!({ "allOf": [first, schema] }));
+            read.insert(name, both.unwrap_or(schema));
+        }
+        Ok(Value::Object(read))
     }
 
     /// Checks a reference, which must lead to a place in the same schema.
@@ -261,21 +341,17 @@ impl Reader<'_> {
         let Some(target) = value.as_str() else {
             return Err(refused("$ref", path, "it must be a string"));
         };
-        if target == "#" || target == "#/" {
-            return Ok(json!("#"));
-        }
-        if !target.starts_with("#/") {
+        if !target.starts_with('#') || (target.len() > 1 && !target.starts_with("#/")) {
             let reason = format!(
                 "{target} is not in the schema itself; write what it refers to under $defs, and \
                  \"#/$defs/name\""
             );
             return Err(refused("$ref", path, reason));
         }
-        let is_plain = !target.contains(['~', '%']);
-        match self.root.pointer(&target[1..]) {
-            // Annotations are removed, so a reference into them would lead nowhere.
-            Some(_) if is_plain && leads_through_schemas(target) => Ok(value.clone()),
-            _ => Err(refused("$ref", path, format!("there is no schema at {target}"))),
+        let pointer = references::pointer(target);
+        match pointer.filter(|it| self.root.pointer(it).is_some()) {
+            Some(pointer) => Ok(Value::String(self.targets.add(pointer))),
+            None => Err(refused("$ref", path, format!("there is no schema at {target}"))),
         }
     }
 
@@ -300,21 +376,10 @@ impl Reader<'_> {
     }
 }
 
-/// Whether every step of the pointer is a keyword that holds a schema, or a name below one.
-fn leads_through_schemas(target: &str) -> bool {
-    let mut steps = target.split('/').skip(1);
-    while let Some(keyword) = steps.next() {
-        let has_name = match keyword {
-            "properties" | "patternProperties" | "$defs" | "definitions" | "allOf" | "anyOf"
-            | "oneOf" | "prefixItems" => true,
-            "items" | "additionalProperties" | "additionalItems" => false,
-            _ => return false,
-        };
-        if has_name && steps.next().is_none() {
-            return false;
-        }
-    }
-    true
+/// Translates a pattern for the compiler.
+fn translated(keyword: &str, pattern: &str, path: &str) -> Result<String, GrammarError> {
+    check_bytes("pattern", pattern.len(), REGEX_BYTES_MAX)?;
+    pattern::translate(pattern).map_err(|reason| refused(keyword, path, reason))
 }
 
 fn is_type(value: &Value) -> bool {
@@ -358,8 +423,9 @@ fn check_together(members: &Map<String, Value>, path: &str) -> Result<(), Gramma
     Ok(())
 }
 
-/// Checks that all numbers are exact as 64-bit floats, which is how they are compiled.
-fn checked_numbers(keyword: &str, value: &Value, path: &str) -> Result<Value, GrammarError> {
+/// Checks that all numbers are exact as 64-bit floats, which is how they are compiled, and that all
+/// strings can be written.
+fn checked_constants(keyword: &str, value: &Value, path: &str) -> Result<Value, GrammarError> {
     let is_exact = |number: &serde_json::Number| match (number.as_u64(), number.as_i64()) {
         (Some(whole), _) => whole <= EXACT_MAX,
         (None, Some(whole)) => whole.unsigned_abs() <= EXACT_MAX,
@@ -372,10 +438,23 @@ fn checked_numbers(keyword: &str, value: &Value, path: &str) -> Result<Value, Gr
                 let reason = format!("{number} is beyond 2^53, where numbers are not exact");
                 return Err(refused(keyword, path, reason));
             }
+            Value::String(text) => check_writable(keyword, text, path)?,
             Value::Array(list) => left.extend(list),
-            Value::Object(members) => left.extend(members.values()),
+            Value::Object(members) => {
+                members.keys().try_for_each(|name| check_writable(keyword, name, path))?;
+                left.extend(members.values());
+            }
             _ => {}
         }
     }
     Ok(value.clone())
+}
+
+/// Refuses a text with a character that is never generated. The compiler would drop it from a
+/// constant, and not find a name with it among the names that a pattern matches.
+fn check_writable(keyword: &str, text: &str, path: &str) -> Result<(), GrammarError> {
+    match text.chars().find(|it| !pattern::is_writable(*it)) {
+        Some(character) => Err(refused(keyword, path, pattern::unwritable(character))),
+        None => Ok(()),
+    }
 }

@@ -1,5 +1,7 @@
 //! Grammars over real vocabularies: a token is allowed exactly if the text can still be completed after it.
 
+mod schemas;
+
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -258,7 +260,7 @@ fn what_cannot_be_enforced_is_refused_by_keyword_and_place() {
     assert!(refused(overlapping).contains("oneOf"));
     assert!(refused(json!(false)).starts_with("false"));
     assert!(refused(json!({"type": "integer", "minimum": 3, "maximum": 2})).contains("minimum"));
-    assert!(refused(json!({"pattern": "(?=a)b"})).contains("cannot be enforced"));
+    assert_eq!(refused(json!({"pattern": "(?=a)b"})), "pattern #");
     let mut deep = json!({});
     (0..70).for_each(|_| deep = json!({"items": deep}));
     assert!(refused(deep).contains("levels of nesting"));

@@ -1,0 +1,174 @@
+//! Rewrites bounds and multiples of numbers where the compiler reads them differently.
+
+use serde_json::{Map, Number, Value, json};
+
+/// Least number above 0 that is generated where 0 itself is excluded: a bound with many more
+/// digits would make the compiler nest as many groups.
+const ABOVE_ZERO: f64 = 1e-30;
+/// Maximum coefficient of a multiple: ten of them, and a digit, must fit into 32 bits.
+const COEFFICIENT_MAX: u64 = 300_000_000;
+/// Maximum number of decimal places of a multiple.
+const PLACES_MAX: u32 = 8;
+/// Distance, in neighbouring floats, at which one is looked for that the compiler reads as wanted.
+const NEIGHBOURS: i32 = 16;
+
+/// Replaces exclusive bounds that are whole numbers by inclusive ones beside them. The compiler
+/// ignores that a bound is exclusive if both bounds have the same whole part, as in (5, 5.75] or
+/// [-0.5, 0), also where it intersects several schemas.
+pub(super) fn make_bounds_inclusive(members: &mut Map<String, Value>) {
+    let exclusive = exclusive_bound(members, "exclusiveMinimum", "minimum");
+    if let Some(bound) = exclusive.filter(|it| 0.0 <= *it && it.fract() == 0.0) {
+        members.shift_remove("exclusiveMinimum");
+        let least = members.get("minimum").and_then(Value::as_f64).unwrap_or(f64::MIN);
+        members.insert("minimum".to_owned(), json!(least.max(above(bound))));
+    }
+    let exclusive = exclusive_bound(members, "exclusiveMaximum", "maximum");
+    if let Some(bound) = exclusive.filter(|it| *it <= 0.0 && it.fract() == 0.0) {
+        members.shift_remove("exclusiveMaximum");
+        let most = members.get("maximum").and_then(Value::as_f64).unwrap_or(f64::MAX);
+        members.insert("maximum".to_owned(), json!(most.min(-above(-bound))));
+    }
+}
+
+/// Returns an exclusive bound. That of draft 4, a boolean beside the bound, becomes a number.
+fn exclusive_bound(
+    members: &mut Map<String, Value>,
+    exclusive: &str,
+    inclusive: &str,
+) -> Option<f64> {
+    if let Some(is_exclusive) = members.get(exclusive)?.as_bool() {
+        members.shift_remove(exclusive);
+        let bound = members.get(inclusive).filter(|_| is_exclusive)?.clone();
+        members.insert(exclusive.to_owned(), bound);
+    }
+    members[exclusive].as_f64()
+}
+
+/// Returns the least number above `bound`, which is not negative.
+fn above(bound: f64) -> f64 {
+    if bound == 0.0 { ABOVE_ZERO } else { bound.next_up() }
+}
+
+/// A positive number, as `coefficient` divided by ten to the power of `places`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Multiple {
+    coefficient: u64,
+    places: u32,
+}
+
+impl Multiple {
+    /// Reads the shortest decimal that stands for the number. `None` if it has too many digits.
+    pub(super) fn read(number: &Number) -> Option<Multiple> {
+        let text = number.to_string();
+        let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let coefficient: u64 = format!("{whole}{fraction}").parse().ok()?;
+        let places = i32::try_from(fraction.len()).ok()? - exponent.parse::<i32>().ok()?;
+        let multiple = if places < 0 {
+            let coefficient =
+                coefficient.checked_mul(10_u64.checked_pow(places.unsigned_abs())?)?;
+            Multiple { coefficient, places: 0 }
+        } else {
+            Multiple { coefficient, places: places.unsigned_abs() }.reduced()
+        };
+        multiple.is_small().then_some(multiple)
+    }
+
+    /// Reads a number of a prepared schema.
+    pub(super) fn read_compiled(number: &Number) -> Option<Multiple> {
+        read_by_compiler(number.as_f64()?)
+    }
+
+    fn reduced(mut self) -> Multiple {
+        while 0 < self.places && self.coefficient.is_multiple_of(10) && self.coefficient != 0 {
+            self.coefficient /= 10;
+            self.places -= 1;
+        }
+        self
+    }
+
+    fn is_small(self) -> bool {
+        self.coefficient <= COEFFICIENT_MAX && self.places <= PLACES_MAX
+    }
+
+    /// Returns a number that the compiler reads as this multiple. The compiler multiplies floats by
+    /// ten until they are whole, and the rounding of these steps makes it read 0.07 as a number of
+    /// 16 digits; a neighbour of 0.07 is rounded to 7.
+    pub(super) fn as_compiled(self) -> Option<f64> {
+        let nearest: f64 =
+            format!("{}e-{}", self.coefficient, self.places).parse().expect("a decimal is a float");
+        let neighbour = |distance: i32| {
+            let step = if distance < 0 { f64::next_down } else { f64::next_up };
+            (0..distance.unsigned_abs()).fold(nearest, |number, _| step(number))
+        };
+        let distances = (0..NEIGHBOURS).flat_map(|it| [it, -it]);
+        distances.map(neighbour).find(|number| {
+            // Grammars hold schemas as text, so the number has to be the same when read again.
+            let again: Option<f64> = serde_json::from_str(&json!(number).to_string()).ok();
+            again == Some(*number) && read_by_compiler(*number) == Some(self)
+        })
+    }
+
+    /// Returns the least common multiple as the compiler computes it, if all its steps fit into 32
+    /// bits.
+    pub(super) fn common(self, other: Multiple) -> Option<Multiple> {
+        let places = self.places.max(other.places);
+        let scaled = |it: Multiple| it.coefficient.checked_mul(10_u64.pow(places - it.places));
+        let (left, right) = (scaled(self)?, scaled(other)?);
+        let product = left.checked_mul(right).filter(|it| *it <= u32::MAX.into())?;
+        let coefficient = product / common_divisor(left, right);
+        let common = Multiple { coefficient, places }.reduced();
+        common.is_small().then_some(common)
+    }
+}
+
+/// Reads a number as the compiler does (`Decimal::try_from` of llguidance).
+fn read_by_compiler(mut number: f64) -> Option<Multiple> {
+    let mut places = 0;
+    while number.fract() != 0.0 {
+        if PLACES_MAX < places {
+            return None;
+        }
+        number *= 10.0;
+        places += 1;
+    }
+    let is_small = number <= COEFFICIENT_MAX as f64;
+    is_small.then(|| Multiple { coefficient: number as u64, places }.reduced())
+}
+
+fn common_divisor(left: u64, right: u64) -> u64 {
+    if right == 0 { left } else { common_divisor(right, left % right) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn multiple(number: f64) -> Option<Multiple> {
+        Multiple::read(json!(number).as_number().expect("a number"))
+    }
+
+    #[test]
+    fn the_compiler_reads_each_multiple_with_few_digits_as_it_is_written() {
+        for coefficient in 1..2000_u32 {
+            for places in 0..6_u32 {
+                let number: f64 = format!("{coefficient}e-{places}").parse().unwrap();
+                let read = multiple(number).unwrap();
+                let compiled = read.as_compiled().unwrap_or_else(|| panic!("{number}"));
+                assert_eq!(read_by_compiler(compiled), Some(read), "{number}");
+            }
+        }
+        assert_eq!(multiple(1e-300), None);
+        assert_eq!(multiple(0.123_456_789), None);
+        assert_eq!(multiple(1e9), None);
+    }
+
+    #[test]
+    fn common_multiples_beyond_32_bits_are_none() {
+        let common = |left, right| multiple(left)?.common(multiple(right)?);
+        assert_eq!(common(0.5, 0.3), multiple(1.5));
+        assert_eq!(common(14.0, 0.3), multiple(42.0));
+        assert_eq!(common(65536.0, 65537.0), None);
+        assert_eq!(common(1_000_000.0, 0.000_01), None);
+    }
+}
