@@ -11,6 +11,7 @@
 
 mod codes;
 mod few;
+mod scales;
 mod tile;
 
 use std::arch::x86_64::*;
@@ -37,7 +38,7 @@ use for_avx2;
 const LANES: usize = 16;
 
 /// Number of rows of activations above which weights are unpacked into tiles.
-const FEW_TOKENS: usize = 7;
+const FEW_TOKENS: usize = 16;
 
 /// Activations that are multiplied at once. They do not cross a cache line, where loading would take twice as long.
 #[derive(Clone, Copy)]

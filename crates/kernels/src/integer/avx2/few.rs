@@ -1,13 +1,16 @@
 //! Products of few rows of activations: every weight is loaded once and unpacked in registers.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use jackalope_simd::{Elements, QuantMatrix, QuantMode, Scales};
+use jackalope_simd::QuantMatrix;
 
 use super::codes::Codes;
+use super::scales::{RowScales, load_scales};
 use super::{
-    LANES, Ordered, Register, WithCodes, add_terms, for_avx2, no_terms, terms_of, total_on_grid,
+    GridSums, LANES, Ordered, Register, WithCodes, add_terms, for_avx2, no_terms, terms_of,
+    total_on_grid,
 };
 use crate::integer::rounding::Rounded;
 use crate::terms::Results;
@@ -17,16 +20,17 @@ use crate::terms::Results;
 const RESULT_ROWS: usize = 32;
 
 /// Maximum number of tokens that are computed together: they share the unpacked weights.
-const TOKENS: usize = 2;
+const TOKENS: usize = 4;
 
-/// Number of groups whose sums fill a register.
+/// Number of groups whose sums fill a register: a unit of a row.
 const GROUPS: usize = 8;
 
 /// Prefetch distance in bytes; see `avx512`.
 const PREFETCH_BYTES: usize = 16 << 10;
 
-/// Maximum number of bytes of a load.
-const READ_BYTES_MAX: usize = 32;
+/// Maximum number of bytes that the loads of a unit read: groups of 128 codes of eight bits, or
+/// some bytes after smaller ones.
+const UNIT_BYTES_MAX: usize = GROUPS * 128;
 
 /// A product restricted to some rows of the weights.
 pub(super) struct Job<'a> {
@@ -49,47 +53,51 @@ impl<R: Results> WithCodes for Multiply<'_, R> {
     }
 }
 
+/// Sums of a row with `T` tokens.
+struct Sums<const T: usize> {
+    /// Those of the units with an even index and of the others; which is first changes with every
+    /// unit.
+    plain: [[__m256; 2]; T],
+    on_grid: [GridSums; T],
+}
+
 for_avx2! {
     fn multiply<C: Codes, R: Results, const LOADS: usize, const SUM_LANES: usize>(
         job: &Job<'_>,
         out: &mut [R],
     ) {
-        for start in job.rows.clone().step_by(RESULT_ROWS) {
-            let rows = start..(start + RESULT_ROWS).min(job.rows.end);
-            for (turn, out) in out.chunks_mut(TOKENS).enumerate() {
-                let mut results = [[R::Value::default(); RESULT_ROWS]; TOKENS];
-                for row in rows.clone() {
-                    if turn == 0 {
-                        prefetch(job, row);
-                    }
-                    let idx = row - start;
-                    if out.len() == 1 {
-                        let [sum] = row_sums::<C, R, LOADS, SUM_LANES, 1>(job, turn * TOKENS, row);
-                        results[0][idx] = sum;
-                    } else {
-                        let sums = row_sums::<C, R, LOADS, SUM_LANES, 2>(job, turn * TOKENS, row);
-                        [results[0][idx], results[1][idx]] = sums;
-                    }
-                }
-                for (out, results) in out.iter_mut().zip(&results) {
-                    out.store(start - job.rows.start, &results[..rows.len()]);
-                }
+        let Job { ordered, x, matrix, rows } = job;
+        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
+        let stride = x.padded_groups * x.group_size / LANES;
+        assert!(rows.end * row_bytes <= matrix.words.len() * 4, "bytes of the rows");
+        assert!(out.len() * stride <= ordered.values.len(), "values of the tokens");
+        assert!(out.len() * x.padded_groups <= x.groups.units.len(), "units of the tokens");
+        assert!(out.len() * x.padded_groups <= x.groups.sums.len(), "sums of the tokens");
+        let mut row_scales = RowScales::new(x.padded_groups);
+        for start in rows.clone().step_by(RESULT_ROWS) {
+            let block = start..(start + RESULT_ROWS).min(rows.end);
+            let mut token = 0;
+            while token < out.len() {
+                let (row_scales, block) = (&mut row_scales, block.clone());
+                let out = &mut out[token..];
+                token += match out.len() {
+                    1 => multiply_block::<C, R, LOADS, SUM_LANES, 1>(
+                        job, row_scales, token, block, out,
+                    ),
+                    2 | 3 => multiply_block::<C, R, LOADS, SUM_LANES, 2>(
+                        job, row_scales, token, block, out,
+                    ),
+                    _ => multiply_block::<C, R, LOADS, SUM_LANES, TOKENS>(
+                        job, row_scales, token, block, out,
+                    ),
+                };
             }
         }
     }
 
-    /// Prefetches a later row.
-    #[inline]
-    fn prefetch(job: &Job<'_>, row: usize) {
-        let row_bytes = job.matrix.format.words_per_row(job.matrix.input) * 4;
-        let from = job.matrix.words.as_ptr().cast::<i8>();
-        for byte in (0..row_bytes).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(row * row_bytes + byte + PREFETCH_BYTES));
-        }
-    }
-
-    /// Computes the results of `T` tokens with a row.
-    fn row_sums<
+    /// Computes and stores the results of the `T` tokens from `token` on with the rows of a block,
+    /// and returns `T`.
+    fn multiply_block<
         C: Codes,
         R: Results,
         const LOADS: usize,
@@ -97,66 +105,129 @@ for_avx2! {
         const T: usize,
     >(
         job: &Job<'_>,
+        row_scales: &mut RowScales,
         token: usize,
-        row: usize,
-    ) -> [R::Value; T] {
-        let Job { ordered, x, matrix, .. } = job;
-        let stride = x.padded_groups * x.group_size / LANES;
-        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
-        assert!((token + T) * stride <= ordered.values.len(), "values of the tokens");
-        assert!((row + 1) * row_bytes <= matrix.words.len() * 4, "bytes of the row");
-        let num_groups = x.num_groups();
-        let mut sums = [[_mm256_setzero_ps(); 2]; T];
-        let mut grid_sums = [no_terms(); T];
-        for first_group in (0..num_groups).step_by(GROUPS) {
-            let first_load = first_group / GROUPS * SUM_LANES * LOADS;
-            let first_byte = row * row_bytes + first_load * C::LOAD_BYTES;
-            let first_register = token * stride + first_group * x.group_size / LANES;
-            let values = ordered.values[first_register..].as_ptr();
-            let place = Place {
-                from: matrix.words.as_ptr().cast::<u8>().wrapping_add(first_byte),
-                left: matrix.words.len() * 4 - first_byte,
-                values,
-                stride,
-            };
-            let left = num_groups - first_group;
-            // SAFETY: the machine has the instruction set; the bytes are those of the matrix from
-            // there on, and the padded groups come by sixteens.
-            let products = unsafe {
-                let last_load = (LOADS * SUM_LANES - 1) * C::LOAD_BYTES;
-                if place.left < last_load + C::READ_BYTES {
-                    group_sums::<C, LOADS, SUM_LANES, T, false, false>(place)
-                } else if GROUPS / 2 < left {
-                    group_sums::<C, LOADS, SUM_LANES, T, true, false>(place)
-                } else {
-                    group_sums::<C, LOADS, SUM_LANES, T, true, true>(place)
-                }
-            };
-            let weights = row * num_groups + first_group;
-            // SAFETY: the machine has the instruction set.
-            let (scales, biases) = unsafe { load_scales(matrix, weights, left) };
+        block: Range<usize>,
+        out: &mut [R],
+    ) -> usize {
+        let mut results = [[R::Value::default(); RESULT_ROWS]; T];
+        for (idx, row) in block.clone().enumerate() {
+            load_scales(job.matrix, row, job.x.num_groups(), row_scales);
+            // SAFETY: `multiply` has checked that everything is there.
+            let sums = unsafe { row_sums::<C, R, LOADS, SUM_LANES, T>(job, row_scales, token, row) };
             for t in 0..T {
-                let groups = (token + t) * x.padded_groups + first_group;
-                let units = load(&x.groups.units[groups..][..GROUPS]);
-                let x_sums = load(&x.groups.sums[groups..][..GROUPS]);
-                let product = _mm256_cvtepi32_ps(products[t]);
-                let factors = _mm256_mul_ps(scales, units);
-                if R::IS_DIVISIBLE {
-                    let groups = _mm256_fmadd_ps(biases, x_sums, _mm256_mul_ps(product, factors));
-                    let terms = terms_of(groups, x.columns.groups_per_term());
-                    grid_sums[t] = add_terms(grid_sums[t], terms);
-                    continue;
-                }
-                let sum = &mut sums[t][first_group / GROUPS % 2];
-                *sum = _mm256_fmadd_ps(product, factors, *sum);
-                *sum = _mm256_fmadd_ps(biases, x_sums, *sum);
+                results[t][idx] =
+                    R::choose(total(sums.plain[t]), total_on_grid(sums.on_grid[t]));
             }
         }
-        let mut results = [R::Value::default(); T];
         for t in 0..T {
-            results[t] = R::choose(total(sums[t]), total_on_grid(grid_sums[t]));
+            out[t].store(block.start - job.rows.start, &results[t][..block.len()]);
         }
-        results
+        T
+    }
+
+    /// Computes the sums of `T` tokens with a row.
+    ///
+    /// # Safety
+    /// `job` must have the row and the tokens, and `row_scales` their padded groups.
+    #[inline]
+    unsafe fn row_sums<
+        C: Codes,
+        R: Results,
+        const LOADS: usize,
+        const SUM_LANES: usize,
+        const T: usize,
+    >(
+        job: &Job<'_>,
+        row_scales: &RowScales,
+        token: usize,
+        row: usize,
+    ) -> Sums<T> {
+        let Job { x, matrix, .. } = job;
+        let unit_bytes = LOADS * SUM_LANES * C::LOAD_BYTES;
+        let bytes_after = C::READ_BYTES - C::LOAD_BYTES;
+        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
+        let bytes_left = matrix.words.len() * 4 - row * row_bytes;
+        let mut unit = Unit::first(job, row_scales, token, row * row_bytes);
+        let mut sums = Sums { plain: [[_mm256_setzero_ps(); 2]; T], on_grid: [no_terms(); T] };
+        let groups_per_term = x.columns.groups_per_term();
+        let units_read = bytes_left.saturating_sub(bytes_after) / unit_bytes;
+        let whole_units = (x.num_groups() / GROUPS).min(units_read);
+        for _ in 0..whole_units {
+            prefetch(unit.codes, unit_bytes);
+            // SAFETY: the groups and what their loads read are there.
+            unsafe {
+                let products = group_sums::<C, LOADS, SUM_LANES, T, false>(unit);
+                add_unit::<R, T>(unit, products, groups_per_term, &mut sums);
+            }
+            unit = unit.next(unit_bytes, x.group_size);
+        }
+        let groups_left = x.num_groups() - whole_units * GROUPS;
+        if groups_left == 0 {
+            return sums;
+        }
+        prefetch(unit.codes, unit_bytes);
+        let bytes_left = bytes_left - whole_units * unit_bytes;
+        let mut copy = [0_u8; UNIT_BYTES_MAX];
+        if bytes_left < unit_bytes + bytes_after {
+            // SAFETY: the bytes are the last ones of the matrix, fewer than the copy has.
+            unsafe { unit.codes.copy_to_nonoverlapping(copy.as_mut_ptr(), bytes_left) };
+            unit.codes = copy.as_ptr();
+        }
+        // SAFETY: padded activations are there, zeros, by which bytes after the row are multiplied.
+        unsafe {
+            let products = if groups_left <= GROUPS / 2 {
+                group_sums::<C, LOADS, SUM_LANES, T, true>(unit)
+            } else {
+                group_sums::<C, LOADS, SUM_LANES, T, false>(unit)
+            };
+            add_unit::<R, T>(unit, products, groups_per_term, &mut sums);
+        }
+        sums
+    }
+
+    /// Adds a unit to the sums, given its integer `products`.
+    ///
+    /// # Safety
+    /// Everything must be where `unit` says.
+    #[inline]
+    unsafe fn add_unit<R: Results, const T: usize>(
+        unit: Unit,
+        products: [__m256i; T],
+        groups_per_term: usize,
+        sums: &mut Sums<T>,
+    ) {
+        // SAFETY: the caller's promise.
+        let (scales, biases) =
+            unsafe { (_mm256_loadu_ps(unit.scales), _mm256_loadu_ps(unit.biases)) };
+        for t in 0..T {
+            let first_group = t * unit.padded_groups;
+            // SAFETY: the caller's promise.
+            let (units, x_sums) = unsafe {
+                (
+                    _mm256_loadu_ps(unit.x_units.wrapping_add(first_group)),
+                    _mm256_loadu_ps(unit.x_sums.wrapping_add(first_group)),
+                )
+            };
+            let product = _mm256_cvtepi32_ps(products[t]);
+            let factors = _mm256_mul_ps(scales, units);
+            if R::IS_DIVISIBLE {
+                let groups = _mm256_fmadd_ps(biases, x_sums, _mm256_mul_ps(product, factors));
+                sums.on_grid[t] = add_terms(sums.on_grid[t], terms_of(groups, groups_per_term));
+                continue;
+            }
+            let [sum, next] = sums.plain[t];
+            let sum = _mm256_fmadd_ps(product, factors, sum);
+            sums.plain[t] = [next, _mm256_fmadd_ps(biases, x_sums, sum)];
+        }
+    }
+
+    /// Prefetches a later unit.
+    #[inline]
+    fn prefetch(codes: *const u8, unit_bytes: usize) {
+        for byte in (0..unit_bytes).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T1>(codes.cast::<i8>().wrapping_add(byte + PREFETCH_BYTES));
+        }
     }
 
     /// As `super::super::total`.
@@ -167,216 +238,130 @@ for_avx2! {
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
     }
-
-    #[inline]
-    fn load(values: &[f32]) -> __m256 {
-        assert!(values.len() == GROUPS);
-        // SAFETY: eight values.
-        unsafe { _mm256_loadu_ps(values.as_ptr()) }
-    }
 }
 
-/// Scales and biases of the eight groups from `start` on; zeros after the first `left` groups.
-///
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-unsafe fn load_scales(matrix: &QuantMatrix<'_>, start: usize, left: usize) -> (__m256, __m256) {
-    let len = left.min(GROUPS);
-    // SAFETY: the caller's promise; an array of eight values is a register.
-    unsafe {
-        let scales = match &matrix.scales {
-            Scales::Elements(scales) => load_elements(scales, start, len),
-            Scales::Bytes(codes) => {
-                let mut eight = [0; GROUPS];
-                match codes.get(start..start + GROUPS) {
-                    Some(codes) => eight.copy_from_slice(codes),
-                    None => eight[..len].copy_from_slice(&codes[start..start + len]),
-                }
-                let codes = _mm_cvtsi64_si128(i64::from_le_bytes(eight));
-                let is_e4m3 = matrix.format.mode == QuantMode::Nvfp4;
-                first(if is_e4m3 { from_e4m3(codes) } else { from_e8m0(codes) }, len)
-            }
-        };
-        match &matrix.biases {
-            Some(biases) => (scales, load_elements(biases, start, len)),
-            None => (scales, _mm256_setzero_ps()),
-        }
-    }
-}
-
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-unsafe fn load_elements(elements: &Elements<'_>, start: usize, len: usize) -> __m256 {
-    // SAFETY: the caller's promise; eight halves, or an array of eight values.
-    unsafe {
-        match elements {
-            // Those of the next row may follow.
-            Elements::Bf16(values) if start + GROUPS <= values.len() => {
-                let values = &values[start..start + GROUPS];
-                let halves = _mm_loadu_si128(values.as_ptr().cast());
-                let wide = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves));
-                first(_mm256_castsi256_ps(wide), len)
-            }
-            Elements::F16(values) if start + GROUPS <= values.len() => {
-                let values = &values[start..start + GROUPS];
-                first(_mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast())), len)
-            }
-            _ => {
-                let mut values = [0.0; GROUPS];
-                elements.load(start, &mut values[..len]);
-                _mm256_loadu_ps(values.as_ptr())
-            }
-        }
-    }
-}
-
-/// The first `len` lanes, and zeros.
-///
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-unsafe fn first(lanes: __m256, len: usize) -> __m256 {
-    if len == GROUPS {
-        return lanes;
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        let indices = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let is_first = _mm256_cmpgt_epi32(_mm256_set1_epi32(len as i32), indices);
-        _mm256_and_ps(lanes, _mm256_castsi256_ps(is_first))
-    }
-}
-
-/// As [`jackalope_simd::e8m0`], of eight bytes.
-///
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-unsafe fn from_e8m0(codes: __m128i) -> __m256 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let codes = _mm256_cvtepu8_epi32(codes);
-        let is_zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
-        let least = _mm256_and_si256(is_zero, _mm256_set1_epi32(1 << 22));
-        _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(codes), least))
-    }
-}
-
-/// As [`jackalope_simd::e4m3`], of eight bytes: an f16 with the same mantissa has an exponent larger by eight.
-///
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-unsafe fn from_e4m3(codes: __m128i) -> __m256 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let codes = _mm_cvtepu8_epi16(codes);
-        let magnitudes = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
-        let halves = _mm256_cvtph_ps(_mm_slli_epi16::<7>(magnitudes));
-        let values = _mm256_mul_ps(halves, _mm256_set1_ps(256.0));
-        let is_nan = _mm_cmpeq_epi16(magnitudes, _mm_set1_epi16(0x7f));
-        let is_nan = _mm256_castsi256_ps(_mm256_cvtepi16_epi32(is_nan));
-        let values = _mm256_blendv_ps(values, _mm256_set1_ps(f32::NAN), is_nan);
-        let signs = _mm256_slli_epi32::<24>(_mm256_cvtepu16_epi32(_mm_andnot_si128(
-            _mm_set1_epi16(0x7f),
-            codes,
-        )));
-        _mm256_or_ps(values, _mm256_castsi256_ps(signs))
-    }
-}
-
-/// Location of eight groups of a weight row, and of the activations for them.
+/// Location of a unit of a row, and of all that is multiplied with it.
 #[derive(Clone, Copy)]
-struct Place {
+struct Unit {
     /// Packed codes. Those of the next row may follow; they are multiplied with zeros.
-    from: *const u8,
-    left: usize,
-    /// Ordered activations of the first token; the next ones are `stride` apart.
+    codes: *const u8,
+    scales: *const f32,
+    biases: *const f32,
+    /// Ordered activations of the first token; those of the next tokens are `stride` apart.
     values: *const Register,
     stride: usize,
+    /// Units and sums of the groups of the first token's activations; those of the next tokens are
+    /// `padded_groups` apart.
+    x_units: *const f32,
+    x_sums: *const f32,
+    padded_groups: usize,
 }
 
-/// The integer sums of eight groups in order, for each token; with `IS_HALF` of the first four, and zeros.
+impl Unit {
+    /// The first unit of the row whose codes begin at `byte`, with the tokens from `token` on.
+    #[inline(always)]
+    fn first(job: &Job<'_>, row_scales: &RowScales, token: usize, byte: usize) -> Unit {
+        let Job { ordered, x, matrix, .. } = job;
+        let stride = x.padded_groups * x.group_size / LANES;
+        let first_group = token * x.padded_groups;
+        Unit {
+            codes: matrix.words.as_ptr().cast::<u8>().wrapping_add(byte),
+            scales: row_scales.scales.as_ptr(),
+            biases: row_scales.biases.as_ptr(),
+            values: ordered.values.as_ptr().wrapping_add(token * stride),
+            stride,
+            x_units: x.groups.units.as_ptr().wrapping_add(first_group),
+            x_sums: x.groups.sums.as_ptr().wrapping_add(first_group),
+            padded_groups: x.padded_groups,
+        }
+    }
+
+    /// The unit after this one, which has `bytes` of codes and groups of `group_size` columns.
+    #[inline(always)]
+    fn next(self, bytes: usize, group_size: usize) -> Unit {
+        Unit {
+            codes: self.codes.wrapping_add(bytes),
+            scales: self.scales.wrapping_add(GROUPS),
+            biases: self.biases.wrapping_add(GROUPS),
+            values: self.values.wrapping_add(GROUPS * group_size / LANES),
+            x_units: self.x_units.wrapping_add(GROUPS),
+            x_sums: self.x_sums.wrapping_add(GROUPS),
+            ..self
+        }
+    }
+}
+
+/// The integer sums of the groups of a unit in order, for each token; with `IS_HALF` those of the
+/// first four groups, and zeros.
 ///
 /// # Safety
-/// The machine must have the instruction set, and everything is where `place` says; if `WHOLE`, what all loads read.
+/// The machine must have the instruction set, and everything must be where `unit` says.
 #[inline(always)]
 unsafe fn group_sums<
     C: Codes,
     const LOADS: usize,
     const SUM_LANES: usize,
     const T: usize,
-    const WHOLE: bool,
     const IS_HALF: bool,
 >(
-    place: Place,
+    unit: Unit,
 ) -> [__m256i; T] {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut lanes = [[_mm256_setzero_si256(); 8]; T];
-        for sum in 0..if IS_HALF { SUM_LANES / 2 } else { SUM_LANES } {
+        // Zeros are written only where nothing else is: they would take a tenth of the time.
+        let mut lanes = [[MaybeUninit::uninit(); SUM_LANES]; T];
+        let len = if IS_HALF { SUM_LANES / 2 } else { SUM_LANES };
+        for sum in 0..len {
             // Apart from `lanes`, so that they are in registers whether or not this loop is unrolled.
             let mut products = [_mm256_setzero_si256(); T];
             for load in sum * LOADS..(sum + 1) * LOADS {
-                let codes = load_codes::<C, WHOLE>(place, load * C::LOAD_BYTES);
-                let values = place.values.add(load * C::REGISTERS);
+                let codes = C::load(unit.codes.wrapping_add(load * C::LOAD_BYTES));
+                let values = unit.values.wrapping_add(load * C::REGISTERS);
                 for r in 0..C::REGISTERS {
                     for t in 0..T {
-                        let values = _mm256_load_si256(values.add(t * place.stride + r).cast());
-                        let product = _mm256_madd_epi16(codes[r], values);
+                        let values = values.wrapping_add(t * unit.stride + r);
+                        let product = _mm256_madd_epi16(codes[r], _mm256_load_si256(values.cast()));
                         products[t] = _mm256_add_epi32(products[t], product);
                     }
                 }
             }
             for t in 0..T {
-                lanes[t][sum] = products[t];
+                lanes[t][sum] = MaybeUninit::new(products[t]);
             }
         }
         let mut sums = [_mm256_setzero_si256(); T];
         for t in 0..T {
-            sums[t] = in_order::<SUM_LANES>(lanes[t]);
+            for sum in len..SUM_LANES {
+                lanes[t][sum] = MaybeUninit::new(_mm256_setzero_si256());
+            }
+            sums[t] = in_order(&lanes[t]);
         }
         sums
     }
 }
 
-/// # Safety
-/// The machine must have the instruction set, and `place.left` bytes can be read; if `WHOLE`, those
-/// of the load are among them.
-#[inline(always)]
-unsafe fn load_codes<C: Codes, const WHOLE: bool>(place: Place, byte: usize) -> [__m256i; 8] {
-    // SAFETY: the caller's promise; the copy has room for every load.
-    unsafe {
-        let from = place.from.wrapping_add(byte);
-        if WHOLE || byte + C::READ_BYTES <= place.left {
-            return C::load(from);
-        }
-        let mut copy = [0_u8; READ_BYTES_MAX];
-        let left = place.left.saturating_sub(byte).min(READ_BYTES_MAX);
-        std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), left);
-        C::load(copy.as_ptr())
-    }
-}
-
-/// The sums of eight groups in order, each of `SUM_LANES` lanes in as many registers.
+/// The sums of eight groups in order, each of `SUM_LANES` lanes in as many registers: two, four or
+/// eight.
 ///
 /// # Safety
-/// The machine must have the instruction set.
+/// The machine must have the instruction set, and the registers must be initialised.
 #[inline(always)]
-unsafe fn in_order<const SUM_LANES: usize>([a, b, c, d, e, f, g, h]: [__m256i; 8]) -> __m256i {
+unsafe fn in_order<const SUM_LANES: usize>(lanes: &[MaybeUninit<__m256i>; SUM_LANES]) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
+        let (a, b) = (lanes[0].assume_init(), lanes[1].assume_init());
         if SUM_LANES == 2 {
             return _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(a, b));
         }
         // Each half of these has a half of the sums of four registers.
+        let (c, d) = (lanes[2].assume_init(), lanes[3].assume_init());
         let low = add_lanes(add_pairs(a, b), add_pairs(c, d));
         if SUM_LANES == 4 {
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             return _mm256_permutevar8x32_epi32(low, order);
         }
+        let (e, f) = (lanes[4].assume_init(), lanes[5].assume_init());
+        let (g, h) = (lanes[6].assume_init(), lanes[7].assume_init());
         let high = add_lanes(add_pairs(e, f), add_pairs(g, h));
         _mm256_add_epi32(
             _mm256_permute2x128_si256::<0x20>(low, high),
