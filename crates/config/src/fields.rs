@@ -57,19 +57,50 @@ fn without_python_numbers(text: &str) -> String {
 
 /// Returns the fields that `C` declares.
 pub fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
-    C::deserialize(config).map_err(|err| SpecError::Malformed { reason: err.to_string() })
+    C::deserialize(config).map_err(|err| {
+        let reason = err.to_string();
+        let field = field_of::<C>(config, &reason);
+        let reason = field.map_or(reason.clone(), |field| format!("`{field}`: {reason}"));
+        SpecError::Malformed { reason }
+    })
 }
 
-/// Returns `config` in which fields that are absent have the value of another name, `(theirs, ours)`,
-/// or else their default. A default of `null` removes the field.
+/// Returns the field whose value has the wrong type, which the parser does not name: the only one
+/// that contains the value in its message, or the one with which the message stays the same.
+fn field_of<C: DeserializeOwned>(config: &Value, reason: &str) -> Option<String> {
+    let rest =
+        ["invalid type: ", "invalid value: "].iter().find_map(|it| reason.strip_prefix(it))?;
+    let (found, _) = rest.split_once(", expected")?;
+    let value = match found {
+        "map" => "{",
+        "sequence" => "[",
+        _ => found.strip_prefix("string ").or_else(|| found.split('`').nth(1)).unwrap_or(found),
+    };
+    let fields = config.as_object()?;
+    let contain = fields.iter().filter(|(_, it)| it.to_string().contains(value));
+    let names: Vec<&String> = contain.map(|(name, _)| name).collect();
+    if let [name] = names[..] {
+        return Some(name.clone());
+    }
+    let field = names.iter().find(|field| {
+        let is_kept = |name: &String| name == **field || !names.contains(&name);
+        let kept = fields.iter().filter(|(name, _)| is_kept(name));
+        let kept: Map<String, Value> =
+            kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+        C::deserialize(Value::Object(kept)).err().is_some_and(|err| err.to_string() == reason)
+    });
+    field.map(|field| (*field).clone())
+}
+
+/// Returns `config` in which a field that a family names differently, `(theirs, ours)`, has our name, and
+/// absent fields have their default. The family's own name counts if both are stated; of several
+/// names for one field, the last one. A default of `null` removes the field.
 pub fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> Value {
     let mut fields = config.as_object().cloned().unwrap_or_default();
     let is_absent =
         |fields: &Map<String, Value>, name: &str| fields.get(name).is_none_or(Value::is_null);
     for (theirs, ours) in renames {
-        if let Some(value) = fields.get(*theirs).cloned()
-            && is_absent(&fields, ours)
-        {
+        if let Some(value) = fields.get(*theirs).filter(|value| !value.is_null()).cloned() {
             fields.insert((*ours).to_owned(), value);
         }
     }
@@ -79,6 +110,27 @@ pub fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> 
         } else if is_absent(&fields, name) {
             fields.insert(name.clone(), default.clone());
         }
+    }
+    Value::Object(fields)
+}
+
+/// Returns `config` in which those of these fields that are `null` are false, as Python's conditions
+/// take them.
+pub fn null_as_false(config: &Value, names: &[&str]) -> Value {
+    let mut fields = config.as_object().cloned().unwrap_or_default();
+    for name in names {
+        if let Some(value) = fields.get_mut(*name).filter(|value| value.is_null()) {
+            *value = Value::Bool(false);
+        }
+    }
+    Value::Object(fields)
+}
+
+/// Returns `config` in which absent fields have their default, but those that are `null` keep it.
+pub fn defaulted(config: &Value, defaults: &Value) -> Value {
+    let mut fields = config.as_object().cloned().unwrap_or_default();
+    for (name, default) in defaults.as_object().into_iter().flatten() {
+        fields.entry(name).or_insert_with(|| default.clone());
     }
     Value::Object(fields)
 }
@@ -205,6 +257,51 @@ mod tests {
     struct Sample {
         #[serde(default, deserialize_with = "float")]
         theta: Option<f64>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Sizes {
+        #[expect(dead_code, reason = "only parsed")]
+        layers: u32,
+        #[serde(flatten)]
+        #[expect(dead_code, reason = "only parsed")]
+        inner: Inner,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only parsed")]
+    struct Inner {
+        heads: u32,
+        width: u32,
+        bias: Option<bool>,
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_reported_with_its_field() {
+        let error = |config: Value| parse::<Sizes>(&config).unwrap_err().to_string();
+        let nulls = serde_json::json!({"bias": null, "heads": null, "layers": 1, "width": null});
+        assert_eq!(error(nulls), "`heads`: invalid type: null, expected u32");
+        let text = serde_json::json!({"heads": 2, "layers": 1, "width": "wide"});
+        assert_eq!(error(text), "`width`: invalid type: string \"wide\", expected u32");
+        let negative = serde_json::json!({"heads": 2, "layers": -1, "width": 1});
+        assert_eq!(error(negative), "`layers`: invalid value: integer `-1`, expected u32");
+        let list = serde_json::json!({"heads": [2], "layers": 1, "width": 1});
+        assert_eq!(error(list), "`heads`: invalid type: sequence, expected u32");
+        assert_eq!(error(serde_json::json!({"layers": 1})), "missing field `heads`");
+    }
+
+    #[test]
+    fn of_two_names_that_of_the_family_counts() {
+        let config = serde_json::json!({"theirs": 1, "ours": 2, "none": null, "other": 3});
+        let renames = [("theirs", "ours"), ("none", "other"), ("absent", "other")];
+        let fields = completed(&config, &renames, &serde_json::json!({"none": 4, "other": 5}));
+        assert_eq!(fields, serde_json::json!({"theirs": 1, "ours": 1, "none": 4, "other": 3}));
+        let defaults = serde_json::json!({"none": 4, "absent": 5});
+        let fields = defaulted(&config, &defaults);
+        assert_eq!((&fields["none"], &fields["absent"]), (&Value::Null, &5.into()));
+        let fields = null_as_false(&config, &["none", "ours", "absent"]);
+        assert_eq!((&fields["none"], &fields["ours"]), (&false.into(), &2.into()));
+        assert_eq!(fields.get("absent"), None);
     }
 
     #[test]

@@ -9,3 +9,4 @@ pub mod names;
 pub mod normal;
 pub mod quantization;
 pub mod rope;
+pub mod rope_parameters;

@@ -44,6 +44,13 @@ impl RopeSpec {
     pub const NONE: RopeSpec =
         RopeSpec { dims: 0, theta: 1.0, is_traditional: false, scaling: RopeScaling::None };
 
+    /// Returns the rotation in which neighbouring elements are a pair, or elements of both halves. A
+    /// rotation with a factor for each pair always has the latter, as in mlx-lm.
+    pub fn with_pairs(self, is_traditional: bool) -> RopeSpec {
+        let has_factors = matches!(self.scaling, RopeScaling::LongRope { .. });
+        RopeSpec { is_traditional: is_traditional && !has_factors, ..self }
+    }
+
     /// Returns positions per radian of each pair, and the factor of the rotated elements, as mlx-lm
     /// computes them.
     pub fn periods(&self) -> (Vec<f64>, f64) {
@@ -242,7 +249,7 @@ impl RopeConfig {
     }
 
     /// Returns the factor by which an extended context scales attention scores (Peng et al. 2023,
-    /// section 3.4), as mlx-lm computes it for latent attention.
+    /// section 3.4), as mlx-lm computes it for latent attention: whatever the type of the extension.
     pub fn score_factor(&self) -> f64 {
         let ScalingConfig { factor, mscale_all_dim, .. } = self.scaling();
         match (factor, mscale_all_dim) {
@@ -251,6 +258,11 @@ impl RopeConfig {
             }
             _ => 1.0,
         }
+    }
+
+    /// Like [`RopeConfig::score_factor`], for a family in which the type `default` has no factor.
+    pub fn score_factor_of_extension(&self) -> f64 {
+        if self.scaling().kind() == "default" { 1.0 } else { self.score_factor() }
     }
 
     /// Refuses a rotation that extends the context in an unsupported way.
@@ -326,7 +338,8 @@ impl RopeConfig {
             return Err(bad_value("rope_theta", or_absent(stated), "a number above 1"));
         };
         let scaling = self.extension(&scaling, dims)?;
-        Ok(RopeSpec { dims, theta, is_traditional: self.rope_traditional, scaling })
+        let rope = RopeSpec { dims, theta, is_traditional: false, scaling };
+        Ok(rope.with_pairs(self.rope_traditional))
     }
 
     /// Reads the extension with mlx-lm's defaults.

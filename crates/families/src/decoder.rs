@@ -199,6 +199,16 @@ impl Description {
         Description { unused: unused.into_iter().collect(), ..self }
     }
 
+    /// Returns the description for a family whose head is used if it is stored, even if
+    /// `tie_word_embeddings` is set, as in mlx-lm.
+    pub(super) fn with_stored_head(self) -> Description {
+        let head_table = match self.head_table {
+            HeadTable::Tied => HeadTable::IfPresent,
+            stated => stated,
+        };
+        Description { head_table, ..self }
+    }
+
     /// Completes the description.
     pub(super) fn into_model(self, model_type: String, quantization: QuantizationMap) -> ModelSpec {
         let Sizes { hidden, vocab, .. } = self.sizes;

@@ -9,7 +9,7 @@ mod next;
 mod sparse;
 mod variants;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use self::config::Config;
 use self::growth::growth;
@@ -18,15 +18,22 @@ use super::blocks::{ExpertNames, experts, mlp};
 use super::decoder::{Description, mixed_layer};
 use super::latent::latent_attention;
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{count, dimension, parse};
+use jackalope_config::fields::{count, defaulted, dimension, null_as_false, parse};
 use jackalope_config::names::TensorNames;
+use jackalope_config::rope_parameters::from_parameters_alone;
 use jackalope_spec::{LatentSpec, MlpSpec};
 
 pub(super) use self::longcat::read as read_longcat;
 pub(super) use self::next::read as read_glm_next;
 
+/// Reads DeepSeek V2, in which mlx-lm takes every extension of the context for `YaRN`.
 pub(super) fn read_v2(config: &Value) -> Result<Description, SpecError> {
-    describe(config, &V2)
+    let mut config = config.clone();
+    let scaling = config.get_mut("rope_scaling").and_then(Value::as_object_mut);
+    if let Some(scaling) = scaling.filter(|scaling| scaling.contains_key("factor")) {
+        scaling.insert("type".to_owned(), "yarn".into());
+    }
+    describe(&config, &V2)
 }
 
 /// Reads DeepSeek V3 and Kimi K2.
@@ -41,16 +48,22 @@ pub(super) fn read_v32(config: &Value) -> Result<Description, SpecError> {
 
 /// Reads GLM-5.
 pub(super) fn read_glm_dsa(config: &Value) -> Result<Description, SpecError> {
-    describe(config, &GLM_DSA)
+    describe(&from_parameters_alone(config, None), &GLM_DSA)
 }
 
+/// Reads GLM-4.7 Flash, with mlx-lm's defaults.
 pub(super) fn read_glm_lite(config: &Value) -> Result<Description, SpecError> {
-    describe(config, &GLM_LITE)
+    let defaults = json!({
+        "moe_intermediate_size": 1536, "n_shared_experts": 1, "n_routed_experts": 64,
+        "routed_scaling_factor": 1.8, "num_experts_per_tok": 4, "first_k_dense_replace": 1,
+        "q_lora_rank": 768,
+    });
+    describe(&defaulted(config, &defaults), &GLM_LITE)
 }
 
 /// Reads Mistral 4, whose queries grow with their position.
 pub(super) fn read_mistral(config: &Value) -> Result<Description, SpecError> {
-    describe(config, &MISTRAL)
+    describe(&from_parameters_alone(config, Some(MISTRAL.default_theta)), &MISTRAL)
 }
 
 /// Reads the language model in a configuration of Kimi K2.5 or Kimi VL.
@@ -62,6 +75,7 @@ pub(super) fn read_kimi_k25(config: &Value) -> Result<Description, SpecError> {
 }
 
 fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> {
+    let value = &null_as_false(value, &["norm_topk_prob"]);
     let config: Config = parse(value)?;
     let sizes = config.decoder.sizes()?;
     // Mistral 4, the only family that does not name its scores.
@@ -99,5 +113,6 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
     // Layers that predict several tokens are not used; conversions drop the first one.
     let extra = config.num_nextn_predict_layers.unwrap_or(1).clamp(1, 16);
     let extra = (0..extra).map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
-    Ok(config.decoder.with_layers(sizes, layers).without(extra))
+    let description = config.decoder.with_layers(sizes, layers).without(extra);
+    if variant.may_be_tied { Ok(description) } else { Ok(description.with_stored_head()) }
 }

@@ -12,6 +12,7 @@ use super::windows::windows;
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, completed, dimension, parse, setting};
 use jackalope_config::names::TensorNames;
+use jackalope_config::rope_parameters::with_base_of_parameters;
 use jackalope_spec::{AttentionSpec, MlpSpec, QkNorm, RouterScores, RouterSpec};
 
 const NAMES: ExpertNames = ExpertNames {
@@ -28,7 +29,7 @@ struct Config {
     head_dim: u32,
     num_experts: u32,
     num_experts_per_tok: u32,
-    num_shared_experts: u32,
+    num_shared_experts: Option<u32>,
     sliding_window: u32,
     layer_types: Vec<String>,
     is_moe_layer: Vec<bool>,
@@ -48,7 +49,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         "topk_method": "noaux_tc", "rope_theta": 1e6,
     });
     let is_scaled = !config["rope_scaling"].is_null();
-    let config: Config = parse(&completed(config, &[], &defaults))?;
+    let config = with_base_of_parameters(config);
+    let config: Config = parse(&completed(&config, &[], &defaults))?;
     setting("scoring_func", Some(&config.scoring_func), &["sigmoid"])?;
     setting("topk_method", Some(&config.topk_method), &["noaux_tc"])?;
     let rope = &config.decoder.rope;
@@ -93,7 +95,7 @@ impl Config {
     fn experts(&self) -> Result<ExpertSizes, SpecError> {
         let counts = ExpertCounts::new("num_experts", self.num_experts, self.num_experts_per_tok)?;
         let inner = dimension("moe_intermediate_size", self.moe_intermediate_size)?;
-        let shared_inner = shared_inner(inner, self.num_shared_experts)?;
+        let shared_inner = shared_inner(inner, self.num_shared_experts.unwrap_or(0))?;
         let is_normalized = self.norm_topk_prob && 1 < counts.experts_per_token;
         let (groups, chosen) = (self.n_group, self.topk_group);
         let router = RouterSpec {

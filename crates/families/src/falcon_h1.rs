@@ -13,13 +13,14 @@ use self::originals::original_numbers;
 use super::blocks::mlp;
 use super::decoder::{DecoderNames, Description, LayerBuilder};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, completed, dimension, factor, parse};
-use jackalope_spec::{AttentionModules, AttentionSpec, BlockNorms, LogitsSpec, MlpSpec};
+use jackalope_config::fields::{bad_value, completed, dimension, factor, null_as_false, parse};
+use jackalope_spec::{AttentionModules, AttentionSpec, BlockNorms, HeadTable, LogitsSpec, MlpSpec};
 
 const MODULES: DecoderNames = DecoderNames { norm: "model.final_layernorm", ..DecoderNames::LLAMA };
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let config: Config = parse(&completed(config, &[], &defaults()))?;
+    let config = null_as_false(config, &["tie_word_embeddings"]);
+    let config: Config = parse(&completed(&config, &[], &defaults()))?;
     let sizes = config.decoder.sizes()?;
     let attention = attention(&config, sizes)?;
     let space = space(&config)?;
@@ -42,9 +43,14 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let layers = layers.collect();
     let head = factor("lm_head_multiplier", config.lm_head_multiplier)?;
     let embedding = factor("embedding_multiplier", config.embedding_multiplier)?;
-    let scale = if config.tie_word_embeddings { head / embedding } else { 1.0 };
+    let (head_table, scale) = if config.tie_word_embeddings {
+        (HeadTable::Tied, head / embedding)
+    } else {
+        (HeadTable::Own, 1.0)
+    };
     Ok(Description {
         modules: MODULES,
+        head_table,
         logits: LogitsSpec { scale, soft_cap: None },
         original_numbers: Some(original_numbers(&config, &space)?),
         ..config.decoder.with_layers(sizes, layers)

@@ -31,7 +31,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let attention = attention(&config, qk_norm, config.attention_bias, rope)?;
     // A layer that predicts a second token.
     let extra = format!("model.layers.{}.", config.decoder.sizes()?.num_layers);
-    Ok(describe(&config, &NAMES, &attention)?.without([extra]))
+    let description = describe(&config, &NAMES, &attention)?.with_stored_head();
+    Ok(description.without([extra]))
 }
 
 /// Reads the text part of `glm4v_moe`, whose rotation is a plain one on text, as that of `glm4v`. Norms of
@@ -67,8 +68,9 @@ fn describe(
     let counts =
         ExpertCounts::new("n_routed_experts", config.n_routed_experts, config.num_experts_per_tok)?;
     let router = router(config, counts.num_experts)?;
+    let shared = config.n_shared_experts.map(|number| count("n_shared_experts", number));
     let sparse = ExpertSizes {
-        shared_inner: Some(inner * count("n_shared_experts", config.n_shared_experts)?),
+        shared_inner: shared.transpose()?.map(|number| inner * number),
         ..ExpertSizes::plain(counts, inner, router)
     };
     Ok(config.decoder.repeated(sizes, attention, |layer_idx, prefix| {

@@ -71,7 +71,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         pre_norm_layer(layer_idx, sizes.hidden, attention, block)
     });
     let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers))
+    Ok(config.decoder.with_layers(sizes, layers).with_stored_head())
 }
 
 /// Returns the types of the layers of a checkpoint that does not state them.

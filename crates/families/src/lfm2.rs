@@ -11,6 +11,7 @@ use super::short_conv::short_conv;
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{completed, count, parse, setting};
 use jackalope_config::names::TensorNames;
+use jackalope_config::rope_parameters::with_base_of_parameters;
 use jackalope_spec::{
     AttentionModules, AttentionSpec, BlockNorms, HeadTable, InwardModules, LayerNorms, LayerSpec,
     MlpModules, MlpSpec,
@@ -20,8 +21,7 @@ const NAMES: DecoderNames = DecoderNames { norm: "model.embedding_norm", ..Decod
 
 /// Reads `lfm2`.
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let renames = [("intermediate_size", "block_ff_dim")];
-    let inner = inner_size(&parse(&completed(config, &renames, &json!({})))?)?;
+    let inner = inner_size(&parse(config)?)?;
     describe(config, |_, prefix, hidden| {
         let at = |name: &str| format!("{prefix}.feed_forward.{name}");
         let inward = InwardModules::Apart(["w1", "w3"].map(at));
@@ -43,12 +43,8 @@ pub(super) fn describe(
     config: &Value,
     block: impl Fn(usize, &str, usize) -> Block,
 ) -> Result<Description, SpecError> {
-    let mut config = completed(config, &[("norm_eps", "rms_norm_eps")], &json!({}));
-    // mlx-lm takes the base alone from the parameters.
-    if let Some(theta) = config.pointer("/rope_parameters/rope_theta").cloned() {
-        config["rope_theta"] = theta;
-    }
-    let config: Config = parse(&config)?;
+    let config = completed(config, &[("norm_eps", "rms_norm_eps")], &json!({}));
+    let config: Config = parse(&with_base_of_parameters(&config))?;
     let sizes = config.decoder.sizes()?;
     let heads = attention(&config, sizes)?;
     let width = count("conv_L_cache", config.conv_width)?;

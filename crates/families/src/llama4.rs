@@ -5,11 +5,11 @@ mod config;
 
 use serde_json::Value;
 
-use self::config::{Wrapper, attention};
+use self::config::{Config, Wrapper, attention};
 use super::blocks::{self, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, experts, mlp};
 use super::decoder::{Description, LayerBuilder};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, count, dimension, parse};
+use jackalope_config::fields::{bad_value, count, dimension, null_as_false, parse};
 use jackalope_config::names::TensorNames;
 use jackalope_spec::{MlpSpec, RouterScores, RouterSpec};
 
@@ -21,7 +21,8 @@ const NAMES: ExpertNames = ExpertNames {
 };
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let Wrapper { text_config: config } = parse(config)?;
+    let Wrapper { text_config } = parse(config)?;
+    let config: Config = parse(&null_as_false(&text_config, &["attn_temperature_tuning"]))?;
     let sizes = config.decoder.sizes()?;
     if config.num_experts_per_tok != 1 {
         return Err(bad_value("num_experts_per_tok", config.num_experts_per_tok, "1"));
@@ -50,5 +51,6 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let mixer = blocks::attention(&module, sizes.hidden, attention(&config, layer_idx)?);
         layers.push(LayerBuilder::pre_norm(prefix, sizes.hidden).build(mixer, block));
     }
-    Ok(config.decoder.with_layers(sizes, layers).with_names(TensorNames::WRAPPED))
+    let description = config.decoder.with_layers(sizes, layers).with_stored_head();
+    Ok(description.with_names(TensorNames::WRAPPED))
 }

@@ -8,6 +8,7 @@ use super::llama;
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{dimension, parse};
 use jackalope_config::rope::QueryGrowth;
+use jackalope_config::rope_parameters::from_parameters_alone;
 use jackalope_spec::AttentionSpec;
 
 #[derive(Debug, Deserialize)]
@@ -26,7 +27,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let field = "rope_parameters.original_max_position_embeddings";
     let period = dimension(field, parameters.original_max_position_embeddings)?;
     let growth = QueryGrowth { beta: parameters.llama_4_scaling_beta, period, offset: 0 };
-    llama::read_with(config, |_, attention| AttentionSpec {
+    llama::read_with(&from_parameters_alone(config, None), |_, attention| AttentionSpec {
         query_growth: Some(growth),
         ..attention
     })

@@ -20,6 +20,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let rope = &config.decoder.rope;
     rope.require(&["default", "linear"])?;
     let rope = rope.spec(rope.rotated_dims(config.head_dim(sizes)?, Some(0.5))?, None)?;
+    // `rope_traditional` is ignored, as in mlx-lm.
+    let rope = rope.with_pairs(false);
     let mlp = MlpSpec { activation: Activation::ReluSquared, ..config.mlp()? };
     let layer = DenseLayer {
         norm_kind: NormKind { is_centred: true, adds_one: true, has_bias: true },

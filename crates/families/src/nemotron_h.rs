@@ -32,7 +32,6 @@ const RENAMES: &[(&str, &str)] = &[
     ("conv_kernel", "mamba_d_conv"),
     ("use_conv_bias", "mamba_conv_bias"),
     ("layer_norm_epsilon", "rms_norm_eps"),
-    ("layer_types", "layers_block_type"),
 ];
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {

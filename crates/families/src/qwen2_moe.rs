@@ -8,6 +8,7 @@ use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, experts};
 use super::decoder::{DecoderConfig, Description};
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{dimension, parse};
+use jackalope_config::rope::RopeScaling;
 use jackalope_spec::{AttentionSpec, RouterSpec};
 
 const NAMES: ExpertNames =
@@ -32,7 +33,11 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let sizes = config.decoder.sizes()?;
     let head_dim = sizes.head_dim();
     let kv_heads = sizes.kv_heads_or_all(config.num_key_value_heads)?;
-    let rope = config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?;
+    let mut rope = config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?;
+    if matches!(rope.scaling, RopeScaling::Linear { .. }) {
+        // mlx-lm accepts this type, but does not apply it.
+        rope.scaling = RopeScaling::None;
+    }
     let attention = AttentionSpec {
         has_qkv_bias: true,
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
@@ -45,7 +50,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         shared_inner: Some(dimension(field, config.shared_expert_intermediate_size)?),
         ..ExpertSizes::plain(counts, inner, router)
     };
-    Ok(config.decoder.repeated(sizes, &attention, |_, prefix| {
+    let description = config.decoder.repeated(sizes, &attention, |_, prefix| {
         experts(&format!("{prefix}.mlp"), sizes.hidden, &NAMES, spec)
-    }))
+    });
+    Ok(description.with_stored_head())
 }

@@ -2,7 +2,7 @@
 //! language model of a checkpoint that may also see.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::blocks::{
     Block, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, attention, experts, mlp,
@@ -10,8 +10,9 @@ use super::blocks::{
 use super::decoder::{DecoderConfig, Description, mixed_layer};
 use super::gated_delta::{GatedDeltaConfig, shifted_norms, split};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{count, dimension, parse};
+use jackalope_config::fields::{count, defaulted, dimension, parse};
 use jackalope_config::names::TensorNames;
+use jackalope_config::rope_parameters::from_parameters_alone;
 use jackalope_spec::{AttentionSpec, MlpSpec, OutputGate, QkNorm, RouterSpec};
 
 /// Base of the rotations, and fraction of a head that is rotated, where they are not stated.
@@ -54,7 +55,12 @@ fn default_normalization() -> bool {
 }
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let config: Config = parse(config.get("text_config").unwrap_or(config))?;
+    let text = config.get("text_config").unwrap_or(config);
+    // Without `rope_parameters` mlx-lm takes its own ones; if they are empty or `null`, the fields
+    // outside of them.
+    let defaults = json!({"rope_parameters": {"rope_theta": DEFAULT_ROPE_THETA}});
+    let text = from_parameters_alone(&defaulted(text, &defaults), Some(DEFAULT_ROPE_THETA));
+    let config: Config = parse(&text)?;
     let sizes = config.decoder.sizes()?;
     let delta = config.delta.sizes()?;
     let head_dim = sizes.head_dim_or(config.head_dim)?;

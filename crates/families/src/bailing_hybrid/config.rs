@@ -7,7 +7,6 @@ use crate::decoder::Sizes;
 use crate::lightning::LightningLayer;
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, count, dimension};
-use jackalope_config::rope::RopeSpec;
 use jackalope_spec::LatentSpec;
 
 #[derive(Debug, Deserialize)]
@@ -76,9 +75,9 @@ impl Latent {
             q_rank: self.q_lora_rank.map(|rank| dimension("q_lora_rank", rank)).transpose()?,
             has_bias: config.use_qkv_bias,
             norm_eps: config.decoder.rms_norm_eps,
-            scale: rope.score_factor() / ((nope_dim + rope_dim) as f64).sqrt(),
+            scale: rope.score_factor_of_extension() / ((nope_dim + rope_dim) as f64).sqrt(),
             latent_factor: 1.0,
-            rope: Some(RopeSpec { is_traditional, ..rope.spec(rope_dim, None)? }),
+            rope: Some(rope.spec(rope_dim, None)?.with_pairs(is_traditional)),
             query_growth: None,
             may_join_down: false,
             choice: None,

@@ -7,7 +7,7 @@ use crate::blocks::{ExpertCounts, ExpertSizes, router_groups};
 use crate::decoder::{DecoderConfig, Sizes};
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, count, dimension, setting};
-use jackalope_config::rope::{QueryGrowth, RopeSpec};
+use jackalope_config::rope::QueryGrowth;
 use jackalope_spec::{LatentSpec, RouterGroups, RouterScores, RouterSpec};
 
 #[derive(Debug, Deserialize)]
@@ -50,7 +50,12 @@ impl Config {
         let rope_dim = dimension("qk_rope_head_dim", self.qk_rope_head_dim)?;
         let rope = self.decoder.rope.spec(rope_dim, Some(variant.default_theta))?;
         // Only Mistral 4's rotations may differ.
-        let is_traditional = growth.is_none() || self.rope_interleave.unwrap_or(true);
+        let (is_traditional, score_factor) = if growth.is_some() {
+            let is_traditional = self.rope_interleave.unwrap_or(true);
+            (is_traditional, self.decoder.rope.score_factor_of_extension())
+        } else {
+            (true, self.decoder.rope.score_factor())
+        };
         Ok(LatentSpec {
             heads: sizes.heads,
             nope_dim,
@@ -60,9 +65,9 @@ impl Config {
             q_rank: self.q_lora_rank.map(|rank| dimension("q_lora_rank", rank)).transpose()?,
             has_bias: self.attention_bias,
             norm_eps: variant.norm_eps.unwrap_or(self.decoder.rms_norm_eps),
-            scale: self.decoder.rope.score_factor() / ((nope_dim + rope_dim) as f64).sqrt(),
+            scale: score_factor / ((nope_dim + rope_dim) as f64).sqrt(),
             latent_factor: 1.0,
-            rope: Some(RopeSpec { is_traditional, ..rope }),
+            rope: Some(rope.with_pairs(is_traditional)),
             query_growth: growth,
             may_join_down: false,
             choice: None,

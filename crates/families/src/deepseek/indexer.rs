@@ -5,7 +5,6 @@ use serde_json::Value;
 
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, dimension, parse};
-use jackalope_config::rope::RopeSpec;
 use jackalope_spec::{IndexerSpec, LatentSpec};
 
 /// What the norm of an indexer's keys adds to their variance, as in mlx-lm.
@@ -62,7 +61,7 @@ pub(super) fn indexer(
         head_dim,
         num_chosen,
         pool,
-        rope: latent.rope.clone().map(|rope| RopeSpec { is_traditional, ..rope }),
+        rope: latent.rope.clone().map(|rope| rope.with_pairs(is_traditional)),
         norm_eps: if pool.is_some() { POOLED_NORM_EPS } else { NORM_EPS },
     })
 }

@@ -56,7 +56,8 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
         with_second(half(0), half(1), experts)
     });
     let layers = layers.collect();
-    Ok(config.decoder.with_layers(sizes, layers).without(["model.mtp".to_owned()]))
+    let description = config.decoder.with_layers(sizes, layers).with_stored_head();
+    Ok(description.without(["model.mtp".to_owned()]))
 }
 
 /// Returns one of the two halves of a layer, each with a mixer and a dense MLP.

@@ -23,6 +23,8 @@ pub(super) struct Variant {
     /// Whether the pairs of elements that an indexer rotates are neighbours, if that is not stated;
     /// `None` if there is no indexer.
     pub(super) indexer: Option<bool>,
+    /// Whether `tie_word_embeddings` counts even if there is a head.
+    pub(super) may_be_tied: bool,
 }
 
 pub(super) const V3: Variant = Variant {
@@ -36,6 +38,7 @@ pub(super) const V3: Variant = Variant {
     default_theta: 10_000.0,
     fused: &[],
     indexer: None,
+    may_be_tied: false,
 };
 
 pub(super) const V32: Variant = Variant { indexer: Some(false), ..V3 };
@@ -60,6 +63,8 @@ pub(super) const MISTRAL: Variant = Variant {
     methods: &[],
     has_score_bias: false,
     normalization_eps: Some(1e-20),
+    default_theta: 1e5,
     fused: &[FusedNames::ROWS],
+    may_be_tied: true,
     ..V3
 };

@@ -18,7 +18,7 @@ pub(super) struct Config {
     pub(super) use_qk_norm: bool,
     pub(super) moe_intermediate_size: u32,
     pub(super) n_routed_experts: u32,
-    pub(super) n_shared_experts: u32,
+    pub(super) n_shared_experts: Option<u32>,
     pub(super) num_experts_per_tok: u32,
     pub(super) first_k_dense_replace: usize,
     pub(super) norm_topk_prob: bool,

@@ -26,7 +26,8 @@ pub(super) struct Config {
 pub(super) struct DenseConfig {
     pub(super) hidden_size: u32,
     pub(super) block_dim: Option<u32>,
-    pub(super) block_ff_dim: u32,
+    pub(super) block_ff_dim: Option<u32>,
+    pub(super) intermediate_size: Option<u32>,
     pub(super) block_multiple_of: u32,
     pub(super) block_ffn_dim_multiplier: Option<f64>,
     pub(super) block_auto_adjust_ff_dim: bool,
@@ -37,7 +38,10 @@ pub(super) fn inner_size(config: &DenseConfig) -> Result<usize, SpecError> {
     if let Some(width) = config.block_dim.filter(|width| *width != config.hidden_size) {
         return Err(bad_value("block_dim", width, format!("hidden_size, {}", config.hidden_size)));
     }
-    let stated = dimension("block_ff_dim", config.block_ff_dim)?;
+    let Some(stated) = config.block_ff_dim.or(config.intermediate_size) else {
+        return Err(bad_value("block_ff_dim", "absent", "a number"));
+    };
+    let stated = dimension("block_ff_dim", stated)?;
     if !config.block_auto_adjust_ff_dim {
         return Ok(stated);
     }

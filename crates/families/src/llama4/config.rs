@@ -6,6 +6,7 @@ use jackalope_config::fields::dimension;
 use jackalope_config::rope::QueryGrowth;
 use jackalope_spec::{AttentionSpec, QkNorm};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Every layer of this number sees all positions.
 pub(super) const GLOBAL_INTERVAL: usize = 4;
@@ -15,7 +16,7 @@ pub(super) const QK_EPS: f32 = 1e-6;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Wrapper {
-    pub(super) text_config: Config,
+    pub(super) text_config: Value,
 }
 
 #[derive(Debug, Deserialize)]
@@ -50,8 +51,7 @@ pub(super) fn attention(config: &Config, layer_idx: usize) -> Result<AttentionSp
     let sizes = config.decoder.sizes()?;
     let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
     let head_dim = sizes.head_dim_or(config.head_dim)?;
-    let mut rope = config.decoder.rope.spec(head_dim, None)?;
-    rope.is_traditional = true;
+    let rope = config.decoder.rope.spec(head_dim, None)?.with_pairs(true);
     let bias = config.attention_bias;
     let local = AttentionSpec {
         has_qkv_bias: bias,

@@ -13,6 +13,7 @@ use serde::Deserialize;
 pub(super) struct Config {
     pub(super) hybrid_override_pattern: Option<Pattern>,
     pub(super) layers_block_type: Option<Vec<String>>,
+    pub(super) layer_types: Option<Vec<String>>,
     pub(super) intermediate_size: u32,
     pub(super) num_key_value_heads: u32,
     pub(super) head_dim: Option<u32>,
@@ -46,7 +47,8 @@ pub(super) enum Pattern {
 impl Config {
     /// Returns a letter for each layer: `M`, `*`, `-` or `E`, or what else the configuration states.
     pub(super) fn letters(&self) -> Result<Vec<String>, SpecError> {
-        match (&self.hybrid_override_pattern, &self.layers_block_type) {
+        let types = self.layers_block_type.as_ref().filter(|types| !types.is_empty());
+        match (&self.hybrid_override_pattern, types.or(self.layer_types.as_ref())) {
             (Some(Pattern::Text(text)), _) => Ok(text.chars().map(String::from).collect()),
             (Some(Pattern::Letters(letters)), _) => Ok(letters.clone()),
             (None, Some(types)) => Ok(types.iter().map(|kind| letter(kind)).collect()),

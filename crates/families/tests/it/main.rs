@@ -6,5 +6,6 @@
 mod checkpoints;
 mod originals;
 mod page;
+mod readings;
 mod refusals;
 mod touched;
