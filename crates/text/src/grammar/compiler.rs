@@ -15,7 +15,7 @@ use super::matcher::{Matcher, first_line};
 use super::vocabulary::Vocabulary;
 use super::{
     CHOICES_BYTES_MAX, CHOICES_MAX, COMPILE_TIME_MAX, Constraint, GRAMMAR_BYTES_MAX, GrammarError,
-    REGEX_BYTES_MAX, check_bytes, lark, schema,
+    REGEX_BYTES_MAX, check_bytes, counts, lark, schema,
 };
 use crate::Tokenizer;
 
@@ -199,7 +199,9 @@ fn grammar(constraint: &Constraint) -> Result<(&'static str, TopLevelGrammar), G
         }
         Constraint::Regex(regex) => {
             check_bytes("regular expression", regex.len(), REGEX_BYTES_MAX)?;
-            Ok(("regular expression", from_regex(unanchored(regex))))
+            let what = "regular expression";
+            counts::check(regex).map_err(|reason| GrammarError::Compile { what, reason })?;
+            Ok((what, from_regex(unanchored(regex))))
         }
         Constraint::Choice(choices) => Ok(("choice", from_regex(&choice(choices)?))),
         Constraint::Lark(grammar) => {

@@ -13,6 +13,7 @@
 //! space for ever. Members of an object come in the order of `properties`.
 
 mod compiler;
+mod counts;
 mod formats;
 mod lark;
 mod matcher;

@@ -6,6 +6,7 @@ mod numbers;
 mod pattern;
 mod references;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
@@ -53,7 +54,8 @@ const EXACT_MAX: u64 = 1 << 53;
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_bytes("schema", schema.to_string().len(), SCHEMA_BYTES_MAX)?;
     let is_lenient = schema.get("x-guidance").is_some_and(|it| it["lenient"] == true);
-    let reader = Reader { root: schema, is_lenient, targets: Targets::default() };
+    let comparisons_left = Cell::new(disjoint::COMPARISONS_MAX);
+    let reader = Reader { root: schema, is_lenient, targets: Targets::default(), comparisons_left };
     let mut prepared = match reader.schema(schema, "#", 0)? {
         Value::Object(members) => members,
         Value::Bool(true) => Map::new(),
@@ -149,6 +151,7 @@ struct Reader<'a> {
     /// Whether keywords that cannot be enforced are removed instead of refused.
     is_lenient: bool,
     targets: Targets,
+    comparisons_left: Cell<usize>,
 }
 
 impl Reader<'_> {
@@ -218,7 +221,11 @@ impl Reader<'_> {
     /// Whether the alternatives of a `oneOf` exclude each other.
     fn exclude_each_other(&self, alternatives: &Value) -> bool {
         let list = alternatives.as_array();
-        list.is_some_and(|list| disjoint::exclude_each_other(self.root, list))
+        let mut left = self.comparisons_left.get();
+        let is_proven =
+            list.is_some_and(|list| disjoint::exclude_each_other(self.root, list, &mut left));
+        self.comparisons_left.set(left);
+        is_proven
     }
 
     /// Turns the error of a keyword that cannot be enforced into `None` if the schema is lenient.
@@ -270,24 +277,9 @@ impl Reader<'_> {
                     wrong("a number")
                 }
             }
-            "multipleOf" => match value.as_number() {
-                Some(number) if number.as_f64().is_some_and(|it| 0.0 < it) => {
-                    let compiled = Multiple::read(number).and_then(Multiple::as_compiled);
-                    let reason = || format!("found {number}, which has more than eight digits");
-                    compiled.map(|it| json!(it)).ok_or_else(|| refused(keyword, path, reason()))
-                }
-                _ => wrong("a number above 0"),
-            },
+            "multipleOf" => compiled_multiple(value, path),
             "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
-            | "maxProperties" => {
-                let limit = f64::from(u32::MAX);
-                let is_count = |it: &f64| it.fract() == 0.0 && (0.0..=limit).contains(it);
-                match value.as_f64().filter(is_count) {
-                    // The compiler reads no 3.0, which is the same number in JSON Schema.
-                    Some(count) => Ok(json!(count as u64)),
-                    None => wrong("a whole number from 0 to 4294967295"),
-                }
-            }
+            | "maxProperties" => count(keyword, value, path),
             "pattern" => match value.as_str() {
                 Some(pattern) => translated(keyword, pattern, path).map(Value::String),
                 None => wrong("a string"),
@@ -373,6 +365,35 @@ impl Reader<'_> {
             Some(Format::Nothing) => {}
         }
         Ok(())
+    }
+}
+
+/// Returns the number that the compiler reads as the multiple.
+fn compiled_multiple(value: &Value, path: &str) -> Result<Value, GrammarError> {
+    let number = value.as_number().filter(|it| it.as_f64().is_some_and(|it| 0.0 < it));
+    let Some(number) = number else {
+        return Err(refused("multipleOf", path, "it must be a number above 0"));
+    };
+    match Multiple::read(number).and_then(Multiple::as_compiled) {
+        Some(compiled) => Ok(json!(compiled)),
+        None => {
+            let reason = format!(
+                "found {number}, which cannot be computed exactly\n\
+                 hint: use a multiple with fewer digits, such as 0.01"
+            );
+            Err(refused("multipleOf", path, reason))
+        }
+    }
+}
+
+/// Returns a number of characters, items or members. In JSON Schema, 3.0 is the whole number 3; the
+/// compiler reads only the latter.
+fn count(keyword: &str, value: &Value, path: &str) -> Result<Value, GrammarError> {
+    let limit = f64::from(u32::MAX);
+    let is_count = |it: &f64| it.fract() == 0.0 && (0.0..=limit).contains(it);
+    match value.as_f64().filter(is_count) {
+        Some(count) => Ok(json!(count as u64)),
+        None => Err(refused(keyword, path, "it must be a whole number from 0 to 4294967295")),
     }
 }
 

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::references;
 
-/// Maximum number of comparisons for one `oneOf`. Beyond it, nothing counts as proven.
-const COMPARISONS_MAX: usize = 100_000;
+/// Maximum number of comparisons for one schema. Beyond it, nothing counts as proven.
+pub(super) const COMPARISONS_MAX: usize = 2_000_000;
 /// Maximum nesting of objects whose members are compared.
 const DEPTH_MAX: usize = 8;
 
@@ -25,14 +25,17 @@ const OBJECT: u8 = 64;
 const ANY: u8 = 127;
 
 /// Whether no value satisfies two of the alternatives, as far as can be proven from their types,
-/// their constants, and the members that they require. `root` is the document of references.
-pub(super) fn exclude_each_other(root: &Value, alternatives: &[Value]) -> bool {
-    let mut prover = Prover { root, left: COMPARISONS_MAX };
+/// their constants, and the members that they require. `root` is the document of references, `left`
+/// the number of comparisons that are left.
+pub(super) fn exclude_each_other(root: &Value, alternatives: &[Value], left: &mut usize) -> bool {
+    let mut prover = Prover { root, left: *left };
     let parts: Vec<Parts> = alternatives.iter().map(|it| prover.parts(&[it])).collect();
-    parts
+    let is_proven = parts
         .iter()
         .enumerate()
-        .all(|(idx, left)| parts[idx + 1..].iter().all(|right| prover.is_disjoint(left, right, 0)))
+        .all(|(idx, one)| parts[idx + 1..].iter().all(|other| prover.is_disjoint(one, other, 0)));
+    *left = prover.left;
+    is_proven
 }
 
 /// Schemas that must all hold.
@@ -104,6 +107,11 @@ impl<'a> Prover<'a> {
             parts.schemas.iter().filter_map(|it| constants(it)).collect()
         };
         let (ours, theirs) = (constants(left), constants(right));
+        let num_values = |all: &[Vec<&Value>]| all.iter().map(Vec::len).sum::<usize>();
+        self.left = self.left.saturating_sub(num_values(&ours) * num_values(&theirs));
+        if self.left == 0 {
+            return false;
+        }
         let is_common = |one: &&Value, many: &[&Value]| many.iter().any(|it| is_equal(one, it));
         let differ = |ours: &Vec<&Value>, theirs: &Vec<&Value>| {
             !ours.iter().any(|it| types & type_of(it) != 0 && is_common(it, theirs))

@@ -7,11 +7,10 @@
 
 use std::fmt::Write as _;
 
+use super::super::counts::nested;
+
 /// Maximum nesting of groups.
 const GROUP_DEPTH_MAX: usize = 100;
-/// Maximum product of the counts of nested quantifiers.
-const COUNTED_MAX: u64 = 20_000;
-
 /// Maximum length of the counts of a quantifier.
 const COUNT_CHARS_MAX: usize = 24;
 
@@ -407,19 +406,6 @@ impl Atom {
             Atom::Set(items) => items.clone(),
         }
     }
-}
-
-/// Returns the product of the counts of a quantifier and of those inside what it repeats. Too large
-/// a product makes patterns impossible to follow.
-fn nested(inner: u64, times: u64) -> Result<u64, String> {
-    let product = inner.saturating_mul(times);
-    if 1 < inner && 1 < times && COUNTED_MAX < product {
-        return Err(format!(
-            "its nested quantifiers count up to {product}, more than {COUNTED_MAX}\n\
-             hint: use * or + instead of large counts inside of counted groups"
-        ));
-    }
-    Ok(product)
 }
 
 /// Writes a character such that it stands for itself, inside and outside of classes.
