@@ -1,7 +1,7 @@
 //! How the markup of a pattern carries calls.
 
-use super::ToolCall;
 use super::json::Needs;
+use super::{ToolCall, Tools};
 
 /// How the markup of a pattern names the tools and their arguments.
 #[derive(Debug, Clone, Copy)]
@@ -20,15 +20,18 @@ pub(crate) enum Form {
     /// Arguments without markup of their own, captured last: JSON between brackets, or source code,
     /// which becomes the parameter `code`. `head` reads the name from the earlier captures.
     Code { head: Head },
-    /// The name, followed by alternating parameter names and values.
+    /// The name, followed by alternating parameter names and values, or by the arguments as JSON.
     Tags {
         /// Whether line breaks separate values from their tags.
         is_wrapped: bool,
+        /// Whether the type of each value is captured between the parameter's name and the value.
+        is_typed: bool,
     },
-    /// Literals of Python or Gemma. The function takes the captured fields, and the unfinished text
-    /// if the markup was cut, and returns all calls and whether the last one is cut; `None` if the
-    /// fields hold no calls.
-    Literals(fn(&[&str], Option<&str>) -> Option<ReadCalls>),
+    /// Text that only the family's own function can read, such as literals of Python. The function
+    /// takes the captured fields, the unfinished text if the markup was cut, and the tools of the
+    /// request, and returns all calls and whether the last one is cut; `None` if the fields hold no
+    /// calls.
+    Literals(fn(&[&str], Option<&str>, &Tools) -> Option<ReadCalls>),
 }
 
 /// Reads the id and the name of a call from the fields captured before its arguments; `None` if

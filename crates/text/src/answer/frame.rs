@@ -20,10 +20,13 @@ pub(crate) enum Free {
     /// Text may come before calls.
     Anywhere,
     /// Text may only come instead of calls: `text`, followed by a match of the Lark expression
-    /// `body`.
+    /// `body` and perhaps by `end`.
     Start {
         text: &'static str,
+        /// Whether the prompt may have written `text` already.
+        is_open: bool,
         body: &'static str,
+        end: &'static str,
         /// Text after which calls may still follow; `None` if none can.
         to_calls: Option<&'static str>,
     },

@@ -8,6 +8,7 @@ use super::ToolCall;
 /// A call in JSON, with the member names that models use.
 #[derive(Deserialize)]
 struct Written<'a> {
+    #[serde(alias = "tool_name")]
     name: Option<String>,
     #[serde(borrow, default, alias = "parameters")]
     arguments: Option<&'a RawValue>,

@@ -1,6 +1,8 @@
 //! Grammars that constrain a model to tool calls that its parser reads, in llguidance's dialect of
 //! Lark (`docs/syntax.md` of guidance-ai/llguidance).
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use super::ToolSpec;
@@ -10,6 +12,9 @@ use crate::TokenId;
 
 /// Matches any text.
 const TEXT: &str = "/(?s:.*)/";
+
+/// The types of JSON Schema.
+const TYPE_NAMES: [&str; 7] = ["string", "integer", "number", "boolean", "array", "object", "null"];
 
 /// The tool calls, and the text before them, that a grammar allows in an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,12 +62,12 @@ pub enum ToolGrammarError {
 
 /// The text that closes a parameter.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Close {
+pub(crate) struct Close<'a> {
     /// Text before the tag; the parser accepts values without it.
-    pub(crate) before: &'static str,
+    pub(crate) before: &'a str,
     /// The tag that ends the value; no value contains it.
-    pub(crate) tag: &'static str,
-    pub(crate) after: &'static str,
+    pub(crate) tag: &'a str,
+    pub(crate) after: &'a str,
 }
 
 /// A grammar under construction.
@@ -104,17 +109,20 @@ impl Lark<'_> {
             _ => String::new(),
         };
         let calls = format!("{} {call} {several} {}", self.text(open), self.text(close));
-        let before =
-            if before.is_empty() { String::new() } else { format!("({})?", self.text(before)) };
+        let before = self.optional(before);
         let head = self.text(trigger);
         match (demand.calls, free) {
-            (CallCount::Any, Free::Start { text, body, to_calls }) => {
-                let text = self.text(text);
+            (CallCount::Any, Free::Start { text, is_open, body, end, to_calls }) => {
+                let mut text = self.text(text);
+                if *is_open {
+                    text = format!("({text})?");
+                }
+                let end = self.optional(end);
                 let more = to_calls.map(|to_calls| {
                     format!("| {before} {text} {} {head} {calls}", self.text_until(to_calls))
                 });
                 let more = more.unwrap_or_default();
-                format!("{before} {head} {calls} | {before} {text} {body} {more}")
+                format!("{before} {head} {calls} | {before} {text} {body} {end} {more}")
             }
             (CallCount::Any, Free::Anywhere) => {
                 let head = self.text_until(trigger);
@@ -129,6 +137,11 @@ impl Lark<'_> {
             }
             _ => format!("{before} {head} {calls}"),
         }
+    }
+
+    /// Returns an expression that matches this text or nothing.
+    fn optional(&self, text: &str) -> String {
+        if text.is_empty() { String::new() } else { format!("({})?", self.text(text)) }
     }
 
     /// Adds a rule and returns its name.
@@ -174,7 +187,7 @@ impl Lark<'_> {
         }
     }
 
-    fn close(&self, Close { before, tag, after }: Close) -> String {
+    fn close(&self, Close { before, tag, after }: Close<'_>) -> String {
         self.text(&format!("{before}{tag}{after}"))
     }
 
@@ -207,18 +220,15 @@ impl Lark<'_> {
     }
 
     /// Returns an expression that matches the parameters in the order of the schema, each between
-    /// `open(name)` and `close`. Text is written without quotes, everything else as JSON.
+    /// `open(name, types)` and `close`. Text is written without quotes, everything else as JSON.
     pub(crate) fn parameters(
         &mut self,
         tool: &ToolSpec,
-        open: impl Fn(&str) -> String,
-        close: Close,
+        open: impl Fn(&str, &Types) -> String,
+        close: Close<'_>,
     ) -> Result<String, ToolGrammarError> {
         let Some(known) = properties(&tool.parameters) else {
-            let (before, after) = split_name(&open);
-            let (before, after) = (self.text(&before), self.text(&after));
-            let value = format!("{} {}", self.text_until(close.tag), self.text(close.after));
-            return Ok(format!("({before} /[A-Za-z0-9_]+/ {after} {value})*"));
+            return Ok(self.unknown_parameters(open, close));
         };
         let mut parts = Vec::new();
         for (name, schema) in known {
@@ -228,11 +238,27 @@ impl Lark<'_> {
             } else {
                 format!("{} {}", Lark::json(&part(tool, schema)), self.close(close))
             };
-            let body = format!("{} {value}", self.text(&open(name)));
+            let body = format!("{} {value}", self.text(&open(name, &types)));
             let optional = if is_required(tool, name) { "" } else { "?" };
             parts.push(format!("({body}){optional}"));
         }
         Ok(parts.join(" "))
+    }
+
+    /// Returns an expression that matches any parameters, for a tool whose schema names none.
+    fn unknown_parameters(
+        &mut self,
+        open: impl Fn(&str, &Types) -> String,
+        close: Close<'_>,
+    ) -> String {
+        let opened = TYPE_NAMES.map(|name| split_name(|key| open(key, &Types::written(name))));
+        let opened: BTreeSet<(String, String)> = opened.into_iter().collect();
+        let heads = opened.iter().map(|(before, after)| {
+            format!("{} /[A-Za-z0-9_]+/ {}", self.text(before), self.text(after))
+        });
+        let heads = heads.collect::<Vec<_>>().join(" | ");
+        let value = format!("{} {}", self.text_until(close.tag), self.text(close.after));
+        format!("(({heads}) {value})*")
     }
 
     /// Returns an expression that matches the text of a parameter, without quotes, and `close`.
@@ -240,7 +266,7 @@ impl Lark<'_> {
         &mut self,
         tool: &ToolSpec,
         parameter: Parameter<'_>,
-        close: Close,
+        close: Close<'_>,
     ) -> Result<String, ToolGrammarError> {
         let Parameter { name, schema } = parameter;
         let listed =

@@ -93,9 +93,9 @@ impl LiveCalls {
                 (None, Some(code)) => self.take_code(code, head(&matcher.fields(text)), tools),
                 (None, None) => {}
             },
-            Form::Tags { is_wrapped } => {
-                if matcher.num_fields() > 1 {
-                    self.take_tags(matcher, text, Values { is_wrapped, tools });
+            Form::Tags { is_wrapped, is_typed } => {
+                if matcher.num_fields() > 1 || matcher.bracketed().is_some() {
+                    self.take_tags(matcher, text, Values { is_wrapped, is_typed, tools });
                 }
             }
             Form::Bare | Form::Literals(_) => {}
@@ -107,9 +107,9 @@ impl LiveCalls {
         let fields = matcher.fields(text);
         let calls = match self.form {
             Form::Bare => return Outcome::Markup,
-            Form::Tags { is_wrapped } => {
-                self.take_tags(matcher, text, Values { is_wrapped, tools });
-                self.end_tags();
+            Form::Tags { is_wrapped, is_typed } => {
+                self.take_tags(matcher, text, Values { is_wrapped, is_typed, tools });
+                self.end_tags(matcher);
                 None
             }
             Form::Code { head } => {
@@ -123,7 +123,7 @@ impl LiveCalls {
             Form::Json { streams: true, .. } => None,
             Form::Json { .. } if fields.len() > 1 => None,
             Form::Json { needs, .. } => json::calls(fields[0], needs),
-            Form::Literals(read) => read(&fields, None).map(|read| read.calls),
+            Form::Literals(read) => read(&fields, None, tools).map(|read| read.calls),
         };
         if let Some(calls) = calls.filter(|calls| calls.iter().all(|it| tools.know(&it.name))) {
             calls.into_iter().for_each(|call| self.whole(call));
@@ -145,17 +145,17 @@ impl LiveCalls {
             Form::Json { head, .. } => self.cut_json(matcher, text, head, tools),
             Form::Code { head } if !self.has_begun => self.cut_json(matcher, text, head, tools),
             Form::Code { .. } => {}
-            Form::Tags { is_wrapped } if matcher.num_fields() > 0 => {
-                self.take_tags(matcher, text, Values { is_wrapped, tools });
+            Form::Tags { is_wrapped, is_typed } if matcher.num_fields() > 0 => {
+                self.take_tags(matcher, text, Values { is_wrapped, is_typed, tools });
                 if matcher.is_past_loop() {
-                    self.end_tags();
+                    self.end_tags(matcher);
                 }
             }
             Form::Tags { .. } => {}
             Form::Literals(read) => {
                 let bracketed = matcher.bracketed().map(|range| &text[range]);
                 let rest = bracketed.unwrap_or_else(|| matcher.rest(text));
-                let read = read(&matcher.fields(text), Some(rest));
+                let read = read(&matcher.fields(text), Some(rest), tools);
                 self.cut_literals(read.unwrap_or_default(), tools);
             }
         }
@@ -332,6 +332,11 @@ impl LiveCalls {
 
     /// Takes the complete fields, and as much of the last value as is certain.
     fn take_tags(&mut self, matcher: &Matcher, text: &str, values: Values<'_>) {
+        if let Some(json) = matcher.bracketed() {
+            let before = matcher.fields_before(json.start, text);
+            let head = || Some(ToolCall::new(before.first()?, ""));
+            return self.take_arguments(&text[json], head, values.tools);
+        }
         let fields = matcher.fields(text);
         let Some(name) = fields.first() else { return };
         if !self.has_begun && !self.is_refused {
@@ -341,17 +346,27 @@ impl LiveCalls {
         if !self.is_open {
             return;
         }
+        let fields_per_value = if values.is_typed { 3 } else { 2 };
         while self.num_fields < fields.len() {
             let field = fields[self.num_fields];
             self.work += field.len() as u64;
-            if self.num_fields % 2 == 1 {
-                let open = if self.num_fields == 1 { "{" } else { ", " };
-                let key = field.trim_ascii();
-                self.push(&format!("{open}{}: ", serde_json::Value::from(key)));
-                self.begin_value(&values.types(name, key));
-            } else {
-                let types = values.types(name, fields[self.num_fields - 1].trim_ascii());
-                self.end_value(field, &types, values.is_wrapped);
+            match (self.num_fields - 1) % fields_per_value {
+                0 => {
+                    let open = if self.num_fields == 1 { "{" } else { ", " };
+                    let key = field.trim_ascii();
+                    self.push(&format!("{open}{}: ", serde_json::Value::from(key)));
+                    if !values.is_typed {
+                        self.begin_value(&values.types(name, key));
+                    }
+                }
+                1 if values.is_typed => self.begin_value(&Types::written(field)),
+                _ => {
+                    let types = match fields[self.num_fields - 1] {
+                        written if values.is_typed => Types::written(written),
+                        key => values.types(name, key.trim_ascii()),
+                    };
+                    self.end_value(field, &types, values.is_wrapped);
+                }
             }
             self.num_fields += 1;
         }
@@ -393,7 +408,10 @@ impl LiveCalls {
     }
 
     /// Ends the call: all parameters have been read.
-    fn end_tags(&mut self) {
+    fn end_tags(&mut self, matcher: &Matcher) {
+        if matcher.bracketed().is_some() {
+            return self.end();
+        }
         let is_empty = self.num_fields == 1;
         self.push(if is_empty { "{}" } else { "}" });
         self.end();
@@ -404,6 +422,7 @@ impl LiveCalls {
 #[derive(Clone, Copy)]
 struct Values<'a> {
     is_wrapped: bool,
+    is_typed: bool,
     tools: &'a Tools,
 }
 

@@ -152,7 +152,7 @@ impl AnswerFormat {
     pub fn detect(tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> AnswerFormat {
         let source = template.map_or("", ChatTemplate::source);
         let reasoning = ReasoningFormat::detect(tokenizer, source);
-        AnswerFormat::of(tokenizer, reasoning, ToolFormat::detect(source))
+        AnswerFormat::of(tokenizer, reasoning, ToolFormat::detect(tokenizer, source))
     }
 
     /// Returns this format with the reasoning and tool formats of these names: `auto` keeps the

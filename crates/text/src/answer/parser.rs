@@ -87,6 +87,8 @@ enum LeadsTo {
     Pattern(&'static Pattern),
     Reasoning,
     Content,
+    /// The trigger ends the reasoning and is the beginning of a call.
+    Call,
 }
 
 impl AnswerParser {
@@ -173,6 +175,12 @@ impl AnswerParser {
                     place: Position::Anywhere,
                     leads_to: LeadsTo::Content,
                 }));
+                let calls = reasoning.map_or(&[][..], |reasoning| reasoning.family.calls);
+                self.triggers.extend(calls.iter().map(|text| Trigger {
+                    text,
+                    place: Position::Anywhere,
+                    leads_to: LeadsTo::Call,
+                }));
             }
             Mode::Content | Mode::Markup { .. } => {
                 self.triggers.extend(reasoning.map(|reasoning| Trigger {
@@ -203,8 +211,9 @@ impl AnswerParser {
                 let calls = Box::new(LiveCalls::new(pattern));
                 self.mode = Mode::Markup { markup: at, matcher: Matcher::new(pattern), calls };
             }
-            LeadsTo::Reasoning | LeadsTo::Content => {
-                self.skip(at + trigger.text.len());
+            LeadsTo::Reasoning | LeadsTo::Content | LeadsTo::Call => {
+                let is_marker = !matches!(trigger.leads_to, LeadsTo::Call);
+                self.skip(if is_marker { at + trigger.text.len() } else { at });
                 self.place = Position::Start;
                 self.drops_space = true;
                 self.enter(match trigger.leads_to {

@@ -43,6 +43,8 @@ pub(crate) enum Step {
     Word,
     /// Captures everything up to this marker and consumes the marker.
     Until(&'static str),
+    /// Consumes everything up to this marker, and the marker, without capturing it.
+    Skip(&'static str),
     /// Captures everything up to the first place where this text stands in front of a name; the
     /// text is not consumed. If there is no such place or no text, captures the rest of the answer.
     Rest(Option<&'static str>),
@@ -61,10 +63,10 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Returns the text of a `Step::Literal` or `Step::Until`; `None` for other steps.
+    /// Returns the text of a `Step::Literal`, `Step::Until` or `Step::Skip`; `None` for other steps.
     pub(crate) fn literal(&self) -> Option<&'static str> {
         match self {
-            Step::Literal(text) | Step::Until(text) => Some(text),
+            Step::Literal(text) | Step::Until(text) | Step::Skip(text) => Some(text),
             _ => None,
         }
     }
@@ -147,10 +149,13 @@ impl Matcher {
         is_marked.then(|| &text[self.pos..self.scanned])
     }
 
-    /// Whether the matcher is past the steps that repeat.
+    /// Whether the matcher is past the steps that repeat, and not before JSON that stands for them.
     pub(crate) fn is_past_loop(&self) -> bool {
-        let back = self.pattern.steps.iter().rposition(|step| matches!(step, Step::Back(_)));
+        let steps = self.pattern.steps;
+        let back = steps.iter().position(|step| matches!(step, Step::Back(_)));
+        let mut left = steps.iter().skip(self.step);
         back.is_some_and(|back| self.step > back + 1)
+            && !left.any(|step| matches!(step, Step::Json { .. }))
     }
 
     /// Continues with `text`, which begins where the pattern does and has only grown since the last
@@ -177,7 +182,8 @@ impl Matcher {
             },
             Step::Space => self.run(rest, has_ended, usize::MAX, |byte| byte.is_ascii_whitespace()),
             Step::Word => self.run(rest, has_ended, NAME_BYTES_MAX, is_name_byte),
-            Step::Until(end) => self.until(text, end),
+            Step::Until(end) => self.until(text, end, true),
+            Step::Skip(end) => self.until(text, end, false),
             Step::Rest(end) => self.rest_of_answer(text, *end, has_ended),
             Step::Json { opened } => self.brackets(text, Language::Json, *opened),
             Step::Python { opened } => self.brackets(text, Language::Python, *opened),
@@ -225,14 +231,15 @@ impl Matcher {
         }
     }
 
-    fn until(&mut self, text: &str, end: &str) -> Progress {
+    fn until(&mut self, text: &str, end: &str, is_captured: bool) -> Progress {
         let unseen = self.scanned;
         let found = text[unseen..].find(end);
         self.work += found.map_or(text.len() - unseen, |found| found + end.len()) as u64;
         match found {
             Some(found) => {
                 let field = self.pos..unseen + found;
-                self.done(unseen + found + end.len() - self.pos, Some(field))
+                let len = unseen + found + end.len() - self.pos;
+                self.done(len, is_captured.then_some(field))
             }
             None => {
                 // The marker may have begun.

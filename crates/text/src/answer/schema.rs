@@ -19,6 +19,17 @@ impl Types {
         types
     }
 
+    /// Returns the type that the model wrote beside a value: a name of JSON Schema, or `true` for
+    /// text and `false` for everything else.
+    pub(crate) fn written(name: &str) -> Types {
+        Types(vec![if name == "true" { "string" } else { name }.to_owned()])
+    }
+
+    /// Returns the first type that the schema names; `string` if it names none.
+    pub(crate) fn first(&self) -> &str {
+        self.0.first().map_or("string", String::as_str)
+    }
+
     /// Whether a value may be text, which the model then writes without quotes.
     pub(crate) fn is_text(&self) -> bool {
         self.0.is_empty() || self.has("string")

@@ -15,7 +15,8 @@ fn formats() -> impl Iterator<Item = AnswerFormat> {
     let names = ToolFormat::names().filter(|name| ToolFormat::named(name).unwrap().name() == *name);
     names.map(|name| {
         let reasoning = match name {
-            "harmony" | "gemma4" | "mistral" => name,
+            "harmony" | "gemma4" | "mistral" | "seed_oss" | "cohere" | "apertus" | "kimi_k3"
+            | "longcat" | "solar_open" | "minimax_m3" | "minicpm3" | "hunyuan_a13b" => name,
             _ => "think",
         };
         AnswerFormat {
@@ -54,7 +55,7 @@ fn hostile(format: &AnswerFormat) -> Vec<String> {
                     texts.push(format!("{begun}{}", filled(&format!("{end} "))));
                     ""
                 }
-                Step::Until(text) => {
+                Step::Until(text) | Step::Skip(text) => {
                     texts.push(filled(&begun));
                     texts.push(format!("{begun}{}", filled("x")));
                     texts.push(format!("{begun}{}", filled(&text[..text.len() - 1])));

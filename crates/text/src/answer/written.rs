@@ -156,7 +156,7 @@ impl CallScanner {
         let Some(call) = &mut self.call else { return };
         if std::mem::replace(&mut self.expects_key, false) {
             self.key = Some(match quoted {
-                "\"name\"" => Key::Name,
+                "\"name\"" | "\"tool_name\"" => Key::Name,
                 "\"id\"" => Key::Id,
                 "\"arguments\"" | "\"parameters\"" => Key::Arguments,
                 "\"function\"" => Key::Function,

@@ -7,6 +7,8 @@ mod checkpoint;
 mod control_tokens;
 mod deep_grammars;
 mod detokenizing;
+mod examples;
+mod forms;
 mod grammar;
 mod loading;
 mod shipped_model;

@@ -16,7 +16,7 @@ use crate::checkpoint::Checkpoint;
 use crate::tool_families::{parse, tools};
 
 /// Special tokens that real vocabularies have.
-const SPECIAL: [&str; 27] = [
+const SPECIAL: &[&str] = &[
     "<|channel|>",
     "<|message|>",
     "<|start|>",
@@ -43,11 +43,36 @@ const SPECIAL: [&str; 27] = [
     "<start_function_call>",
     "<end_function_call>",
     "<|tool_call_start|>",
+    "｜DSML｜",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "]<]minimax[>[",
+    "<|begin|>",
+    "<|content|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:name|>",
+    "<|tool_call:args|>",
+    "<|tool_call:end|>",
+    "<|tool_call:start|>",
+    "<|tool_arg:start|>",
+    "<|tool_arg:value|>",
+    "<|tool_arg:end|>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
     "<the end>",
 ];
 
 /// Tokens that end text early, and tokens that begin calls.
-const ENDS: [&str; 21] = [
+const ENDS: &[&str] = &[
     "<start_function_call>",
     "<|tool_call_start|>",
     "\n</parameter>\n",
@@ -70,6 +95,35 @@ const ENDS: [&str; 21] = [
     "[we(",
     "<|channel|>commentary to=functions.",
 ];
+
+/// Returns the same for one family: also the tokens of its own markup.
+fn ends(name: &str) -> Vec<&'static str> {
+    let own: &[&str] = match name {
+        "seed_oss" => &["<seed:tool_call>"],
+        "cohere" => &["<|START_ACTION|>"],
+        "command_r" => &["Action:"],
+        "deepseek_v32" => &["<｜DSML｜function_calls>", "</｜DSML｜parameter>\n"],
+        "deepseek_v4" => &["<｜DSML｜tool_calls>", "</｜DSML｜parameter>\n"],
+        "deepseek_v41" => &["<｜DSML｜ calls>", "</｜DSML｜ parameter>\n"],
+        "longcat" | "longcat_json" => &["<longcat_tool_call>", "</longcat_arg_value>\n"],
+        "apertus" => &["<|tools_prefix|>"],
+        "kimi_k3" => {
+            &["<|open|>tools<|sep|>", "<|close|>argument<|sep|>", "<|close|>response<|sep|>"]
+        }
+        "olmo3" => &["<function_calls>"],
+        "solar_open" => &["<|end|><|begin|>assistant", "<|tool_calls|>"],
+        "solar_open2" => &["<|tool_call:start|>", "<|tool_arg:end|>\n"],
+        "nemotron_json" => &["<TOOLCALL>"],
+        "hunyuan_a13b" | "minimax_m1" => &["<tool_calls>"],
+        "internlm" => &["<|action_start|>"],
+        "minicpm5" => &["<function name=\"", "</param>"],
+        "minimax_m3" => {
+            &["]<]minimax[>[<tool_call>", "]<]minimax[>[</city>", "]<]minimax[>[</code>"]
+        }
+        _ => &[],
+    };
+    [ENDS, own].concat()
+}
 
 /// Creates a tokenizer with all of these special tokens, or only with the end token.
 fn tokenizer(special: &[&str]) -> Tokenizer {
@@ -122,6 +176,7 @@ fn draw(
     factory: &ParserFactory,
     tokenizer: &Tokenizer,
     grammar: &str,
+    ends: &[&str],
     draws: &mut Draws,
 ) -> Option<String> {
     let parser = factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned()));
@@ -138,7 +193,7 @@ fn draw(
             break;
         }
         if draws.below(3) == 0 {
-            let wanted = tokenizer.encode(ENDS[draws.below(ENDS.len())], false).unwrap();
+            let wanted = tokenizer.encode(ends[draws.below(ends.len())], false).unwrap();
             let taken = matcher.try_consume_tokens(&wanted).unwrap();
             tokens.extend(&wanted[..taken]);
             continue;
@@ -184,7 +239,10 @@ fn formats(tokenizer: &Tokenizer) -> Vec<AnswerFormat> {
         ToolFormat::names().map(|name| ToolFormat::named(name).unwrap().name()).collect();
     let detected = AnswerFormat::detect(tokenizer, None);
     let format = |name: &str| {
-        let reasoning = if name == "harmony" { "harmony" } else { "none" };
+        let reasoning = match name {
+            "harmony" | "cohere" | "kimi_k3" | "solar_open" => name,
+            _ => "none",
+        };
         detected.from_names(tokenizer, reasoning, name).unwrap()
     };
     names.into_iter().map(format).collect()
@@ -198,12 +256,15 @@ fn check(
 ) {
     let grammar = format.grammar(&tools(), demand, None).unwrap().unwrap();
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    let ends = ends(format.tools.unwrap().name());
     let (mut num_answers, mut num_calls) = (0, 0);
     for _ in 0..400 {
         if num_answers >= 16 && num_calls > 0 {
             break;
         }
-        let Some(answer) = draw(factory, tokenizer, &grammar, &mut draws) else { continue };
+        let Some(answer) = draw(factory, tokenizer, &grammar, &ends, &mut draws) else {
+            continue;
+        };
         num_answers += 1;
         let segments = parse(AnswerParser::new(format, Some(tools()), false), &[&answer]);
         let mut count = 0;
@@ -235,7 +296,7 @@ fn check(
 /// A model of Functionary writes Python as it is, where the tool's schema allows any text.
 #[test]
 fn a_grammar_allows_source_code_for_the_tool_that_takes_it() {
-    let tokenizer = tokenizer(&SPECIAL);
+    let tokenizer = tokenizer(SPECIAL);
     let factory = factory(&tokenizer);
     let format = AnswerFormat::detect(&tokenizer, None);
     let format = format.from_names(&tokenizer, "none", "functionary_v3_2").unwrap();
@@ -279,7 +340,7 @@ fn check_all(special: &[&str]) {
 
 #[test]
 fn what_a_grammar_with_special_tokens_allows_is_a_call_to_the_parser() {
-    check_all(&SPECIAL);
+    check_all(SPECIAL);
 }
 
 #[test]
@@ -289,7 +350,7 @@ fn what_a_grammar_of_text_alone_allows_is_a_call_to_the_parser() {
 
 #[test]
 fn special_tokens_are_told_by_their_numbers() {
-    let tokenizer = tokenizer(&SPECIAL);
+    let tokenizer = tokenizer(SPECIAL);
     let format = AnswerFormat::detect(&tokenizer, None);
     let format = format.from_names(&tokenizer, "none", "kimi_k2").unwrap();
     let kept = format.kept_tokens();
@@ -303,7 +364,7 @@ fn special_tokens_are_told_by_their_numbers() {
 
 #[test]
 fn a_call_with_special_tokens_comes_through_the_detokeniser() {
-    let tokenizer = Arc::new(tokenizer(&SPECIAL));
+    let tokenizer = Arc::new(tokenizer(SPECIAL));
     let format = AnswerFormat::detect(&tokenizer, None);
     let format = format.from_names(&tokenizer, "none", "deepseek_v31").unwrap();
     let answer = "[ARGS]é<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}\
@@ -319,7 +380,7 @@ fn a_call_with_special_tokens_comes_through_the_detokeniser() {
 
 #[test]
 fn what_plain_text_cannot_hold_to_is_refused_by_name() {
-    let tokenizer = tokenizer(&SPECIAL);
+    let tokenizer = tokenizer(SPECIAL);
     let format = AnswerFormat::detect(&tokenizer, None);
     let format = format.from_names(&tokenizer, "none", "qwen3_coder").unwrap();
     let demand = ToolDemand { calls: CallCount::ExactlyOne, text_before: false };

@@ -60,6 +60,7 @@ pub(super) static V3: ToolFamily = ToolFamily {
     name: "deepseek_v3",
     aliases: &["deepseek", "deepseek_r1"],
     signs: &[&["<｜tool▁calls▁begin｜>", "```json"]],
+    vocabulary: &[],
     patterns: PATTERNS,
     marks: &[],
     frame: Frame {
@@ -80,6 +81,7 @@ pub(super) static V31: ToolFamily = ToolFamily {
     name: "deepseek_v31",
     aliases: &[],
     signs: &[&["<｜tool▁calls▁begin｜>"]],
+    vocabulary: &[],
     patterns: PATTERNS,
     marks: &[],
     frame: Frame {

@@ -43,6 +43,7 @@ pub(super) static V31: ToolFamily = ToolFamily {
     name: "functionary",
     aliases: &["meetkai", "functionary_v3_1"],
     signs: &[&["<function=", "</function>", "<|start_header_id|>"]],
+    vocabulary: &[],
     patterns: &[
         TAGGED,
         Pattern {
@@ -90,6 +91,7 @@ pub(super) static V32: ToolFamily = ToolFamily {
     name: "functionary_v3_2",
     aliases: &["functionary_v3"],
     signs: &[&[">>>all"]],
+    vocabulary: &[],
     patterns: &[
         // Messages to the user.
         Pattern {
@@ -126,7 +128,13 @@ pub(super) static V32: ToolFamily = ToolFamily {
         open: "",
         separator: Some(">>>"),
         close: "",
-        free: Free::Start { text: "all\n", body: "/(>{0,2}[^>])*>{0,2}/", to_calls: Some(">>>") },
+        free: Free::Start {
+            text: "all\n",
+            is_open: false,
+            body: "/(>{0,2}[^>])*>{0,2}/",
+            end: "",
+            to_calls: Some(">>>"),
+        },
     },
     item: |lark, tool| {
         let head = lark.text(&format!("{}\n", tool.name));

@@ -31,6 +31,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "gemma4",
     aliases: &["gemma"],
     signs: &[&["<|tool_call>"]],
+    vocabulary: &[],
     patterns: &[Pattern {
         trigger: "<|tool_call>",
         place: Position::Anywhere,
@@ -42,7 +43,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             Step::Literal("{"),
             Step::Until("<tool_call|>"),
         ],
-        form: Form::Literals(|fields, rest| read(fields, rest, MARK)),
+        form: Form::Literals(|fields, rest, _| read(fields, rest, MARK)),
     }],
     marks: &[MARK],
     frame: Frame {
@@ -60,6 +61,7 @@ pub(super) static FUNCTION_GEMMA: ToolFamily = ToolFamily {
     name: "function_gemma",
     aliases: &["functiongemma"],
     signs: &[&["<start_function_call>"]],
+    vocabulary: &[],
     patterns: &[Pattern {
         trigger: "<start_function_call>",
         place: Position::Anywhere,
@@ -71,7 +73,7 @@ pub(super) static FUNCTION_GEMMA: ToolFamily = ToolFamily {
             Step::Literal("{"),
             Step::Until("<end_function_call>"),
         ],
-        form: Form::Literals(|fields, rest| read(fields, rest, ESCAPE)),
+        form: Form::Literals(|fields, rest, _| read(fields, rest, ESCAPE)),
     }],
     marks: &[ESCAPE],
     frame: Frame {

@@ -28,6 +28,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "json",
     aliases: &["generic", "json_tools", "xlam", "granite", "granite3", "phi4", "phi4_mini_json"],
     signs: &[&["tools"]],
+    vocabulary: &[],
     patterns: &[
         Pattern {
             trigger: "{",
@@ -86,7 +87,13 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "[",
         separator: Some(", "),
         close: "]",
-        free: Free::Start { text: "", body: "/[^{\\[`<\\s](?s:.*)/", to_calls: None },
+        free: Free::Start {
+            text: "",
+            is_open: false,
+            body: "/[^{\\[`<\\s](?s:.*)/",
+            end: "",
+            to_calls: None,
+        },
     },
     item: |lark, tool| Ok(lark.named_json(tool, "arguments")),
 };

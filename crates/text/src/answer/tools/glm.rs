@@ -12,14 +12,16 @@ use super::super::form::Form;
 use super::super::frame::{Frame, Free};
 use super::super::lark::{Close, Lark, ToolGrammarError};
 use super::super::pattern::{Pattern, Position, Step};
+use super::super::schema::Types;
 use super::ToolFamily;
 
-const CLOSE: Close = Close { before: "", tag: "</arg_value>", after: "\n" };
+const CLOSE: Close<'static> = Close { before: "", tag: "</arg_value>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "glm45",
     aliases: &["glm4", "glm47", "glm4_moe", "poolside_v1"],
     signs: &[&["<arg_key>"]],
+    vocabulary: &[],
     patterns: &[Pattern {
         trigger: "<tool_call>",
         place: Position::Anywhere,
@@ -37,7 +39,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
             Step::Back(7),
             Step::Literal("</tool_call>"),
         ],
-        form: Form::Tags { is_wrapped: false },
+        form: Form::Tags { is_wrapped: false, is_typed: false },
     }],
     marks: &[],
     frame: Frame {
@@ -52,7 +54,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
 };
 
 fn item(lark: &mut Lark<'_>, tool: &ToolSpec) -> Result<String, ToolGrammarError> {
-    let open = |name: &str| format!("<arg_key>{name}</arg_key>\n<arg_value>");
+    let open = |name: &str, _: &Types| format!("<arg_key>{name}</arg_key>\n<arg_value>");
     let parameters = lark.parameters(tool, open, CLOSE)?;
     Ok(format!("{} {parameters}", lark.text(&format!("{}\n", tool.name))))
 }

@@ -39,6 +39,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "harmony",
     aliases: &["gpt_oss", "openai"],
     signs: &[&["<|channel|>", "<|message|>"]],
+    vocabulary: &[],
     patterns: &[
         call!("<|channel|>commentary to=functions.", Position::Anywhere),
         call!("<|channel|>analysis to=functions.", Position::Anywhere),
@@ -55,7 +56,9 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         close: "",
         free: Free::Start {
             text: "<|channel|>final<|message|>",
+            is_open: false,
             body: "/(?s:.*)/",
+            end: "",
             to_calls: None,
         },
     },

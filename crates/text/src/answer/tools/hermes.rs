@@ -19,6 +19,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "hermes",
     aliases: &["qwen", "qwen3", "qwen25", "nous", "granite4"],
     signs: &[&["<tool_call>"]],
+    vocabulary: &[],
     patterns: &[
         Pattern {
             trigger: "<tool_call>",

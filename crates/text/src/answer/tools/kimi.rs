@@ -32,6 +32,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "kimi_k2",
     aliases: &["kimi", "moonshot"],
     signs: &[&["<|tool_calls_section_begin|>"], &["<|im_middle|>", "tool_declare"]],
+    vocabulary: &["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"],
     patterns: &[
         Pattern {
             trigger: "<|tool_calls_section_begin|>",

@@ -22,6 +22,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "llama3_json",
     aliases: &["llama", "llama3", "llama4", "llama4_json"],
     signs: &[&["<|python_tag|>"], &["<|start_header_id|>", "\"parameters\""]],
+    vocabulary: &[],
     patterns: &[
         Pattern {
             trigger: "<|python_tag|>",
@@ -50,7 +51,13 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "",
         separator: Some("; "),
         close: "",
-        free: Free::Start { text: "", body: "/[^{;<\\s](?s:.*)/", to_calls: None },
+        free: Free::Start {
+            text: "",
+            is_open: false,
+            body: "/[^{;<\\s](?s:.*)/",
+            end: "",
+            to_calls: None,
+        },
     },
     item: |lark, tool| Ok(lark.named_json(tool, "parameters")),
 };

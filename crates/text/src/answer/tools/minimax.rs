@@ -13,6 +13,7 @@ use super::super::frame::{Frame, Free};
 use super::super::lark::Close;
 use super::super::pattern::{Pattern, Position, Step};
 use super::super::reasoning::bare;
+use super::super::schema::Types;
 use super::ToolFamily;
 
 const STEPS: &[Step] = &[
@@ -30,12 +31,13 @@ const STEPS: &[Step] = &[
     Step::Literal("</invoke>"),
 ];
 
-const CLOSE: Close = Close { before: "", tag: "</parameter>", after: "\n" };
+const CLOSE: Close<'static> = Close { before: "", tag: "</parameter>", after: "\n" };
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "minimax_m2",
     aliases: &["minimax"],
     signs: &[&["<minimax:tool_call>"]],
+    vocabulary: &[],
     patterns: &[
         Pattern {
             trigger: "<minimax:tool_call>",
@@ -61,11 +63,11 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         free: Free::Anywhere,
     },
     item: |lark, tool| {
-        let open = |name: &str| format!("<parameter name=\"{name}\">");
+        let open = |name: &str, _: &Types| format!("<parameter name=\"{name}\">");
         let parameters = lark.parameters(tool, open, CLOSE)?;
         let head = lark.text(&format!("<invoke name=\"{}\">\n", tool.name));
         Ok(format!("{head} {parameters} {}", lark.text("</invoke>")))
     },
 };
 
-const FORM: Form = Form::Tags { is_wrapped: false };
+const FORM: Form = Form::Tags { is_wrapped: false, is_typed: false };

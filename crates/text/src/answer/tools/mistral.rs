@@ -38,6 +38,7 @@ pub(super) static WITH_ARGS: ToolFamily = ToolFamily {
     name: "mistral_args",
     aliases: &["devstral", "magistral"],
     signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
+    vocabulary: &[],
     patterns: PATTERNS,
     marks: &["[ARGS]", "[CALL_ID]"],
     frame: Frame {
@@ -58,6 +59,7 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "mistral",
     aliases: &[],
     signs: &[&["[TOOL_CALLS]"]],
+    vocabulary: &[],
     patterns: PATTERNS,
     marks: &["[ARGS]", "[CALL_ID]"],
     frame: Frame {

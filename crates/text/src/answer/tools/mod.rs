@@ -1,6 +1,10 @@
 //! The formats in which model families write tool calls, one file for each family.
 
+mod apertus;
+mod cohere;
 mod deepseek;
+mod dsml;
+mod enclosed;
 mod functionary;
 mod gemma;
 mod generic;
@@ -8,11 +12,16 @@ mod glm;
 mod harmony;
 mod hermes;
 mod kimi;
+mod kimi_k3;
 mod llama;
+mod longcat;
+mod minicpm;
 mod minimax;
+mod minimax_m3;
 mod mistral;
 mod pythonic;
 mod qwen_coder;
+mod solar;
 
 use std::fmt;
 
@@ -23,6 +32,7 @@ use super::frame::Frame;
 use super::lark::{Lark, ToolDemand, ToolGrammarError};
 use super::pattern::Pattern;
 use crate::TokenId;
+use crate::tokenizer::Tokenizer;
 
 /// How a model writes tool calls.
 #[derive(Clone, Copy)]
@@ -39,6 +49,9 @@ pub(crate) struct ToolFamily {
     /// Lists of strings in the family's chat templates; a template belongs to the family if it
     /// contains every string of one list. A family without signs can only be chosen by name.
     signs: &'static [&'static [&'static str]],
+    /// Tokens by which a vocabulary shows the family, for templates that do not write its markup;
+    /// empty if only the template does.
+    vocabulary: &'static [&'static str],
     pub(crate) patterns: &'static [Pattern],
     /// Special tokens of the format that are neither triggers nor literals of steps.
     pub(crate) marks: &'static [&'static str],
@@ -47,26 +60,47 @@ pub(crate) struct ToolFamily {
     pub(crate) item: fn(&mut Lark<'_>, &ToolSpec) -> Result<String, ToolGrammarError>,
 }
 
-/// All families, in order of detection: a template belongs to the first family whose signs it has,
-/// so families with signs that no other family has come first.
-static FAMILIES: [&ToolFamily; 18] = [
+/// All families, in order of detection: a checkpoint belongs to the first family whose signs its
+/// template has, so families with signs that no other family has come first; else to the first one
+/// whose tokens its vocabulary has; else to the last one.
+static FAMILIES: [&ToolFamily; 38] = [
     &harmony::FAMILY,
+    &minimax_m3::FAMILY,
     &minimax::FAMILY,
     &gemma::FAMILY,
     &gemma::FUNCTION_GEMMA,
+    &qwen_coder::SEED_OSS,
+    &cohere::FAMILY,
+    &dsml::V41,
+    &dsml::V4,
+    &dsml::V32,
     &deepseek::V3,
     &deepseek::V31,
+    &longcat::FAMILY,
+    &longcat::WITH_JSON,
+    &apertus::FAMILY,
+    &kimi_k3::FAMILY,
+    &pythonic::OLMO3,
+    &solar::FAMILY,
+    &solar::SECOND,
+    &enclosed::NEMOTRON,
+    &enclosed::INTERNLM,
+    &minicpm::FAMILY,
     &glm::FAMILY,
     &kimi::FAMILY,
     &qwen_coder::FAMILY,
     &mistral::WITH_ARGS,
     &mistral::FAMILY,
     &hermes::FAMILY,
+    &enclosed::HUNYUAN,
+    &enclosed::MINIMAX,
     &pythonic::FAMILY,
+    &pythonic::MINICPM3,
     &pythonic::MARKED,
     &functionary::V32,
     &functionary::V31,
     &llama::FAMILY,
+    &cohere::COMMAND_R,
     &generic::FAMILY,
 ];
 
@@ -100,10 +134,17 @@ impl ToolFamily {
 }
 
 impl ToolFormat {
-    /// Detects the format of a checkpoint from its template.
-    pub(crate) fn detect(template: &str) -> Option<ToolFormat> {
+    /// Detects the format of a checkpoint from its template and its vocabulary.
+    pub(crate) fn detect(tokenizer: &Tokenizer, template: &str) -> Option<ToolFormat> {
         let shows = |signs: &&[&str]| signs.iter().all(|sign| template.contains(sign));
-        let family = FAMILIES.iter().find(|family| family.signs.iter().any(shows))?;
+        let is_signed = |family: &&&ToolFamily| family.signs.iter().any(shows);
+        let is_known = |family: &&&ToolFamily| {
+            let mut tokens = family.vocabulary.iter();
+            !family.vocabulary.is_empty() && tokens.all(|it| tokenizer.token_id(it).is_some())
+        };
+        let (last, own) = FAMILIES.split_last()?;
+        let family = own.iter().find(is_signed).or_else(|| own.iter().find(is_known));
+        let family = family.or_else(|| Some(last).filter(is_signed))?;
         Some(ToolFormat { family })
     }
 

@@ -1,9 +1,17 @@
-//! Llama 4 and others: a list of Python calls whose keyword arguments are literals.
+//! Llama 4 and others: a list of Python calls whose keyword arguments are literals. OLMo 3 and
+//! MiniCPM 3 write each call on a line of its own.
 //!
 //! ```text
 //! [weather(city="Oslo"), time()]
 //! <|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>
+//!
+//! <function_calls>
+//! weather(city='Oslo')
+//! time()
+//! </function_calls>
 //! ```
+//!
+//! MiniCPM 3 puts the lines into a code fence between the special tokens of the second form.
 
 use super::super::form::{Form, ReadCalls};
 use super::super::frame::{Frame, Free};
@@ -29,8 +37,9 @@ const BARE: Pattern = Pattern {
 
 pub(super) static FAMILY: ToolFamily = ToolFamily {
     name: "pythonic",
-    aliases: &["llama4_pythonic", "olmo3"],
+    aliases: &["llama4_pythonic"],
     signs: &[&["[func_name1("], &["<|python_start|>"]],
+    vocabulary: &[],
     patterns: &[
         BARE,
         Pattern {
@@ -53,7 +62,13 @@ pub(super) static FAMILY: ToolFamily = ToolFamily {
         open: "[",
         separator: Some(", "),
         close: "]",
-        free: Free::Start { text: "", body: "/[^\\[<\\s](?s:.*)/", to_calls: None },
+        free: Free::Start {
+            text: "",
+            is_open: false,
+            body: "/[^\\[<\\s](?s:.*)/",
+            end: "",
+            to_calls: None,
+        },
     },
     item,
 };
@@ -62,6 +77,7 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
     name: "lfm2",
     aliases: &[],
     signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"]],
+    vocabulary: &["<|tool_call_start|>", "<|tool_call_end|>"],
     patterns: &[
         Pattern {
             trigger: "<|tool_call_start|>",
@@ -89,34 +105,102 @@ pub(super) static MARKED: ToolFamily = ToolFamily {
     item,
 };
 
-const FORM: Form = Form::Literals(read);
+pub(super) static OLMO3: ToolFamily = ToolFamily {
+    name: "olmo3",
+    aliases: &[],
+    signs: &[&["<function_calls>"]],
+    vocabulary: &[],
+    patterns: &[Pattern {
+        trigger: "<function_calls>",
+        place: Position::Anywhere,
+        steps: &[Step::Literal("<function_calls>"), Step::Until("</function_calls>")],
+        form: LINES,
+    }],
+    marks: &[],
+    frame: Frame {
+        before: "\n",
+        trigger: "<function_calls>",
+        open: "\n",
+        separator: Some("\n"),
+        close: "\n</function_calls>",
+        free: Free::Anywhere,
+    },
+    item,
+};
 
-/// Reads the list in the last field, or in `rest` if the list has no end; `None` if a list with an
-/// end is malformed.
-fn read(fields: &[&str], rest: Option<&str>) -> Option<ReadCalls> {
+pub(super) static MINICPM3: ToolFamily = ToolFamily {
+    name: "minicpm3",
+    aliases: &[],
+    signs: &[&["<|tool_call_start|>", "```python"]],
+    vocabulary: &[],
+    patterns: &[Pattern {
+        trigger: "<|tool_call_start|>",
+        place: Position::Anywhere,
+        steps: &[
+            Step::Literal("<|tool_call_start|>"),
+            Step::Space,
+            Step::Literal("```python"),
+            Step::Until("<|tool_call_end|>"),
+        ],
+        form: LINES,
+    }],
+    marks: &[],
+    frame: Frame {
+        before: "\n",
+        trigger: "<|tool_call_start|>",
+        open: "\n```python\n",
+        separator: Some("\n"),
+        close: "\n```\n<|tool_call_end|>",
+        free: Free::Anywhere,
+    },
+    item,
+};
+
+const FORM: Form = Form::Literals(|fields, rest, _| read(fields, rest, read_list));
+const LINES: Form = Form::Literals(|fields, rest, _| read(fields, rest, read_lines));
+
+/// Reads the calls in the last field, or in `rest` if they have no end; `None` if calls with an end
+/// are malformed.
+fn read(fields: &[&str], rest: Option<&str>, calls: ReadLiterals) -> Option<ReadCalls> {
     let mut literals = Literals::python(rest.or(fields.last().copied())?);
     let mut read = ReadCalls { calls: Vec::new(), is_cut: true };
-    let is_whole = read_list(&mut literals, &mut read).is_some();
+    let is_whole = calls(&mut literals, &mut read).is_some();
     (is_whole || rest.is_some()).then_some(read)
 }
+
+/// Appends calls to those read; returns `None` where they are malformed or end early.
+type ReadLiterals = fn(&mut Literals<'_>, &mut ReadCalls) -> Option<()>;
 
 /// Appends the calls of a list to `read`; returns `None` where the list is malformed or ends early.
 fn read_list(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
     literals.take("[")?;
     loop {
-        let name = literals.name()?;
-        literals.take("(")?;
-        let arguments = literals.members("=", ")");
-        read.calls.push(ToolCall::new(name, &arguments.json()));
-        read.is_cut = !arguments.is_whole;
-        if read.is_cut {
-            return None;
-        }
+        read_call(literals, read)?;
         if literals.take(",").is_none() {
             literals.take("]")?;
             return literals.is_empty().then_some(());
         }
     }
+}
+
+/// Appends the calls of lines, perhaps followed by the end of a code fence, to `read`; returns
+/// `None` where a line is malformed or ends early.
+fn read_lines(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
+    loop {
+        read_call(literals, read)?;
+        if literals.take("```").is_some() || literals.is_empty() {
+            return literals.is_empty().then_some(());
+        }
+    }
+}
+
+fn read_call(literals: &mut Literals<'_>, read: &mut ReadCalls) -> Option<()> {
+    let name = literals.name()?;
+    literals.take("(")?;
+    let arguments = literals.members("=", ")");
+    read.calls.push(ToolCall::new(name, &arguments.json()));
+    read.is_cut = !arguments.is_whole;
+    arguments.is_whole.then_some(())
 }
 
 /// Builds the grammar of a call. Values are JSON, which is Python's notation except for three
