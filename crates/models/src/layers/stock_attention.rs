@@ -17,7 +17,8 @@ use jackalope_parallel::rope::Rope;
 /// piece, in bytes.
 const SCORES_BYTES_MAX: usize = 256 << 20;
 
-/// Widths of the heads for which MLX's fused operation on GPUs computes many queries.
+/// Widths of the heads for which MLX's fused operation on GPUs computes many queries; smaller heads are
+/// padded to them.
 const FUSED_HEAD_DIMS: [i32; 3] = [64, 80, 128];
 
 /// On CUDA, the queries of a prompt are padded to a multiple of this number.
@@ -225,11 +226,15 @@ impl StockAttention<'_> {
         });
         let [keys, values] = heads.kv.held(held);
         let Some(mask) = &chosen else {
-            if gpu_kind() == Some(GpuKind::Cuda) && self.is_fused(&q, &values) {
+            let width = self.fused_width(&q, &values);
+            if gpu_kind() == Some(GpuKind::Cuda) && width.is_some() {
                 let source = heads.kv.layer(self.layer_idx);
                 let stop = span.positions().end;
                 let padded = cache.held(source, stop.next_multiple_of(PADDED_KEYS));
-                return self.attend_padded(&q, &heads.kv.held(padded), stop);
+                let [padded_keys, padded_values] = heads.kv.held(padded);
+                let [q, keys, wide_values] = widened([&q, &padded_keys, &padded_values], width);
+                let out = self.attend_padded(&q, &[keys, wide_values], stop);
+                return in_rows(&out.slice_axis(3, 0, values.dim(3)));
             }
             return self.attend_all(&q, [keys, values], 0);
         };
@@ -239,7 +244,7 @@ impl StockAttention<'_> {
             let mask = of_heads(&mask.slice_axis(-1, 0, k.dim(2)), q.dim(1));
             self.weigh(q, k, v, fast::Mask::Array(&mask))
         });
-        out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
+        in_rows(&out)
     }
 
     /// Computes [`StockAttention::forward`] in a layer whose queries see only some last positions.
@@ -283,7 +288,7 @@ impl StockAttention<'_> {
 
     /// Computes causal attention of queries to the last of `num_keys` keys, which more may follow, for lengths of
     /// which there are few: on CUDA, MLX has cuDNN prepare a plan for each pair of lengths, which takes longer than a
-    /// step, and keeps it.
+    /// step, and keeps it. Returns `[1, heads, queries, width]`.
     fn attend_padded(&self, q: &Array, kv: &[Array; 2], num_keys: usize) -> Array {
         let [keys, values] = kv;
         let (heads, num_queries, width) = (q.dim(1), q.dim(2), q.dim(3));
@@ -294,8 +299,7 @@ impl StockAttention<'_> {
         let padding = |len| Array::zeros(&[1, heads, len, width], q.dtype());
         let padded = Array::concatenate(&[&padding(before), q, &padding(after)], 2);
         let out = self.weigh(&padded, keys, values, fast::Mask::Causal);
-        let out = out.slice_axis(2, before, before + num_queries);
-        out.transpose(&[0, 2, 1, 3]).reshape(&[num_queries, -1])
+        out.slice_axis(2, before, before + num_queries)
     }
 
     /// Rotates queries (`norm_idx` 0) or keys (1), and applies their norm afterwards in models that
@@ -312,19 +316,24 @@ impl StockAttention<'_> {
         fast::AttentionScores { scale: self.scale, mask, sinks: self.sinks }
     }
 
-    /// Whether MLX has a fused operation for many queries.
-    fn is_fused(&self, q: &Array, v: &Array) -> bool {
+    /// Returns the width to which the heads are padded so that MLX's fused operation computes many
+    /// queries; `None` if it cannot.
+    fn fused_width(&self, q: &Array, v: &Array) -> Option<i32> {
         // A mask of its own for each head would be large.
-        gpu_kind().is_some()
-            && self.chooser.is_none()
-            && self.soft_cap.is_none()
-            && q.dim(3) == v.dim(3)
-            && FUSED_HEAD_DIMS.contains(&q.dim(3))
+        if self.chooser.is_some() || self.soft_cap.is_some() {
+            return None;
+        }
+        let has_dtype = match gpu_kind()? {
+            GpuKind::Metal => true,
+            GpuKind::Cuda => q.dtype() != Dtype::F32,
+        };
+        let width = q.dim(3).max(v.dim(3));
+        FUSED_HEAD_DIMS.into_iter().find(|fused| has_dtype && width <= *fused)
     }
 
     /// Returns the number of queries whose scores may be in memory at once.
     fn rows_at_once(&self, q: &Array, k: &Array, v: &Array) -> i32 {
-        if self.is_fused(q, v) {
+        if self.fused_width(q, v).is_some() {
             return q.dim(2);
         }
         let row_bytes = q.dim(1) as usize * k.dim(2) as usize * size_of::<f32>();
@@ -334,10 +343,12 @@ impl StockAttention<'_> {
     /// Computes [`StockAttention::attend`] for all rows of a sequence, `[rows, heads * value_dim]`.
     fn attend_all(&self, q: &Array, [keys, values]: [Array; 2], start: usize) -> Array {
         let rows_max = self.rows_at_once(q, &keys, &values);
-        let out = fast::by_queries([q, &keys, &values], rows_max, |[q, k, v], _| {
+        let width = self.fused_width(q, &values).filter(|_| q.dim(2) > 1);
+        let [wide_q, keys, wide_values] = widened([q, &keys, &values], width);
+        let out = fast::by_queries([&wide_q, &keys, &wide_values], rows_max, |[q, k, v], _| {
             self.attend(q, [k, v], start)
         });
-        out.transpose(&[0, 2, 1, 3]).reshape(&[q.dim(2), -1])
+        in_rows(&out.slice_axis(3, 0, values.dim(3)))
     }
 
     /// Computes attention; `q` belongs to the last of the positions of the keys and values `kv`, which begin
@@ -380,6 +391,24 @@ fn of_heads(mask: &Array, heads: i32) -> Array {
     }
 }
 
+/// Appends zeros to the heads of queries, keys and values `[1, heads, seq, dim]`, so that they are `width`
+/// wide: they change neither the scores nor the values before them.
+fn widened(qkv: [&Array; 3], width: Option<i32>) -> [Array; 3] {
+    qkv.map(|x| {
+        let missing = width.map_or(0, |width| width - x.dim(3));
+        if missing == 0 {
+            return x.clone();
+        }
+        let zeros = Array::zeros(&[x.dim(0), x.dim(1), x.dim(2), missing], x.dtype());
+        Array::concatenate(&[x, &zeros], 3)
+    })
+}
+
+/// Returns the results `[1, heads, seq, dim]` of one sequence as its rows, `[seq, heads * dim]`.
+fn in_rows(out: &Array) -> Array {
+    out.transpose(&[0, 2, 1, 3]).reshape(&[out.dim(2), -1])
+}
+
 /// Returns the rows of one sequence, `[1, heads, seq, dim]`.
 fn rows(x: &Array, span: &StepSpan) -> Array {
     let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
@@ -388,6 +417,8 @@ fn rows(x: &Array, span: &StepSpan) -> Array {
 
 #[cfg(test)]
 mod tests {
+    use jackalope_mlx::memory;
+
     use super::*;
 
     fn random(shape: &[i32], seed: u32) -> Array {
@@ -409,6 +440,15 @@ mod tests {
         }
     }
 
+    #[track_caller]
+    fn assert_close(found: &Array, expected: &Array, case: &str) {
+        let [found, expected] = [found, expected].map(|it| it.to_vec::<f32>().unwrap());
+        assert_eq!(found.len(), expected.len(), "{case}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{case}: {found} {expected}");
+        }
+    }
+
     #[test]
     fn padded_lengths_change_no_result() {
         for (num_queries, num_keys) in
@@ -418,18 +458,38 @@ mod tests {
             let q = random(&[1, 4, num_queries, 8], 1);
             let kv = [2, 3].map(|seed| random(&[1, 2, capacity, 8], seed));
             let [k, v] = kv.each_ref().map(|x| x.slice_axis(2, 0, num_keys));
-            let expected = plain().attend(&q, [&k, &v], 0).transpose(&[0, 2, 1, 3]);
-            let found = plain().attend_padded(&q, &kv, num_keys as usize);
+            let expected = in_rows(&plain().attend(&q, [&k, &v], 0));
+            let found = in_rows(&plain().attend_padded(&q, &kv, num_keys as usize));
             assert_eq!(found.shape(), [num_queries, 32]);
-            let (found, expected) =
-                (found.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
-            for (found, expected) in found.iter().zip(expected) {
-                assert!(
-                    (found - expected).abs() < 1e-5,
-                    "{num_queries} of {num_keys}: {found} {expected}"
-                );
-            }
+            assert_close(&found, &expected, &format!("{num_queries} of {num_keys}"));
         }
+    }
+
+    #[test]
+    fn padded_heads_change_no_result() {
+        for (key_dim, value_dim, width) in [(12, 12, 16), (12, 8, 12), (8, 12, 16), (16, 16, 16)] {
+            let q = random(&[1, 4, 9, key_dim], 1);
+            let (k, v) = (random(&[1, 2, 20, key_dim], 2), random(&[1, 2, 20, value_dim], 3));
+            let expected = plain().attend(&q, [&k, &v], 0);
+            let [q, k, wide] = widened([&q, &k, &v], Some(width));
+            assert_eq!([q.dim(3), k.dim(3), wide.dim(3)], [width; 3]);
+            let found = plain().attend(&q, [&k, &wide], 0).slice_axis(3, 0, value_dim);
+            assert_close(&found, &expected, &format!("{key_dim} and {value_dim} in {width}"));
+        }
+    }
+
+    #[test]
+    fn long_prompts_have_few_scores_in_memory() {
+        let (heads, len) = (16, 4096);
+        let [q, k, v] = [1, 2, 3].map(|seed| random(&[1, heads, len, 8], seed));
+        memory::reset_peak();
+        let before = memory::active_bytes();
+        let out = plain().attend_all(&q, [k, v], 0).to_vec::<f32>().unwrap();
+        let added = memory::peak_bytes().saturating_sub(before);
+        assert_eq!(out.len(), (len * heads * 8) as usize);
+        let all_scores = (heads * len * len) as usize * size_of::<f32>();
+        assert!(3 * SCORES_BYTES_MAX < all_scores, "blocks have far fewer");
+        assert!(added < 3 * SCORES_BYTES_MAX, "{added} bytes of {all_scores}");
     }
 
     #[test]
@@ -441,14 +501,11 @@ mod tests {
             let attention = StockAttention { soft_cap, reach, ..plain() };
             let computed = |rows_max| {
                 let attend = |[q, k, v]: [&Array; 3], _| attention.attend(q, [k, v], 0);
-                let out = fast::by_queries([&q, &k, &v], rows_max, attend);
-                out.to_vec::<f32>().unwrap()
+                fast::by_queries([&q, &k, &v], rows_max, attend)
             };
             let whole = computed(11);
             for rows_max in [1, 4, 10] {
-                for (found, expected) in computed(rows_max).iter().zip(&whole) {
-                    assert!((found - expected).abs() < 1e-5, "{rows_max} rows: {found} {expected}");
-                }
+                assert_close(&computed(rows_max), &whole, &format!("{rows_max} rows"));
             }
         }
     }
