@@ -1,6 +1,6 @@
 """Measures a prompt and decode steps of several sequences in mlx-lm, for `cargo xtask bench stock`:
-one line of JSON for each number of sequences; the first also has the prompt's time. Arguments: the checkpoint, the tokens before the first step, and
-`default` to compute on MLX's default device instead of the CPU.
+one line of JSON for each number of sequences; the first also has the prompt's time. Arguments: the
+checkpoint, the tokens before the first step, and `default` to compute on MLX's default device instead of the CPU.
 
 Nodes are those of MLX's graph; as in our own count, a fused operation (mx.fast) is one node, also
 where MLX builds several in its place.
@@ -19,7 +19,14 @@ import mlx.core as mx
 if len(sys.argv) < 4:
     mx.set_default_device(mx.cpu)
 
-from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache  # noqa: E402
+from mlx_lm.models.cache import (  # noqa: E402
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 from mlx_lm.utils import load_model  # noqa: E402
 
 SEQUENCES = (1, 8, 32, 64)
@@ -90,6 +97,18 @@ def prompt_ms(model):
     return min(times) * 1e3
 
 
+def batched(cache, padding):
+    """The cache of a layer for sequences with these numbers of positions before their tokens."""
+    if type(cache) is KVCache:
+        return BatchKVCache(padding)
+    if type(cache) is RotatingKVCache:
+        return BatchRotatingKVCache(cache.max_size, padding)
+    if type(cache) is ArraysCache:
+        cache.left_padding = mx.array(padding)
+        return cache
+    raise TypeError(f"no batches of {type(cache).__name__}")
+
+
 def main():
     model, _ = load_model(Path(sys.argv[1]))
     of_prompt = prompt_ms(model)
@@ -98,7 +117,7 @@ def main():
         cache = make_prompt_cache(model)
         # The lengths differ, as those of requests do.
         padding = list(reversed(range(num_sequences)))
-        cache = [BatchKVCache(padding) if type(it) is KVCache else it for it in cache]
+        cache = [batched(it, padding) for it in cache]
         longest = context + num_sequences - 1
         prompt = mx.array([[idx * 31 % 97 for idx in range(longest)]] * num_sequences)
         mx.eval(model(prompt, cache=cache))

@@ -1,6 +1,6 @@
 //! `cargo xtask bench stock [DIR]`: decode steps of several sequences with MLX's own operations, as
-//! GPUs compute them, beside mlx-lm's batches of the same model. Without a checkpoint, one whose
-//! dimensions are so small that the host's time is most of it.
+//! GPUs compute them, beside mlx-lm's batches of the same model. Without a checkpoint, those of
+//! [`SHAPES`], whose dimensions are so small that the host's time is most of it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +14,9 @@ use crate::{golden, process};
 /// Tokens of each sequence before the first step.
 const CONTEXT_TOKENS: &str = "64";
 
+/// Configurations in `xtask/src/bench/tiny` that are measured if no checkpoint is named.
+const SHAPES: [&str; 4] = ["qwen3", "qwen3-moe", "gpt-oss", "qwen3-next"];
+
 /// Results of a measurement with this number of sequences.
 struct Measured {
     sequences: u64,
@@ -23,16 +26,23 @@ struct Measured {
 }
 
 pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
-    let dir = match args {
-        [] => tiny()?,
-        [dir] => PathBuf::from(dir),
+    match args {
+        [] => SHAPES.iter().try_for_each(|shape| {
+            println!("\n{shape}:\n");
+            measure(&tiny(shape)?)
+        }),
+        [dir] => measure(Path::new(dir)),
         _ => bail!("usage: cargo xtask bench stock [DIR]"),
-    };
+    }
+}
+
+/// Measures both programs with a checkpoint, and prints a table.
+fn measure(dir: &Path) -> anyhow::Result<()> {
     let mut ours = example("jackalope-models", "batched_steps", &[]);
-    ours.args(["--context", CONTEXT_TOKENS]).arg(&dir);
+    ours.args(["--context", CONTEXT_TOKENS]).arg(dir);
     let script = process::workspace_dir().join("xtask/src/bench/batched_steps.py");
     let mut theirs = process::command(&golden::python()?.to_string_lossy());
-    theirs.arg(script).arg(&dir).arg(CONTEXT_TOKENS);
+    theirs.arg(script).arg(dir).arg(CONTEXT_TOKENS);
     let (ours, theirs) = (measured(&mut ours)?, measured(&mut theirs)?);
     println!("| sequences | step, ms | mlx-lm | ratio | building, ms | mlx-lm | nodes | mlx-lm |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -52,13 +62,13 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the small checkpoint in f32, and returns its folder.
-fn tiny() -> anyhow::Result<PathBuf> {
+/// Writes a small checkpoint of this shape in f32, and returns its folder.
+fn tiny(shape: &str) -> anyhow::Result<PathBuf> {
     let dir = process::target_dir().join("bench/stock");
     std::fs::create_dir_all(&dir)?;
-    let config = process::workspace_dir().join("xtask/src/bench/tiny_qwen3.json");
-    let out = dir.join("tiny");
-    write_checkpoint(&config, &out)?;
+    let configs = process::workspace_dir().join("xtask/src/bench/tiny");
+    let out = dir.join(shape);
+    write_checkpoint(&configs.join(shape).with_extension("json"), &out)?;
     Ok(out)
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Shape {
 
 /// Three layers that are so small that a CPU measures them in seconds.
 pub(super) const TINY: Shape =
-    Shape { dimensions: ["--config", "xtask/src/bench/tiny_qwen3.json"], bits: "16" };
+    Shape { dimensions: ["--config", "xtask/src/bench/tiny/qwen3.json"], bits: "16" };
 
 impl Shape {
     /// A published size.
