@@ -70,9 +70,6 @@ pub enum SynthError {
         /// Path of the configuration.
         path: PathBuf,
     },
-    /// The configuration does not state the size of the vocabulary.
-    #[error("`vocab_size` is missing\nhint: give the `config.json` of a model")]
-    NoVocabulary,
     /// The directory holds a checkpoint that was not made here.
     #[error(
         "{} holds another checkpoint\nhint: give a directory of its own with `--out`",
@@ -214,17 +211,16 @@ pub fn write(
     };
     std::fs::create_dir_all(dir).map_err(io("making", dir))?;
     let SyntheticModel { config, tensors } = SyntheticModel::new(config, bits)?;
-    let vocab_size = config["vocab_size"].as_u64().ok_or(SynthError::NoVocabulary)?;
+    let spec = model_spec(&config)?;
     let num_bytes = write_weights(&dir.join("model.safetensors"), &tensors, progress)?;
     let write = |name: &str, content: String| {
         let path = dir.join(name);
         std::fs::write(&path, content).map_err(io("writing", &path))
     };
-    write("tokenizer.json", tokenizer::tokenizer(vocab_size as usize).to_string())?;
+    write("tokenizer.json", tokenizer::tokenizer(spec.vocab_size).to_string())?;
     write("tokenizer_config.json", tokenizer::config().to_string())?;
-    let spec = model_spec(&config)?;
     if let Some(&TokenMapSpec { num_numbers, .. }) = spec.token_map() {
-        let tokens = 0..num_numbers.max(vocab_size as usize);
+        let tokens = 0..num_numbers.max(spec.vocab_size);
         let numbers: Vec<usize> = tokens.map(|token| token % num_numbers).collect();
         write(TokenMapSpec::FILE, json!(numbers).to_string())?;
     }

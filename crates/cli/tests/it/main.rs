@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod bench;
+mod cache_kinds;
 mod chaos;
 mod checkpoint;
 mod commands;
