@@ -23,6 +23,9 @@ use crate::progress::Transfer;
 
 pub(crate) use sync::run as sync;
 
+/// Name of the file with a model's configuration.
+const CONFIG: &str = "config.json";
+
 /// Number of hexadecimal digits shown of a commit.
 const COMMIT_CHARS: usize = 8;
 
@@ -45,7 +48,7 @@ fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
     let rows: Vec<(FoundModel, Check)> = models
         .into_iter()
         .map(|model| {
-            let check = Check::of_dir(&model.dir);
+            let check = checked(&model.dir);
             (model, check)
         })
         .collect();
@@ -97,6 +100,21 @@ fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks the files in `dir`. A value or a missing field in `config.json` counts as unsupported, because
+/// the files are as they were published, and copying them again would not help.
+fn checked(dir: &Path) -> Check {
+    let mut check = Check::of_dir(dir);
+    if let Some(err) = Check::unsupported(dir) {
+        let reason = err.to_string();
+        check.problems.retain(|problem| match problem {
+            Problem::Malformed { name, detail } => name != CONFIG || *detail != reason,
+            _ => true,
+        });
+        check.unsupported = Some(err);
+    }
+    check
+}
+
 /// Returns the name with the beginning of the commit.
 fn title(model: &FoundModel) -> String {
     match &model.commit {
@@ -131,7 +149,7 @@ fn identity(dir: &Path, environment: &Environment) -> Option<String> {
 
 async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()> {
     let Located { dir, name, .. } = find(&args.model, &environment.stores())?;
-    let Check { summary, mut problems, unsupported, unused, .. } = Check::of_dir(&dir);
+    let Check { summary, mut problems, unsupported, unused, .. } = checked(&dir);
     let mut unknown = None;
     if args.hash {
         let files = expectations(&dir)?;
@@ -164,7 +182,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         texts(&problems).join("\n  ")
     );
     if let Some(unsupported) = unsupported {
-        bail!("{name} is complete, but {unsupported}\nhint: {UNSUPPORTED_HINT}");
+        bail!("{name} is complete, but cannot be loaded: {unsupported}\nhint: {UNSUPPORTED_HINT}");
     }
     if !args.json {
         let read = match unknown {

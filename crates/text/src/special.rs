@@ -146,12 +146,22 @@ fn token_text(token: &Value) -> Option<&str> {
 /// Returns the tokens that end an answer according to the model: those of `generation_config.json`
 /// if it names any, else those of `config.json`.
 pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, TextLoadError> {
-    /// One token id or several.
+    /// One token id or several. Negative ids, by which some configurations say that there is none, are
+    /// ignored.
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Eos {
-        One(TokenId),
-        Several(Vec<TokenId>),
+        One(i64),
+        Several(Vec<i64>),
+    }
+    impl Eos {
+        fn tokens(&self) -> Vec<TokenId> {
+            let stated: &[i64] = match self {
+                Eos::One(token) => std::slice::from_ref(token),
+                Eos::Several(tokens) => tokens,
+            };
+            stated.iter().filter_map(|token| TokenId::try_from(*token).ok()).collect()
+        }
     }
     #[derive(Default, Deserialize)]
     struct Config {
@@ -163,11 +173,32 @@ pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, TextLoadError> {
         let config: Option<Config> = files::read_json(&dir.join(name), CONFIG_BYTES_MAX)?;
         let config = config.unwrap_or_default();
         let inner = config.text_config.and_then(|inner| inner.eos_token_id);
-        match config.eos_token_id.or(inner) {
-            Some(Eos::One(token)) => return Ok(vec![token]),
-            Some(Eos::Several(tokens)) if !tokens.is_empty() => return Ok(tokens),
-            _ => {}
+        let eos = config.eos_token_id.or(inner);
+        let tokens = eos.as_ref().map(Eos::tokens).unwrap_or_default();
+        if !tokens.is_empty() {
+            return Ok(tokens);
         }
     }
     Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn negative_ids_of_tokens_that_end_an_answer_are_ignored() {
+        let dir = std::env::temp_dir().join(format!("jackalope-eos-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let check = |generation: &str, config: &str, expected: &[TokenId]| {
+            std::fs::write(dir.join("generation_config.json"), generation).unwrap();
+            std::fs::write(dir.join("config.json"), config).unwrap();
+            assert_eq!(eos_of_model(&dir).unwrap(), expected);
+        };
+        check("{}", r#"{"eos_token_id": -1}"#, &[]);
+        check("{}", r#"{"eos_token_id": [-1, 7]}"#, &[7]);
+        check(r#"{"eos_token_id": -1}"#, r#"{"eos_token_id": 7}"#, &[7]);
+        check(r#"{"eos_token_id": 8}"#, r#"{"eos_token_id": 7}"#, &[8]);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }
