@@ -109,6 +109,11 @@ pub(crate) struct Case {
 }
 
 impl Case {
+    /// Returns the `model_type`.
+    pub(crate) fn family(&self) -> &str {
+        self.config["model_type"].as_str().unwrap()
+    }
+
     /// Writes the checkpoint. It must be the one that mlx-lm has seen.
     pub(crate) fn write(&self) -> Checkpoint {
         let checkpoint = self.write_edited();
@@ -134,8 +139,9 @@ impl Case {
     /// the case's own layers, in turn, of other numbers.
     pub(crate) fn deepened(&self, num_layers: usize) -> Case {
         let mut case = self.clone();
-        let is_wrapper = case.config.get("text_config").is_some();
-        let text = if is_wrapper { &mut case.config["text_config"] } else { &mut case.config };
+        let wrappers = ["/thinker_config/text_config", "/text_config", ""];
+        let path = wrappers.into_iter().find(|path| case.config.pointer(path).is_some()).unwrap();
+        let text = case.config.pointer_mut(path).unwrap();
         let names = ["num_hidden_layers", "num_layers"];
         let field = names.into_iter().find(|name| text.get(name).is_some()).unwrap();
         let own = text[field].as_u64().unwrap() as usize;
