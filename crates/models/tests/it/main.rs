@@ -3,6 +3,7 @@
 
 mod decoding;
 mod embedding;
+mod every_family;
 mod golden;
 mod loading;
 mod metamorphic;

@@ -114,9 +114,9 @@ const STATE_CASES: &[&str] = &[
 ];
 
 /// Layers of the models that pipelines compute.
-const PIPELINE_LAYERS: usize = 5;
+pub(crate) const PIPELINE_LAYERS: usize = 5;
 
-fn tensor(shares: &[u32]) -> Split {
+pub(crate) fn tensor(shares: &[u32]) -> Split {
     Split::Tensor(shares.to_vec())
 }
 
@@ -128,7 +128,7 @@ fn source_layers(case: &Case) -> Vec<Option<usize>> {
 
 /// Whether each layer is in the stage of the one whose cache it reads. The last number is that of the
 /// first layers.
-fn keeps_caches_together(case: &Case, layers: &[u32]) -> bool {
+pub(crate) fn keeps_caches_together(case: &Case, layers: &[u32]) -> bool {
     let mut firsts = layers.iter().rev().scan(0, |first, len| {
         *first += *len as usize;
         Some(*first)
@@ -139,14 +139,14 @@ fn keeps_caches_together(case: &Case, layers: &[u32]) -> bool {
 
 /// Whether another order of additions changes the result by little: in 16 bits, it may make a router
 /// choose other experts.
-fn is_continuous(case: &Case) -> bool {
+pub(crate) fn is_continuous(case: &Case) -> bool {
     let mut names = case.tensors.keys();
     let has_router = names.any(|name| name.contains("experts") || name.contains("switch_mlp"));
     case.dtype == "F32" || !has_router
 }
 
 /// Tolerance for MLX's operations, which may add in another order.
-fn tolerance(case: &Case) -> f32 {
+pub(crate) fn tolerance(case: &Case) -> f32 {
     match case.dtype.as_str() {
         "F32" => 2e-5,
         "F16" => 2e-2,
@@ -318,7 +318,7 @@ fn a_pipeline_of_any_stages_computes_the_same_bits_as_one_rank() {
         (vec![4, 1], kernels),
         (vec![2, 3], both),
         (vec![1, 1, 3], both),
-        (vec![2, 2, 1], kernels),
+        (vec![1, 3, 1], kernels),
         (vec![1, 1, 1, 1, 1], kernels),
     ];
     for (layers, ways) in splits {
