@@ -61,7 +61,7 @@ fn each_family_is_a_line_of_the_table_a_file_a_recipe_and_golden_values() {
         };
         let recipes: Vec<&String> = files.iter().filter(names_it).collect();
         assert!(!recipes.is_empty(), "{name}: no recipe of {files:?} names it");
-        println!("{name}: {module}.rs, recipes {recipes:?}, golden values {files:?}");
+        eprintln!("{name}: {module}.rs, recipes {recipes:?}, golden values {files:?}");
     }
 }
 
