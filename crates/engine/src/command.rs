@@ -28,9 +28,10 @@ pub(crate) enum Command {
         request: Box<Request>,
         listener: Listener,
     },
-    /// The caller of a request has dropped its generation.
+    /// The caller of a request reads no more events of it.
     Leave {
         id: RequestId,
+        departure: Departure,
     },
     Ask(Question),
     Memory(MemoryReading),
@@ -39,6 +40,15 @@ pub(crate) enum Command {
     ConstraintAnswered,
     HandOver,
     Shutdown,
+}
+
+/// Why the caller of a request reads no more events of it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Departure {
+    /// The output is complete for the caller.
+    Complete,
+    /// The caller has dropped the generation.
+    Left,
 }
 
 /// A question to the engine's thread, with the channel for the answer.

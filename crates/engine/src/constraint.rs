@@ -47,6 +47,19 @@ pub enum AllowedTokens {
 pub struct ConstraintError {
     /// What happened, possibly with a `hint:` line.
     pub message: String,
+    /// Who can do something about it.
+    pub fault: ConstraintFault,
+}
+
+/// Reason for which a constraint fails.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ConstraintFault {
+    /// The constraints of the request contradict each other.
+    Contradiction,
+    /// The structure that the request asks for takes too long to follow.
+    TooSlow,
+    /// The constraint cannot follow a structure that it has accepted.
+    Internal,
 }
 
 /// A set of tokens, with a bit for each token of the model.

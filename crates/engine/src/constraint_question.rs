@@ -6,7 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use jackalope_protocol::TokenId;
 
 use crate::RequestId;
-use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use crate::constraint::{
+    AllowedTokens, ConstraintError, ConstraintFault, TokenConstraint, TokenMask,
+};
 use crate::cost_history::CostHistory;
 
 /// A constraint to be asked for the tokens that may come next.
@@ -43,7 +45,7 @@ impl Question {
         // The request ends with this error, so the constraint that panicked is not asked again.
         let allowed = asked.unwrap_or_else(|_| {
             let message = "the checker of the requested structure failed; this is a bug".to_owned();
-            Err(ConstraintError { message })
+            Err(ConstraintError { message, fault: ConstraintFault::Internal })
         });
         let Question { id, constraint, costs, .. } = self;
         Answer { id, constraint, allowed, mask, costs }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use jackalope_protocol::{Logprob, Phase, TokenId};
 
+use crate::constraint::ConstraintFault;
+
 /// An event of one request. Events arrive in this order: `Started`, `PromptScored`, `Embedded`,
 /// `Token`s, and exactly one of `Finished`, `NotANumber`, `ConstraintFailed`, `Poisonous` and
 /// `Failed` as the last.
@@ -52,6 +54,8 @@ pub enum Event {
     ConstraintFailed {
         /// Message of the constraint, possibly with a `hint:` line.
         message: String,
+        /// Reason for the failure.
+        fault: ConstraintFault,
         /// Number of tokens sent before.
         completion_tokens: u32,
     },

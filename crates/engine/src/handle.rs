@@ -12,7 +12,7 @@ use jackalope_protocol::Phase;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::command::{Command, Gauges, Listener, OpenRequest, Question};
+use crate::command::{Command, Departure, Gauges, Listener, OpenRequest, Question};
 use crate::{
     EngineState, Event, Failure, MachineHeat, MemoryReading, Request, RequestId, RequestLimits,
     RequestRecord, Status,
@@ -296,7 +296,8 @@ impl EngineHandle {
 }
 
 /// The events of one request. Dropping it cancels the request on every rank within one step; what
-/// was computed stays in the prefix cache until its memory is needed.
+/// was computed stays in the prefix cache until its memory is needed. [`Generation::complete`] does
+/// the same for a request whose caller has all that it needs.
 pub struct Generation {
     id: RequestId,
     events: mpsc::Receiver<Event>,
@@ -355,6 +356,18 @@ impl Generation {
         Some(self.note(event))
     }
 
+    /// Ends a request whose output is complete for its caller, for example because of a stop string.
+    /// The engine counts it as finished, unless it has ended already.
+    pub fn complete(mut self) {
+        self.leave(Departure::Complete);
+    }
+
+    fn leave(&mut self, departure: Departure) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            self.commands.send(Command::Leave { id: self.id, departure });
+        }
+    }
+
     /// Records an event. If the engine's thread has died, supplies the last event.
     fn note(&mut self, event: Option<Event>) -> Event {
         let event = event.unwrap_or_else(|| {
@@ -373,9 +386,7 @@ impl Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.commands.send(Command::Leave { id: self.id });
-        }
+        self.leave(Departure::Left);
     }
 }
 

@@ -41,7 +41,7 @@ pub mod testing;
 
 pub use cache_capacity::{CacheCapacity, CacheDemand, RankCapacity};
 pub use command::OpenRequest;
-pub use constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+pub use constraint::{AllowedTokens, ConstraintError, ConstraintFault, TokenConstraint, TokenMask};
 pub use engine::{
     Engine, EngineConfig, EngineError, EngineThread, KvBudget, MemoryReading, PROMPT_STEP_MAX,
     PressurePolicy, PressureStatus, RetryPolicy,

@@ -88,7 +88,7 @@ impl Buckets {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum RequestEnd {
-    /// A stop token was sampled.
+    /// A stop token was sampled, or the caller needed no more tokens.
     Stop,
     /// Everything requested was computed.
     Length,

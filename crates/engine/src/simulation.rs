@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jackalope_protocol::{CacheId, Pooling, PressureTier, StepOutput, StepPlan, TokenId};
 
-use crate::constraint::{AllowedTokens, TokenConstraint, TokenMask};
+use crate::constraint::{AllowedTokens, ConstraintFault, TokenConstraint, TokenMask};
 use crate::testing::{
     FakeCaches, NOT_A_NUMBER, NextToken, overflowing_model, pseudo_embedding, pseudo_logprob,
 };
@@ -735,7 +735,8 @@ fn generate_alone(request: &Request, mut constraint: Option<RandomConstraint>) -
 }
 
 fn constraint_failed(mut events: Vec<Event>, completion_tokens: u32) -> Vec<Event> {
-    events.push(Event::ConstraintFailed { message: String::new(), completion_tokens });
+    let fault = ConstraintFault::Internal;
+    events.push(Event::ConstraintFailed { message: String::new(), fault, completion_tokens });
     events
 }
 
@@ -761,6 +762,7 @@ fn normalised(request: &Request, events: &[Event], context: &str) -> Vec<Event> 
         }
         Event::ConstraintFailed { completion_tokens, .. } => Event::ConstraintFailed {
             message: String::new(),
+            fault: ConstraintFault::Internal,
             completion_tokens: *completion_tokens,
         },
         other => other.clone(),

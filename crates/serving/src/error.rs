@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use jackalope_engine::{Event, Failure, Rejected, SubmitError};
+use jackalope_engine::{ConstraintFault, Event, Failure, Rejected, SubmitError};
 use jackalope_protocol::{TokenId, counted};
 use jackalope_text::TextError;
 use jackalope_text::grammar::GrammarError;
@@ -172,6 +172,11 @@ pub enum ApiError {
     KeyLimit { name: String, limit: u32, what: &'static str, retry_after: Option<Duration> },
     #[error("the limit of {} is reached", counted(limit, "open request"))]
     TooManyStreams { limit: usize },
+    #[error(
+        "bodies that are arriving take all the {} of memory for them",
+        counted(limit_bytes, "byte")
+    )]
+    BodyMemoryFull { limit_bytes: usize },
     #[error("{reason}")]
     Unavailable { reason: String },
     #[error("{reason}")]
@@ -191,7 +196,7 @@ pub enum ApiError {
     #[error("{}", Event::NOT_A_NUMBER)]
     NotANumber,
     #[error("{message}")]
-    ConstraintFailed { message: String },
+    ConstraintFailed { message: String, fault: ConstraintFault },
     #[error("{message}")]
     Poisonous { message: String },
     #[error("the server is shutting down")]
@@ -325,6 +330,22 @@ impl<'a> ErrorFacts<'a> {
     }
 
     /// Facts for a model that cannot be loaded, at present or at all.
+    fn wrong_method(allowed: &str) -> ErrorFacts<'a> {
+        ErrorFacts::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
+            .advise(ALLOW, HeaderValue::from_str(allowed).expect("methods are ASCII"))
+    }
+
+    fn constraint(fault: ConstraintFault) -> ErrorFacts<'a> {
+        let code = "structure_too_complex";
+        match fault {
+            ConstraintFault::Contradiction => {
+                ErrorFacts::invalid(StatusCode::BAD_REQUEST, "contradictory_constraints")
+            }
+            ConstraintFault::TooSlow => ErrorFacts::invalid(StatusCode::BAD_REQUEST, code),
+            ConstraintFault::Internal => ErrorFacts::internal(code),
+        }
+    }
+
     fn not_loadable(why: &LoadFailure, retry_after: Duration) -> ErrorFacts<'a> {
         let (status, code) = match why {
             LoadFailure::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "model_load_failed"),
@@ -551,10 +572,7 @@ impl ApiError {
             E::UnknownJob { code, .. } => F::invalid(StatusCode::NOT_FOUND, code),
             E::NotCopied { .. } => F::invalid(StatusCode::CONFLICT, "not_copied"),
             E::UnknownPath { .. } => F::invalid(StatusCode::NOT_FOUND, "unknown_path"),
-            E::WrongMethod { allowed, .. } => {
-                F::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
-                    .advise(ALLOW, HeaderValue::from_str(allowed).expect("methods are ASCII"))
-            }
+            E::WrongMethod { allowed, .. } => F::wrong_method(allowed),
             E::Unauthorized { .. } => F::invalid(StatusCode::UNAUTHORIZED, "invalid_api_key")
                 .advise(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             E::NotAdmin { .. } => F::invalid(StatusCode::FORBIDDEN, "admin_key_needed"),
@@ -564,6 +582,7 @@ impl ApiError {
             }
             E::QueueFull { retry_after, .. } => F::limited("queue_full", *retry_after),
             E::TooManyStreams { .. } => F::limited("too_many_streams", Duration::ZERO),
+            E::BodyMemoryFull { .. } => F::limited("too_many_bodies", Duration::ZERO),
             E::Unavailable { .. } => F::unavailable("unavailable"),
             E::MemoryShort { .. } => F::memory_short(),
             E::RankFailed { .. } => F::unavailable("rank_failed"),
@@ -572,7 +591,7 @@ impl ApiError {
             E::EngineSilent { .. } => F::unavailable("engine_silent"),
             E::NotANumber => F::internal("not_a_number"),
             E::Poisonous { .. } => F::internal("poisonous_request"),
-            E::ConstraintFailed { .. } => F::internal("structure_too_complex"),
+            E::ConstraintFailed { fault, .. } => F::constraint(*fault),
             E::Internal { .. } => F::internal("internal_error"),
         }
     }

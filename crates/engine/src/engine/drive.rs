@@ -29,7 +29,7 @@ use super::prompt_pace::PromptPace;
 use super::reporting::{CompletedStep, Reporting, nanos};
 use super::step_clock::{StepClock, StepRun};
 use super::{EngineConfig, EngineError};
-use crate::command::{Command, Gauges, Listener, Message, Question};
+use crate::command::{Command, Departure, Gauges, Listener, Message, Question};
 use crate::constraint_pool::ConstraintPool;
 use crate::{
     EngineState, Event, Failure, GroupEvent, RankGroup, RankStatus, Reporter, Request, RequestId,
@@ -149,7 +149,7 @@ impl<G: RankGroup> Driver<G> {
             Message::Command(Command::Submit { id, request, listener }) => {
                 self.submit(id, *request, listener);
             }
-            Message::Command(Command::Leave { id }) => self.leave(id),
+            Message::Command(Command::Leave { id, departure }) => self.leave(id, departure),
             Message::Command(Command::Ask(question)) => self.answer(question),
             Message::Command(Command::Memory(reading)) => self.on_memory(reading),
             Message::Command(Command::Heat(heat)) => {
@@ -273,15 +273,14 @@ impl<G: RankGroup> Driver<G> {
         self.publish();
     }
 
-    /// Removes a request whose caller has left.
-    fn leave(&mut self, id: RequestId) {
-        if !self.reporting.leave(id) {
+    /// Removes a request whose caller reads no more of it.
+    fn leave(&mut self, id: RequestId, departure: Departure) {
+        if !self.reporting.leave(id, departure) {
             return;
         }
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.cancel(id);
         }
-        self.reporting.count(|counters| counters.cancelled += 1);
         self.publish();
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::EngineConfig;
 use super::pressure::PressureStatus;
 use super::streams::Streams;
-use crate::command::Gauges;
+use crate::command::{Departure, Gauges};
 use crate::{
     Counters, EngineState, Event, Failure, KvStatus, PrefixStats, RankStatus, RecoveryStats,
     RequestId, RequestStats, Scheduler, Status, StepStats,
@@ -19,6 +19,9 @@ use crate::{
 pub(super) struct Reporting {
     pub(super) status: watch::Sender<Status>,
     pub(super) streams: Streams,
+    /// Number of requests whose output was complete for their callers before the scheduler ended
+    /// them.
+    num_completed: u64,
 }
 
 /// A step that rank 0 has answered.
@@ -58,7 +61,11 @@ impl Reporting {
             heat: Vec::new(),
             broken_links: Vec::new(),
         };
-        Reporting { status: watch::Sender::new(status), streams: Streams::new(gauges) }
+        Reporting {
+            status: watch::Sender::new(status),
+            streams: Streams::new(gauges),
+            num_completed: 0,
+        }
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Status> {
@@ -84,13 +91,18 @@ impl Reporting {
         });
     }
 
-    /// Removes the stream of a request whose caller has left. Returns false if it has ended
-    /// already.
-    pub(super) fn leave(&mut self, id: RequestId) -> bool {
+    /// Removes and counts the stream of a request whose caller reads no more of it. Returns false if
+    /// it has ended already.
+    pub(super) fn leave(&mut self, id: RequestId, departure: Departure) -> bool {
         let streams = &mut self.streams;
+        let num_completed = &mut self.num_completed;
         let mut was_open = false;
         self.status.send_if_modified(|status| {
-            was_open = streams.leave(id, &mut status.requests);
+            was_open = streams.leave(id, departure, &mut status.requests);
+            match departure {
+                Departure::Complete => *num_completed += u64::from(was_open),
+                Departure::Left => status.counters.cancelled += u64::from(was_open),
+            }
             false
         });
         was_open
@@ -102,7 +114,8 @@ impl Reporting {
         }
         let streams = &mut self.streams;
         self.status.send_if_modified(|status| {
-            streams.note(&events, &mut status.requests);
+            let num_failed = streams.note(&events, &mut status.requests);
+            status.counters.failed += num_failed;
             false
         });
         events.into_iter().for_each(|(id, event)| streams.send(id, event));
@@ -139,7 +152,7 @@ impl Reporting {
             status.kv.kept_bytes = scheduler.capacity().bytes(kept);
             status.kv.num_kept = scheduler.num_kept();
             status.prefix = scheduler.prefix_stats();
-            status.counters.finished = stats.finished;
+            status.counters.finished = stats.finished + self.num_completed;
             status.counters.not_a_number = stats.not_a_number;
             status.counters.sampled_tokens = stats.sampled_tokens;
             status.counters.dropped_tokens = stats.dropped_tokens;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::command::{Gauges, Listener, OpenRequest};
+use crate::command::{Departure, Gauges, Listener, OpenRequest};
 use crate::metrics::Timeline;
 use crate::{Event, Request, RequestEnd, RequestId, RequestStats};
 
@@ -27,15 +27,18 @@ impl Streams {
     }
 
     /// Counts events before they are sent, so that a caller that receives one finds it in the
-    /// status.
-    pub(super) fn note(&mut self, events: &[(RequestId, Event)], stats: &mut RequestStats) {
+    /// status. Returns the number of requests that fail.
+    pub(super) fn note(&mut self, events: &[(RequestId, Event)], stats: &mut RequestStats) -> u64 {
         let now = Instant::now();
+        let mut num_failed = 0;
         for (id, event) in events {
             let Some((listener, timeline)) = self.open.get_mut(id) else { continue };
             if let Some(record) = timeline.note(event, now, stats) {
+                num_failed += u64::from(record.end == RequestEnd::Failed);
                 listener.keep(record);
             }
         }
+        num_failed
     }
 
     /// Sends an event that was counted.
@@ -60,11 +63,20 @@ impl Streams {
         true
     }
 
-    /// Removes a request whose caller has left. Returns false if it has ended already.
-    pub(super) fn leave(&mut self, id: RequestId, stats: &mut RequestStats) -> bool {
+    /// Removes a request whose caller reads no more of it. Returns false if it has ended already.
+    pub(super) fn leave(
+        &mut self,
+        id: RequestId,
+        departure: Departure,
+        stats: &mut RequestStats,
+    ) -> bool {
         let Some((_, timeline)) = self.open.remove(&id) else { return false };
         self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
-        timeline.end(RequestEnd::Left, Instant::now(), stats);
+        let end = match departure {
+            Departure::Complete => RequestEnd::Stop,
+            Departure::Left => RequestEnd::Left,
+        };
+        timeline.end(end, Instant::now(), stats);
         true
     }
 

@@ -3,10 +3,16 @@
 use jackalope_protocol::TokenId;
 
 use super::Scheduler;
-use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use crate::constraint::{
+    AllowedTokens, ConstraintError, ConstraintFault, TokenConstraint, TokenMask,
+};
 use crate::constraint_question::{Answer, Question};
 use crate::cost_history::CostHistory;
 use crate::{Event, FinishReason, RequestId};
+
+/// Message for a sequence without any token that may come next.
+const CONTRADICTION: &str = "the constraints of the request contradict each other: no token that the \
+    structure of the answer allows here is among the tokens that the request allows";
 
 /// A constraint with its last answer.
 #[derive(Debug)]
@@ -121,11 +127,8 @@ impl SequenceConstraint {
                     mask.intersect(bound);
                 }
                 if mask.is_empty() {
-                    let message =
-                        "no token is both allowed by the request's list of tokens and by \
-                                   the structure it asks for"
-                            .to_owned();
-                    Next::Failed(ConstraintError { message })
+                    let message = CONTRADICTION.to_owned();
+                    Next::Failed(ConstraintError { message, fault: ConstraintFault::Contradiction })
                 } else {
                     Next::Masked(mask)
                 }
@@ -192,12 +195,15 @@ impl Scheduler {
             if sequence.cache.is_some() {
                 self.release(&sequence);
             }
-            if let Some(Next::Failed(ConstraintError { message })) =
+            if let Some(Next::Failed(ConstraintError { message, fault })) =
                 sequence.constraint.as_ref().map(SequenceConstraint::next)
             {
-                let completion_tokens = sequence.usage().completion_tokens;
-                let message = message.clone();
-                self.events.push((id, Event::ConstraintFailed { message, completion_tokens }));
+                let failed = Event::ConstraintFailed {
+                    message: message.clone(),
+                    fault: *fault,
+                    completion_tokens: sequence.usage().completion_tokens,
+                };
+                self.events.push((id, failed));
             } else {
                 self.emit_finished(&sequence, FinishReason::Stop);
             }

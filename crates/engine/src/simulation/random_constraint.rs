@@ -3,7 +3,9 @@
 use jackalope_protocol::TokenId;
 
 use super::{Rng, VOCAB_SIZE};
-use crate::constraint::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use crate::constraint::{
+    AllowedTokens, ConstraintError, ConstraintFault, TokenConstraint, TokenMask,
+};
 
 /// Depending on the tokens so far: allows everything, allows some tokens or one, ends the output,
 /// or fails.
@@ -36,10 +38,14 @@ impl RandomConstraint {
     }
 }
 
+fn too_much() -> ConstraintError {
+    ConstraintError { message: "it is too much".to_owned(), fault: ConstraintFault::Internal }
+}
+
 impl TokenConstraint for RandomConstraint {
     fn allowed(&mut self, mask: &mut TokenMask) -> Result<AllowedTokens, ConstraintError> {
         if 0 < self.num_tokens && self.one_in(self.fail_odds, 1) {
-            return Err(ConstraintError { message: "it is too much".to_owned() });
+            return Err(too_much());
         }
         if 0 < self.num_tokens && self.one_in(self.end_odds, 2) {
             *mask = TokenMask::only(&[], VOCAB_SIZE);
@@ -58,11 +64,7 @@ impl TokenConstraint for RandomConstraint {
     fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
         self.num_tokens += 1;
         self.state = (self.state ^ u64::from(token)).wrapping_mul(0x0100_0000_01B3).rotate_left(17);
-        if self.one_in(self.fail_odds, 4) {
-            Err(ConstraintError { message: "it is too much".to_owned() })
-        } else {
-            Ok(())
-        }
+        if self.one_in(self.fail_odds, 4) { Err(too_much()) } else { Ok(()) }
     }
 
     fn clone_boxed(&self) -> Box<dyn TokenConstraint> {

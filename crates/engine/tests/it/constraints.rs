@@ -192,7 +192,9 @@ fn a_constraint_that_panics_ends_its_own_request_alone() {
         let mut generation = fixture.handle.submit(request).unwrap();
         let message = loop {
             match generation.next_blocking() {
-                Some(Event::ConstraintFailed { message, completion_tokens: 3 }) => break message,
+                Some(Event::ConstraintFailed { message, completion_tokens: 3, .. }) => {
+                    break message;
+                }
                 Some(Event::ConstraintFailed { .. } | Event::Finished { .. }) | None => panic!(),
                 Some(_) => {}
             }
@@ -200,4 +202,6 @@ fn a_constraint_that_panics_ends_its_own_request_alone() {
         assert!(message.contains("this is a bug"), "{message}");
     }
     assert_eq!(read_all(plain).0.len(), 40);
+    let counters = fixture.handle.status().counters;
+    assert_eq!((counters.failed, counters.finished, counters.cancelled), (40, 1, 0));
 }

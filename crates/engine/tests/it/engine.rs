@@ -308,6 +308,20 @@ pub(crate) fn wait_until(condition: impl Fn() -> bool) {
 }
 
 #[test]
+fn a_generation_that_its_caller_completes_is_finished() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(2)));
+    let mut generation = fixture.submit(seeded(vec![1, 2], 4000, 0)).unwrap();
+    while !matches!(generation.next_blocking().unwrap(), Event::Token { .. }) {}
+    generation.complete();
+    // The message is before this request in the queue.
+    read_all(fixture.submit(seeded(vec![3], 4, 0)).unwrap());
+    let status = fixture.handle.status();
+    assert_eq!((status.counters.cancelled, status.counters.finished), (0, 2));
+    assert_eq!((status.running, status.kv.running_bytes), (0, 0));
+    fixture.end();
+}
+
+#[test]
 fn a_dropped_generation_is_cancelled_within_a_step() {
     let fixture = start(EngineConfig::default(), paced(Duration::from_millis(2)));
     let mut generation = fixture.submit(seeded(vec![1, 2], 4000, 0)).unwrap();

@@ -38,7 +38,7 @@ pub(super) struct Answering {
 
 #[derive(Debug)]
 struct Choice {
-    /// None once the choice has ended; dropping the generation cancels it.
+    /// None once the choice has ended; dropping an open generation cancels it.
     generation: Option<Generation>,
     text: ChoiceText,
 }
@@ -124,8 +124,8 @@ impl Answering {
             Event::Embedded { .. } => unreachable!("no embedding was asked for"),
             Event::Finished { reason, .. } => choice.text.finish(reason),
             Event::NotANumber { .. } => return Err(ApiError::NotANumber),
-            Event::ConstraintFailed { message, .. } => {
-                return Err(ApiError::ConstraintFailed { message });
+            Event::ConstraintFailed { message, fault, .. } => {
+                return Err(ApiError::ConstraintFailed { message, fault });
             }
             Event::Poisonous(failure) => {
                 return Err(ApiError::Poisonous { message: failure.to_string() });
@@ -133,7 +133,8 @@ impl Answering {
             Event::Failed(failure) => return Err(ApiError::from_failure(failure)),
         };
         if delta.finish.is_some() {
-            choice.generation = None;
+            // A stop string or the first tool call may have ended the choice before the engine did.
+            choice.generation.take().into_iter().for_each(Generation::complete);
             self.num_open -= 1;
         }
         Ok(Step::Delta(delta))

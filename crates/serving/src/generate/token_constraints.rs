@@ -1,6 +1,8 @@
 //! Token constraints of one choice: a grammar, reasoning before it, forbidden words.
 
-use jackalope_engine::{AllowedTokens, ConstraintError, TokenConstraint, TokenMask};
+use jackalope_engine::{
+    AllowedTokens, ConstraintError, ConstraintFault, TokenConstraint, TokenMask,
+};
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::{GrammarError, Matcher};
 
@@ -17,7 +19,11 @@ impl GrammarConstraint {
 }
 
 fn refused(err: &GrammarError) -> ConstraintError {
-    ConstraintError { message: err.to_string() }
+    let fault = match err {
+        GrammarError::TooSlow { .. } => ConstraintFault::TooSlow,
+        _ => ConstraintFault::Internal,
+    };
+    ConstraintError { message: err.to_string(), fault }
 }
 
 impl TokenConstraint for GrammarConstraint {
