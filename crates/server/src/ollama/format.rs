@@ -59,7 +59,8 @@ impl LineFormat {
     }
 
     /// Replaces the tool calls of a delta by those that are complete now. In the last delta of an
-    /// answer, also adds a call that was cut off.
+    /// answer, also adds a call that the maximum length cut off; one that a stop string cut off is
+    /// dropped.
     fn take_calls(&mut self, delta: &mut Delta) {
         let mut whole = Vec::new();
         for next in std::mem::take(&mut delta.calls) {
@@ -72,9 +73,8 @@ impl LineFormat {
             }
             whole.extend(self.open_call.take_if(|call| call.is_whole));
         }
-        if delta.finish.is_some() {
-            whole.extend(self.open_call.take());
-        }
+        let cut_call = self.open_call.take_if(|_| delta.finish.is_some());
+        whole.extend(cut_call.filter(|_| keeps_cut_call(delta.finish)));
         delta.calls = whole;
     }
 
@@ -103,6 +103,12 @@ impl LineFormat {
 
 fn model_name(shared: &Shared, serving: &Serving) -> String {
     shared.model.clone().unwrap_or_else(|| serving.id.clone())
+}
+
+/// Returns whether a call that was cut off is sent. A client could not distinguish one that a stop
+/// string cut off from a complete call, because the reason for the end is the same.
+fn keeps_cut_call(finish: Option<Finish>) -> bool {
+    finish != Some(Finish::Stop)
 }
 
 fn reason(finish: Option<Finish>) -> &'static str {
@@ -286,7 +292,8 @@ impl AnswerWriter for LineFormat {
     }
 
     fn whole(&self, mut choices: Vec<Delta>, summary: &AnswerSummary) -> Response {
-        let choice = choices.pop().unwrap_or_default();
+        let mut choice = choices.pop().unwrap_or_default();
+        choice.calls.retain(|call| call.is_whole || keeps_cut_call(choice.finish));
         let end = (reason(choice.finish), summary);
         Json(self.line(&choice, Some(end))).into_response()
     }

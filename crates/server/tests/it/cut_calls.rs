@@ -1,18 +1,40 @@
-//! Answers that are cut by their length, at every token: whatever protocol, streamed or whole, content never holds
-//! markup, and a call that was begun is a call.
+//! Answers that their length cuts, at every token, or a stop string: whatever protocol, streamed or
+//! whole, content never holds markup, and an incomplete call never looks complete.
 
 use serde_json::{Value, json};
 
-use crate::support::{MODEL, Reply, Server, Setup};
+use crate::support::{MODEL, Reply, Server, Setup, merge};
 
 const CONTENT: &str = "Let me look.";
 const ARGUMENTS: &str = "{\"a\": [1, {\"b\": \"}\"}], \"text\": \"two words\"}";
 
+/// A call in the model's own form.
+fn written_call() -> String {
+    format!("<tool_call>\n{{\"name\": \"sum\", \"arguments\": {ARGUMENTS}}}\n</tool_call>")
+}
+
+/// What ends an answer early.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// A maximum number of tokens.
+    Length(u64),
+    /// A stop string.
+    Stop(&'static str),
+}
+
+impl Cut {
+    /// The fields of a request, under the protocol's names.
+    fn fields(self, length: &str, stop: &str) -> Value {
+        match self {
+            Cut::Length(num_tokens) => json!({length: num_tokens}),
+            Cut::Stop(string) => json!({stop: [string]}),
+        }
+    }
+}
+
 /// A model that calls a tool, and how many tokens that takes.
 async fn server() -> (Server, u64) {
-    let call = format!(
-        "{CONTENT}\n<tool_call>\n{{\"name\": \"sum\", \"arguments\": {ARGUMENTS}}}\n</tool_call>"
-    );
+    let call = format!("{CONTENT}\n{}", written_call());
     let mut setup = Setup::says(&call);
     setup.context_tokens = 1024;
     let server = setup.start().await;
@@ -76,8 +98,9 @@ fn user() -> Value {
     json!([{"role": "user", "content": "Hello"}])
 }
 
-async fn chat(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
-    let body = json!({"messages": user(), "max_tokens": max_tokens, "stream": is_stream});
+async fn chat(server: &Server, cut: Cut, is_stream: bool) -> Said {
+    let body = json!({"messages": user(), "stream": is_stream});
+    let body = merge(body, cut.fields("max_tokens", "stop"));
     let reply = ask(server, "/v1/chat/completions", body, function()).await;
     let mut said = Said::default();
     if !is_stream {
@@ -111,8 +134,9 @@ async fn chat(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
     said
 }
 
-async fn messages(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
-    let body = json!({"messages": user(), "max_tokens": max_tokens, "stream": is_stream});
+async fn messages(server: &Server, cut: Cut, is_stream: bool) -> Said {
+    let body = json!({"messages": user(), "max_tokens": 500, "stream": is_stream});
+    let body = merge(body, cut.fields("max_tokens", "stop_sequences"));
     let tool = json!({"name": "sum", "input_schema": {"type": "object"}});
     let reply = ask(server, "/v1/messages", body, tool).await;
     let mut said = Said::default();
@@ -143,8 +167,9 @@ async fn messages(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
     said
 }
 
-async fn responses(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
-    let body = json!({"input": "Hello", "max_output_tokens": max_tokens, "stream": is_stream});
+async fn responses(server: &Server, cut: Cut, is_stream: bool) -> Said {
+    let body = json!({"input": "Hello", "stream": is_stream});
+    let body = merge(body, cut.fields("max_output_tokens", "stop"));
     let tool = json!({"type": "function", "name": "sum", "parameters": {"type": "object"}});
     let reply = ask(server, "/v1/responses", body, tool).await;
     let mut said = Said::default();
@@ -174,8 +199,8 @@ async fn responses(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
     said
 }
 
-async fn ollama(server: &Server, max_tokens: u64, is_stream: bool) -> Said {
-    let options = json!({"num_predict": max_tokens});
+async fn ollama(server: &Server, cut: Cut, is_stream: bool) -> Said {
+    let options = cut.fields("num_predict", "stop");
     let body = json!({"messages": user(), "options": options, "stream": is_stream});
     let reply = ask(server, "/api/chat", body, function()).await;
     let mut said = Said::default();
@@ -196,30 +221,89 @@ async fn a_call_that_is_cut_is_a_part_of_a_call_in_every_protocol() {
     let (server, num_tokens) = server().await;
     let mut num_calls = 0;
     for max_tokens in 1..=num_tokens {
+        let cut = Cut::Length(max_tokens);
         let shown = |protocol: &str| format!("{protocol} with {max_tokens} tokens");
-        let whole = chat(&server, max_tokens, false).await.checked(&shown("chat"));
-        assert_eq!(whole, chat(&server, max_tokens, true).await);
+        let whole = chat(&server, cut, false).await.checked(&shown("chat"));
+        assert_eq!(whole, chat(&server, cut, true).await);
         assert_eq!(whole.reason, "length");
         assert!(whole.names.len() >= num_calls, "{whole:?}");
         num_calls = whole.names.len();
 
-        let response = responses(&server, max_tokens, false).await.checked(&shown("responses"));
-        assert_eq!(response, responses(&server, max_tokens, true).await);
+        let response = responses(&server, cut, false).await.checked(&shown("responses"));
+        assert_eq!(response, responses(&server, cut, true).await);
         assert_eq!((&response.names, &response.arguments), (&whole.names, &whole.arguments));
         assert_eq!(response.reason, "incomplete");
 
-        let message = messages(&server, max_tokens, false).await.checked(&shown("messages"));
-        let streamed = messages(&server, max_tokens, true).await.checked(&shown("messages"));
+        let message = messages(&server, cut, false).await.checked(&shown("messages"));
+        let streamed = messages(&server, cut, true).await.checked(&shown("messages"));
         assert_eq!((&streamed.names, &streamed.arguments), (&whole.names, &whole.arguments));
         assert_eq!((&message.names, &message.content), (&whole.names, &streamed.content));
         assert_eq!([&*message.reason, &*streamed.reason], ["max_tokens"; 2]);
 
-        let line = ollama(&server, max_tokens, false).await.checked(&shown("ollama"));
-        assert_eq!(line, ollama(&server, max_tokens, true).await);
+        let line = ollama(&server, cut, false).await.checked(&shown("ollama"));
+        assert_eq!(line, ollama(&server, cut, true).await);
         assert_eq!((&line.names, &line.arguments), (&whole.names, &message.arguments));
         assert_eq!(line.reason, "length");
     }
     assert_eq!(num_calls, 1);
+}
+
+#[tokio::test]
+async fn a_call_that_a_stop_string_cuts_does_not_look_complete() {
+    let (server, _) = server().await;
+    for stop in
+        ["tool_call", "{", "name", "sum", "arguments", "[1", "text", " words", "\"}}", "</tool"]
+    {
+        let shown = |protocol: &str| format!("{protocol} with the stop string {stop:?}");
+        let cut = Cut::Stop(stop);
+        let is_whole = stop == "</tool";
+        let whole = chat(&server, cut, false).await.checked(&shown("chat"));
+        assert_eq!(whole, chat(&server, cut, true).await);
+        assert_eq!(whole.reason, if is_whole { "tool_calls" } else { "stop" }, "{stop}");
+        assert_eq!(is_whole, whole.arguments == [ARGUMENTS], "{stop}");
+
+        let response = responses(&server, cut, false).await.checked(&shown("responses"));
+        assert_eq!(response, responses(&server, cut, true).await);
+        assert_eq!((&response.names, &response.arguments), (&whole.names, &whole.arguments));
+        assert_eq!(response.reason, "completed");
+
+        let message = messages(&server, cut, false).await.checked(&shown("messages"));
+        let streamed = messages(&server, cut, true).await.checked(&shown("messages"));
+        assert_eq!((&streamed.names, &streamed.arguments), (&whole.names, &whole.arguments));
+        let reason = if is_whole { "tool_use" } else { "stop_sequence" };
+        assert_eq!([&*message.reason, &*streamed.reason], [reason; 2], "{stop}");
+
+        let line = ollama(&server, cut, false).await.checked(&shown("ollama"));
+        assert_eq!(line, ollama(&server, cut, true).await);
+        assert_eq!(line.names, if is_whole { vec!["sum"] } else { vec![] }, "{stop}");
+        assert_eq!(line.reason, "stop");
+    }
+}
+
+#[tokio::test]
+async fn a_call_before_the_one_that_a_stop_string_cuts_stays() {
+    let second = "<tool_call>\n{\"name\": \"sum\", \"arguments\": {\"b\": 77}}\n</tool_call>";
+    let mut setup = Setup::says(&format!("{}\n{second}", written_call()));
+    setup.context_tokens = 1024;
+    let server = setup.start().await;
+    for is_stream in [false, true] {
+        let cut = Cut::Stop("77");
+        let said = chat(&server, cut, is_stream).await;
+        assert_eq!(said.arguments, [ARGUMENTS, "{\"b\": "], "{said:?}");
+        assert_eq!(said.reason, "stop");
+        let said = ollama(&server, cut, is_stream).await;
+        assert_eq!((&*said.names, &*said.reason), (&["sum".to_owned()][..], "stop"));
+        // A stop string after calls ends an answer that calls tools.
+        let said = chat(&server, Cut::Stop("\n<tool"), is_stream).await;
+        assert_eq!((said.arguments, &*said.reason), (vec![ARGUMENTS.into()], "tool_calls"));
+    }
+    let tool = json!({"name": "sum", "input_schema": {"type": "object"}});
+    let body = json!({"messages": user(), "max_tokens": 500, "stop_sequences": ["77"]});
+    let message = ask(&server, "/v1/messages", body, tool).await.ok();
+    assert_eq!(
+        (&message["stop_reason"], &message["stop_sequence"]),
+        (&json!("stop_sequence"), &json!("77"))
+    );
 }
 
 #[tokio::test]

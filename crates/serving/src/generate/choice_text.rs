@@ -10,9 +10,10 @@ use std::collections::VecDeque;
 
 use jackalope_engine::FinishReason;
 use jackalope_protocol::{Logprob, TokenId};
-use jackalope_text::{AnswerEnd, AnswerParser, Detokenizer, Segment, StopStrings, ToolCall};
+use jackalope_text::{AnswerEnd, AnswerParser, Detokenizer, Segment, ToolCall};
 
 use super::output::TextRules;
+use super::stop_search::StopSearch;
 use crate::outcome::Finish;
 
 /// New output of a choice.
@@ -137,7 +138,7 @@ pub struct ScoredToken {
 pub(super) struct ChoiceText {
     rules: TextRules,
     detokenizer: Detokenizer,
-    stops: StopStrings,
+    stops: StopSearch,
     parser: Option<AnswerParser>,
     /// Number of characters that the detokeniser has returned.
     decoded_chars: usize,
@@ -150,6 +151,8 @@ pub(super) struct ChoiceText {
     num_tokens: u32,
     num_reasoning_tokens: u32,
     has_calls: bool,
+    /// Whether a call has begun and not ended.
+    is_in_call: bool,
     is_over: bool,
 }
 
@@ -163,7 +166,7 @@ impl ChoiceText {
     ) -> ChoiceText {
         ChoiceText {
             detokenizer,
-            stops: StopStrings::new(rules.stops.clone()),
+            stops: StopSearch::new(&rules.stops),
             parser,
             rules: rules.clone(),
             decoded_chars: 0,
@@ -173,6 +176,7 @@ impl ChoiceText {
             num_tokens: 0,
             num_reasoning_tokens: 0,
             has_calls: false,
+            is_in_call: false,
             is_over: false,
         }
     }
@@ -249,17 +253,20 @@ impl ChoiceText {
     }
 
     fn push_text(&mut self, piece: &str, delta: &mut Delta) {
-        let mut stopped = self.stops.push(piece);
+        let may_end = self.rules.min_tokens <= self.num_tokens;
+        let mut stopped = self.stops.push(piece, may_end);
         if let Some(stop_idx) = stopped.hit.filter(|_| self.rules.output.include_stop_text) {
             stopped.text.push_str(&self.rules.stops[stop_idx]);
         }
         self.release(&stopped.text, delta);
         if let Some(stop_idx) = stopped.hit.filter(|_| !self.is_over) {
+            // The model had not ended the answer: markup before the stop string is unfinished.
             if let Some(mut parser) = self.parser.take() {
-                self.take_segments(parser.finish(AnswerEnd::Stopped), delta);
+                self.take_segments(parser.finish(AnswerEnd::Cut), delta);
             }
             self.is_over = true;
-            delta.finish = Some(if self.has_calls { Finish::ToolCalls } else { Finish::Stop });
+            let ends_calls = self.has_calls && !self.is_in_call;
+            delta.finish = Some(if ends_calls { Finish::ToolCalls } else { Finish::Stop });
             delta.stop = self.rules.stops.get(stop_idx).cloned();
         }
     }
@@ -288,12 +295,14 @@ impl ChoiceText {
                 Segment::Call(call) => {
                     delta.calls.push(CallDelta::of(call));
                     self.has_calls = true;
+                    self.is_in_call = true;
                 }
                 Segment::Arguments(arguments) => {
                     delta.absorb_call(CallDelta { arguments, ..CallDelta::default() });
                 }
                 Segment::CallEnd => {
                     delta.absorb_call(CallDelta { is_whole: true, ..CallDelta::default() });
+                    self.is_in_call = false;
                     if self.rules.single_call {
                         self.is_over = true;
                         delta.finish = Some(Finish::ToolCalls);

@@ -27,8 +27,10 @@ mod output;
 mod params;
 mod request;
 mod sampling;
+mod stop_search;
 mod token_constraints;
 mod tool_names;
+mod tool_parameters;
 
 pub use answer::{Answer, AnswerWriter};
 pub use checks::{check_count, check_range};
@@ -43,5 +45,6 @@ pub use params::{RequestParams, SchedulingParams};
 pub use request::{GenerateRequest, Prompt};
 pub use sampling::{SamplingParams, chat_logprobs, check_top_logprobs};
 pub use tool_names::{AllowedTools, check_tool_names};
+pub use tool_parameters::check_tool_parameters;
 
 pub use crate::outcome::{AnswerSummary, Finish};

@@ -23,6 +23,8 @@ pub struct OutputParams {
 pub struct TextRules {
     /// Strings that end a choice; not part of its text unless `output` says so.
     pub stops: Vec<String>,
+    /// Minimum number of tokens of a choice; stop strings before it are ordinary text.
+    pub min_tokens: u32,
     /// Tokens that end a choice; not part of its text.
     pub stop_tokens: Arc<[TokenId]>,
     /// Set if reasoning and tool calls are separated from the text.

@@ -136,6 +136,7 @@ impl CheckedParams {
             prompts,
             rules: TextRules {
                 stops: self.stops,
+                min_tokens: self.options.min_tokens,
                 stop_tokens,
                 answer,
                 single_call,

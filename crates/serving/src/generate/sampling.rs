@@ -55,7 +55,7 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<u8>,
     /// The only tokens that may be sampled.
     pub allowed_token_ids: Option<Vec<TokenId>>,
-    /// Words that are never generated.
+    /// Words whose usual tokens are never generated one after the other.
     pub bad_words: Vec<String>,
     /// The structure that the answer has.
     pub structure: Option<StructuredOutput>,

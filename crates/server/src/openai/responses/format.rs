@@ -203,12 +203,17 @@ impl ResponseFormat {
         self.emit("response.output_item.done", json!({"output_index": idx, "item": item}));
     }
 
-    /// The status of an item. The last one may have been cut off, unless it is a complete call.
+    /// The status of an item. The last one may have been cut off: a call by the maximum length or
+    /// by a stop string, another item by the maximum length.
     fn item_status(&self, idx: usize) -> &'static str {
         let is_last = idx + 1 == self.output.len();
-        let is_call = matches!(self.output[idx].kind, Kind::Call { is_whole: true, .. });
-        let is_cut = self.is_open || self.finish == Some(Finish::Length);
-        if is_last && !is_call && is_cut { "incomplete" } else { "completed" }
+        let is_cut = match self.output[idx].kind {
+            Kind::Call { is_whole, .. } => !is_whole,
+            Kind::Reasoning | Kind::Message { .. } => {
+                self.is_open || self.finish == Some(Finish::Length)
+            }
+        };
+        if is_last && is_cut { "incomplete" } else { "completed" }
     }
 
     /// Emits an event with reasoning text of the last item: a delta of it, or all of it.
