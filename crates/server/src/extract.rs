@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query};
 use axum::http::Request;
 use axum::http::request::Parts;
-use jackalope_serving::body::{JsonBody, read_json_body, read_unlabelled_json_body};
+use jackalope_serving::body::{JsonBody, parse_json, read_json, read_unlabelled_json};
 use jackalope_serving::error::ApiError;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
@@ -22,7 +22,28 @@ impl FromRequest<ServerState> for JsonRequest {
         request: Request<Body>,
         state: &ServerState,
     ) -> Result<JsonRequest, ApiError> {
-        read_json_body(request, state.limits()).await.map(JsonRequest)
+        let bytes = read_json(request, state.limits(), state.body_memory()).await?;
+        parse_json(bytes).await.map(JsonRequest)
+    }
+}
+
+/// The JSON body of a generation request, and a slot for it. The slot is taken once the body has
+/// been read, so that a client that sends its body slowly takes none.
+pub(crate) struct SlottedRequest {
+    pub(crate) body: JsonBody,
+    pub(crate) slot: OwnedSemaphorePermit,
+}
+
+impl FromRequest<ServerState> for SlottedRequest {
+    type Rejection = ApiError;
+
+    async fn from_request(
+        request: Request<Body>,
+        state: &ServerState,
+    ) -> Result<SlottedRequest, ApiError> {
+        let bytes = read_json(request, state.limits(), state.body_memory()).await?;
+        let slot = state.open_stream()?;
+        Ok(SlottedRequest { body: parse_json(bytes).await?, slot })
     }
 }
 
@@ -36,21 +57,27 @@ impl FromRequest<ServerState> for UnlabelledRequest {
         request: Request<Body>,
         state: &ServerState,
     ) -> Result<UnlabelledRequest, ApiError> {
-        read_unlabelled_json_body(request, state.limits()).await.map(UnlabelledRequest)
+        let bytes = read_unlabelled_json(request, state.limits(), state.body_memory()).await?;
+        parse_json(bytes).await.map(UnlabelledRequest)
     }
 }
 
-/// A slot for a generation request, taken before the body is read.
-pub(crate) struct StreamSlot(pub(crate) OwnedSemaphorePermit);
+/// Like [`SlottedRequest`], with a body that need not be declared as JSON.
+pub(crate) struct SlottedUnlabelledRequest {
+    pub(crate) body: JsonBody,
+    pub(crate) slot: OwnedSemaphorePermit,
+}
 
-impl FromRequestParts<ServerState> for StreamSlot {
+impl FromRequest<ServerState> for SlottedUnlabelledRequest {
     type Rejection = ApiError;
 
-    async fn from_request_parts(
-        _: &mut Parts,
+    async fn from_request(
+        request: Request<Body>,
         state: &ServerState,
-    ) -> Result<StreamSlot, ApiError> {
-        state.open_stream().map(StreamSlot)
+    ) -> Result<SlottedUnlabelledRequest, ApiError> {
+        let bytes = read_unlabelled_json(request, state.limits(), state.body_memory()).await?;
+        let slot = state.open_stream()?;
+        Ok(SlottedUnlabelledRequest { body: parse_json(bytes).await?, slot })
     }
 }
 

@@ -10,7 +10,7 @@ use axum::body::{Body, HttpBody};
 use axum::extract::State;
 use axum::http::header::ORIGIN;
 use axum::http::{Request, StatusCode};
-use jackalope_serving::body::read_json_body;
+use jackalope_serving::body::{parse_json, read_json};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::memory::MemoryUse;
 use jackalope_serving::models::Kept;
@@ -59,7 +59,10 @@ impl ControlRequest {
         if says_nothing && !request.headers().contains_key(ORIGIN) {
             return Ok(ControlRequest::default());
         }
-        let said: ControlRequest = read_json_body(request, state.limits()).await?.read()?;
+        let said: ControlRequest =
+            parse_json(read_json(request, state.limits(), state.body_memory()).await?)
+                .await?
+                .read()?;
         let hint = "name a model of GET /v1/models as `model`";
         ApiError::refuse_set(&[
             ("model_dir", said.model_dir.is_some(), hint),

@@ -14,6 +14,7 @@ use serde::de::{
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
+use crate::body_memory::{ArrivingBody, BodyMemory};
 use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
@@ -22,34 +23,37 @@ use crate::limits::ServerLimits;
 /// other streams should wait.
 const LONG_BODY_BYTES: usize = 256 << 10;
 
-/// Reads and parses the body of a request that declares JSON.
+/// Reads the body of a request that declares JSON.
 ///
 /// The content type is required, because it keeps web pages, which may send plain text to any
 /// address, from using a server on the visitor's own machine.
-pub async fn read_json_body(
+pub async fn read_json(
     request: Request<Body>,
     limits: &ServerLimits,
-) -> Result<JsonBody, ApiError> {
+    memory: &BodyMemory,
+) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
-    parse_bytes(read_bytes(request, limits).await?).await
+    read_within(request, limits, Some(memory)).await
 }
 
-/// Reads and parses the body of a request to Ollama's API. Ollama's documentation and clients send JSON
+/// Reads the body of a request to Ollama's API. Ollama's documentation and clients send JSON
 /// without a content type, or with curl's default one.
 ///
 /// Browsers add `Origin` or `Sec-Fetch-*` to requests of web pages. A request with such a header,
-/// or with any other content type, must declare JSON, as in [`read_json_body`].
-pub async fn read_unlabelled_json_body(
+/// or with any other content type, must declare JSON, as in [`read_json`].
+pub async fn read_unlabelled_json(
     request: Request<Body>,
     limits: &ServerLimits,
-) -> Result<JsonBody, ApiError> {
+    memory: &BodyMemory,
+) -> Result<Bytes, ApiError> {
     if !is_unlabelled(request.headers()) {
         check_content_type(request.headers())?;
     }
-    parse_bytes(read_bytes(request, limits).await?).await
+    read_within(request, limits, Some(memory)).await
 }
 
-async fn parse_bytes(bytes: Bytes) -> Result<JsonBody, ApiError> {
+/// Parses a body that has been read, on a thread of its own if it is long.
+pub async fn parse_json(bytes: Bytes) -> Result<JsonBody, ApiError> {
     if bytes.len() < LONG_BODY_BYTES {
         return JsonBody::parse(&bytes);
     }
@@ -69,10 +73,19 @@ fn is_unlabelled(headers: &HeaderMap) -> bool {
         && !headers.keys().any(is_of_browser)
 }
 
-/// Reads the whole body of a request, with any content type.
+/// Reads the whole body of a request, with any content type, for callers that bound the number of
+/// bodies themselves.
 pub async fn read_bytes(request: Request<Body>, limits: &ServerLimits) -> Result<Bytes, ApiError> {
+    read_within(request, limits, None).await
+}
+
+async fn read_within(
+    request: Request<Body>,
+    limits: &ServerLimits,
+    memory: Option<&BodyMemory>,
+) -> Result<Bytes, ApiError> {
     check_encoding(request.headers())?;
-    let reading = read_body(request, limits);
+    let reading = read_body(request, limits, memory);
     let timeout = limits.body_timeout;
     tokio::time::timeout(timeout, reading).await.unwrap_or(Err(ApiError::BodyLate { timeout }))
 }
@@ -99,7 +112,11 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Bytes, ApiError> {
+async fn read_body(
+    request: Request<Body>,
+    limits: &ServerLimits,
+    memory: Option<&BodyMemory>,
+) -> Result<Bytes, ApiError> {
     let limit_bytes = limits.body_bytes;
     let announced = announced_bytes(request.headers());
     let asks_first = request.headers().contains_key(EXPECT);
@@ -110,16 +127,20 @@ async fn read_body(request: Request<Body>, limits: &ServerLimits) -> Result<Byte
         return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
     }
     let mut body = Vec::new();
+    let mut arriving = memory.map(BodyMemory::body);
     let mut seen_bytes: u64 = 0;
     while let Some(frame) = frames.next().await {
         let frame = frame.map_err(|err| ApiError::BodyCut { reason: err.to_string() })?;
         seen_bytes += frame.len() as u64;
         if too_long || seen_bytes > limit_bytes as u64 {
             body = Vec::new();
+            arriving.iter_mut().for_each(ArrivingBody::clear);
             if seen_bytes > limits.discard_bytes {
                 break;
             }
         } else {
+            let num_bytes = body.len() + frame.len();
+            arriving.as_mut().map_or(Ok(()), |arriving| arriving.grow_to(num_bytes))?;
             body.extend_from_slice(&frame);
         }
     }

@@ -14,6 +14,7 @@
 
 pub mod auth;
 pub mod body;
+pub mod body_memory;
 pub mod caller;
 pub mod embed;
 pub mod engine_answer;

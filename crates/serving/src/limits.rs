@@ -8,6 +8,9 @@ pub struct ServerLimits {
     /// Maximum size of a request body in bytes. A larger body is rejected, and never buffered
     /// beyond this size.
     pub body_bytes: usize,
+    /// Maximum memory of large bodies that are arriving, in bytes; at least one body of the maximum size
+    /// is read.
+    pub arriving_bytes: usize,
     /// Maximum number of bytes of an oversized body that are read and discarded, so that a client
     /// which sends everything before it reads still receives the error.
     pub discard_bytes: u64,
@@ -75,6 +78,7 @@ impl Default for ServerLimits {
     fn default() -> ServerLimits {
         ServerLimits {
             body_bytes: 16 << 20,
+            arriving_bytes: 512 << 20,
             discard_bytes: 256 << 20,
             body_timeout: Duration::from_secs(60),
             head_timeout: Duration::from_secs(30),

@@ -9,6 +9,7 @@ use jackalope_engine::RequestLimits;
 use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::body_memory::BodyMemory;
 use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::grammars::Grammars;
@@ -31,6 +32,7 @@ struct Shared {
     grammars: Grammars,
     limits: Arc<ServerLimits>,
     open_streams: Arc<Semaphore>,
+    body_memory: BodyMemory,
     prompt_workers: PromptWorkers,
     journal: Arc<Journal>,
     pulls: Jobs<PullJob>,
@@ -44,6 +46,7 @@ impl ServingState {
             models,
             grammars: Grammars::default(),
             open_streams: Arc::new(Semaphore::new(limits.open_streams)),
+            body_memory: BodyMemory::new(&limits),
             prompt_workers: PromptWorkers::new(&limits),
             limits,
             journal: Arc::new(journal),
@@ -115,6 +118,11 @@ impl ServingState {
         Arc::clone(&self.shared.open_streams)
             .try_acquire_owned()
             .map_err(|_| ApiError::TooManyStreams { limit })
+    }
+
+    /// The memory for bodies that are arriving.
+    pub fn body_memory(&self) -> &BodyMemory {
+        &self.shared.body_memory
     }
 
     /// Runs `work`, which may take long, on a worker thread.

@@ -32,8 +32,12 @@ pub(crate) fn status(err: &ApiError) -> StatusCode {
 
 fn status_and_kind(err: &ApiError) -> (StatusCode, &'static str) {
     let status = err.status();
-    let is_overloaded = matches!(err, ApiError::QueueFull { .. } | ApiError::TooManyStreams { .. })
-        || status == StatusCode::SERVICE_UNAVAILABLE;
+    let is_overloaded = matches!(
+        err,
+        ApiError::QueueFull { .. }
+            | ApiError::TooManyStreams { .. }
+            | ApiError::BodyMemoryFull { .. }
+    ) || status == StatusCode::SERVICE_UNAVAILABLE;
     if is_overloaded {
         let status = StatusCode::from_u16(OVERLOADED).expect("three digits are a status");
         return (status, "overloaded_error");

@@ -8,6 +8,7 @@ use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Conversation, EarlyStream, GenerateRequest, Job, Prompt, SamplingParams,
     StructuredOutput, Thinking, ToolChoice, check_count, check_range, check_tool_names,
+    check_tool_parameters,
 };
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::state::Serving;
@@ -18,7 +19,7 @@ use utoipa::ToSchema;
 use super::format::MessageFormat;
 use super::history::History;
 use super::request::{MessagesRequest, Role, ThinkingConfig, Tool, ToolChoiceConfig};
-use crate::extract::{JsonRequest, StreamSlot};
+use crate::extract::{JsonRequest, SlottedRequest};
 use crate::state::ServerState;
 use crate::wire::function_tool;
 
@@ -31,14 +32,13 @@ const BUDGET_TOKENS_MIN: u32 = 1024;
 
 pub(super) async fn messages(
     State(state): State<ServerState>,
-    StreamSlot(place): StreamSlot,
-    JsonRequest(body): JsonRequest,
+    SlottedRequest { body, slot }: SlottedRequest,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let answer = async move |body: JsonBody, serving: Serving| {
             let answered = async {
                 let (job, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
-                Answer::start(job, format, &serving, place)?.respond().await
+                Answer::start(job, format, &serving, slot)?.respond().await
             };
             answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
         };
@@ -185,8 +185,9 @@ fn tool(tool_idx: usize, tool: Tool) -> Result<Value, ApiError> {
     let parameters = tool
         .input_schema
         .ok_or_else(|| ApiError::missing_field(format!("tools[{tool_idx}]"), "input_schema"))?;
-    let parameters = Some(Value::Object(parameters));
-    Ok(function_tool(Some(tool.name), tool.description, parameters, tool.strict))
+    let parameters = Value::Object(parameters);
+    check_tool_parameters(&parameters, || format!("tools[{tool_idx}].input_schema"))?;
+    Ok(function_tool(Some(tool.name), tool.description, Some(parameters), tool.strict))
 }
 
 fn check_choice(choice: Option<ToolChoiceConfig>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {

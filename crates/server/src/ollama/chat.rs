@@ -8,6 +8,7 @@ use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     Answer, Conversation, Job, Prompt, ToolChoice, check_count, check_tool_names,
+    check_tool_parameters,
 };
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::state::Serving;
@@ -18,13 +19,12 @@ use super::lifetime;
 use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
-use crate::extract::{StreamSlot, UnlabelledRequest};
+use crate::extract::SlottedUnlabelledRequest;
 use crate::state::ServerState;
 
 pub(super) async fn chat(
     State(state): State<ServerState>,
-    StreamSlot(place): StreamSlot,
-    UnlabelledRequest(body): UnlabelledRequest,
+    SlottedUnlabelledRequest { body, slot }: SlottedUnlabelledRequest,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let name = body.model()?;
@@ -37,7 +37,7 @@ pub(super) async fn chat(
         lifetime::keep(&serving, shared.keep_alive);
         let prepare = move |serving: &Serving| prepare(&body, shared, chat, serving);
         let (job, format) = serving.prepare(prepare).await?;
-        Answer::start(job, format, &serving, place)?.respond().await
+        Answer::start(job, format, &serving, slot)?.respond().await
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
@@ -55,6 +55,10 @@ fn prepare(
     let messages = chat.messages.unwrap_or_default();
     check_count("messages", messages.len(), limits.messages)?;
     let tools = chat.tools.unwrap_or_default();
+    for (tool_idx, tool) in tools.iter().enumerate() {
+        let param = || format!("tools[{tool_idx}].function.parameters");
+        check_tool_parameters(&tool["function"]["parameters"], param)?;
+    }
     let conversation = Conversation {
         param: "messages",
         messages: History::default().read(messages)?,

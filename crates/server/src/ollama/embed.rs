@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::keep_alive::KeepAlive;
 use super::lifetime;
 use super::names::open;
-use crate::extract::{StreamSlot, UnlabelledRequest};
+use crate::extract::SlottedUnlabelledRequest;
 use crate::state::ServerState;
 use crate::wire::{Strings, body_schema};
 
@@ -74,8 +74,7 @@ pub(crate) struct EmbeddedOne {
 
 pub(super) async fn embed(
     State(state): State<ServerState>,
-    StreamSlot(_place): StreamSlot,
-    UnlabelledRequest(body): UnlabelledRequest,
+    SlottedUnlabelledRequest { body, slot: _slot }: SlottedUnlabelledRequest,
 ) -> Result<Json<Embedded>, ApiError> {
     let began = Instant::now();
     let serving = open(&state, body.model()?.as_deref()).await?;
@@ -105,8 +104,7 @@ pub(super) async fn embed(
 
 pub(super) async fn embeddings(
     State(state): State<ServerState>,
-    StreamSlot(_place): StreamSlot,
-    UnlabelledRequest(body): UnlabelledRequest,
+    SlottedUnlabelledRequest { body, slot: _slot }: SlottedUnlabelledRequest,
 ) -> Result<Json<EmbeddedOne>, ApiError> {
     let serving = open(&state, body.model()?.as_deref()).await?;
     let request: EmbeddingsRequest = body.read()?;

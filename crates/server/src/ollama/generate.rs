@@ -13,7 +13,7 @@ use super::lifetime;
 use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{PromptRequest, Shared};
-use crate::extract::{StreamSlot, UnlabelledRequest};
+use crate::extract::SlottedUnlabelledRequest;
 use crate::state::ServerState;
 
 /// Name of the prompt's field.
@@ -21,8 +21,7 @@ const PROMPT: &str = "prompt";
 
 pub(super) async fn generate(
     State(state): State<ServerState>,
-    StreamSlot(place): StreamSlot,
-    UnlabelledRequest(body): UnlabelledRequest,
+    SlottedUnlabelledRequest { body, slot }: SlottedUnlabelledRequest,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let name = body.model()?;
@@ -37,7 +36,7 @@ pub(super) async fn generate(
         lifetime::keep(&serving, shared.keep_alive);
         let prepare = move |serving: &Serving| prepare(shared, asked, serving);
         let (job, format) = serving.prepare(prepare).await?;
-        Answer::start(job, format, &serving, place)?.respond().await
+        Answer::start(job, format, &serving, slot)?.respond().await
     };
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }

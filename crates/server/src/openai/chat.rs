@@ -6,7 +6,7 @@ use jackalope_serving::body::JsonBody;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{
     AllowedTools, Answer, Conversation, Job, Prompt, Thinking, ToolChoice, chat_logprobs,
-    check_count, check_tool_names,
+    check_count, check_tool_names, check_tool_parameters,
 };
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::notes::Notes;
@@ -19,18 +19,17 @@ use super::legacy;
 use super::request::{ChatRequest, Common, Content, Message, Tool};
 use super::structure::Structure;
 use super::unsupported;
-use crate::extract::{JsonRequest, StreamSlot};
+use crate::extract::SlottedRequest;
 use crate::state::ServerState;
 
 pub(super) async fn chat(
     State(state): State<ServerState>,
-    StreamSlot(place): StreamSlot,
-    JsonRequest(body): JsonRequest,
+    SlottedRequest { body, slot }: SlottedRequest,
 ) -> Result<Response, ApiError> {
     let answer = async move |body: JsonBody, serving: Serving| {
         let prepared = serving.prepare(move |serving| prepare(body, serving)).await?;
         let Prepared { job, format, notes } = prepared;
-        let response = Answer::start(job, format, &serving, place)?.respond().await?;
+        let response = Answer::start(job, format, &serving, slot)?.respond().await?;
         Ok(notes.add_to(response))
     };
     EARLY.answer(&state, body, answer).await
@@ -94,6 +93,11 @@ pub(crate) fn conversation(
 ) -> Result<Conversation, ApiError> {
     check_messages(chat.messages.as_deref(), limits)?;
     let tool_choice = check_tools(&chat, limits)?;
+    let tools = body.take_list("tools");
+    for (tool_idx, tool) in tools.iter().enumerate() {
+        let param = || format!("tools[{tool_idx}].function.parameters");
+        check_tool_parameters(&tool["function"]["parameters"], param)?;
+    }
     let continues_message = chat.continue_final_message == Some(true);
     if continues_message && chat.add_generation_prompt == Some(true) {
         let needs = "add_generation_prompt to be false";
@@ -103,7 +107,7 @@ pub(crate) fn conversation(
         param: "messages",
         // The template gets the whole messages: it may read fields that the API does not define.
         messages: body.take_list("messages"),
-        tools: allowed_tools(body.take_list("tools"), chat.tool_choice.as_ref())?,
+        tools: allowed_tools(tools, chat.tool_choice.as_ref())?,
         tool_choice,
         single_call: chat.parallel_tool_calls == Some(false),
         thinking: Thinking {

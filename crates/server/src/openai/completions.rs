@@ -15,7 +15,7 @@ use super::error::EARLY;
 use super::request::{Common, CompletionRequest, Prompts};
 use super::structure::Structure;
 use super::unsupported;
-use crate::extract::{JsonRequest, StreamSlot};
+use crate::extract::SlottedRequest;
 use crate::state::ServerState;
 
 /// Number of tokens to generate if the request has no `max_tokens`, as defined by OpenAI's API.
@@ -23,12 +23,11 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 
 pub(super) async fn completions(
     State(state): State<ServerState>,
-    StreamSlot(place): StreamSlot,
-    JsonRequest(body): JsonRequest,
+    SlottedRequest { body, slot }: SlottedRequest,
 ) -> Result<Response, ApiError> {
     let answer = async move |body: JsonBody, serving: Serving| {
         let (job, format) = serving.prepare(move |serving| prepare(&body, serving)).await?;
-        Answer::start(job, format, &serving, place)?.respond().await
+        Answer::start(job, format, &serving, slot)?.respond().await
     };
     EARLY.answer(&state, body, answer).await
 }

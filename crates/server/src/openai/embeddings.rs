@@ -10,7 +10,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::Prompts;
-use crate::extract::{JsonRequest, StreamSlot};
+use crate::extract::SlottedRequest;
 use crate::state::ServerState;
 use crate::wire::body_schema;
 use jackalope_serving::body::JsonBody;
@@ -104,8 +104,7 @@ struct EmbeddingUsage {
 
 pub(super) async fn embeddings(
     State(state): State<ServerState>,
-    StreamSlot(_place): StreamSlot,
-    JsonRequest(body): JsonRequest,
+    SlottedRequest { body, slot: _slot }: SlottedRequest,
 ) -> Result<Json<EmbeddingList>, ApiError> {
     let serving = state.open(body.model()?.as_deref()).await?;
     let (texts, requested, format) =

@@ -47,7 +47,7 @@ use super::error;
 use super::request::Common;
 use super::structure::{Structure, text_format};
 use super::unsupported;
-use crate::extract::{JsonRequest, Name, Params, StreamSlot};
+use crate::extract::{Name, Params, SlottedRequest};
 use crate::state::ServerState;
 use crate::wire::merged;
 
@@ -56,15 +56,14 @@ const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
 pub(super) async fn create_response(
     State(state): State<ServerState>,
-    StreamSlot(place): StreamSlot,
-    JsonRequest(body): JsonRequest,
+    SlottedRequest { body, slot }: SlottedRequest,
 ) -> Result<Response, ApiError> {
     let kept = Arc::clone(state.kept_responses());
     let answer = async move |body: JsonBody, serving: Serving| {
         let prepare = move |serving: &Serving| prepare(&body, kept, serving);
         let prepared = serving.prepare(prepare).await?;
         let Prepared { job, format, notes } = prepared;
-        let response = Answer::start(job, format, &serving, place)?.respond().await?;
+        let response = Answer::start(job, format, &serving, slot)?.respond().await?;
         Ok(notes.add_to(response))
     };
     EARLY.answer(&state, body, answer).await
