@@ -101,9 +101,10 @@ async fn answer(
     dialect: Dialect,
 ) -> Response {
     let state = &admission.state;
+    let is_limited = is_limited(&request);
     let admitted = check(state, &request).and_then(|holder| {
         caller.holder = holder;
-        let limited = caller.holder.as_ref().filter(|_| is_limited(&request));
+        let limited = caller.holder.as_ref().filter(|_| is_limited);
         limited.map(|holder| holder.take()).transpose()
     });
     if let Some(key) = caller.key_name() {
@@ -124,7 +125,7 @@ async fn answer(
         }
         None => response,
     };
-    if let (Some(holder), true) = (&caller.holder, pass.is_some()) {
+    if let Some(holder) = caller.holder.as_ref().filter(|_| is_limited) {
         holder.add_limit_headers(response.headers_mut());
     }
     debug!(status = response.status().as_u16(), "responded");

@@ -7,7 +7,7 @@ use jackalope_serving::error::ApiError;
 use jackalope_serving::generate::{SamplingParams, StructuredOutput};
 use jackalope_text::grammar::Constraint;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 /// Maximum length of a schema's name, in characters.
@@ -17,7 +17,8 @@ const NAME_CHARS_MAX: usize = 64;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Structure {
     /// Structure of the answer: `text`, `json_object` or `json_schema`; enforced by constrained
-    /// decoding. An answer has at most one structure.
+    /// decoding. As in llama.cpp, `json_object` may have a `schema`. An answer has at most one
+    /// structure.
     response_format: Option<Value>,
     /// JSON schema of the answer, in vLLM's form; enforced.
     guided_json: Option<Value>,
@@ -30,11 +31,13 @@ pub(crate) struct Structure {
     /// Structure of the answer in vLLM's newer form: one of `json`, `regex`, `choice`, `grammar` and
     /// `json_object`.
     structured_outputs: Option<Value>,
-    /// Minimum number of tokens to generate. Default: 0.
+    /// Minimum number of tokens to generate; until then, no stop token is sampled, and stop strings do
+    /// not end the answer. Default: 0.
     min_tokens: Option<u32>,
     /// Ids of the only tokens that may be sampled.
     allowed_token_ids: Option<Vec<TokenId>>,
-    /// Words that are never generated.
+    /// Words to avoid, as in vLLM: the tokens of each word, encoded with and without a leading space,
+    /// are never generated one after the other. Other tokens can still spell the word.
     bad_words: Option<Vec<String>>,
 }
 
@@ -106,7 +109,7 @@ fn response_format(param: &str, value: &Value) -> Result<Option<StructuredOutput
     let kind = value.get("type").unwrap_or(value).as_str().unwrap_or_default();
     match kind {
         "text" => Ok(None),
-        "json_object" => Ok(Some(StructuredOutput::new(param, Constraint::JsonObject))),
+        "json_object" => json_object(param, value.get("schema")),
         "json_schema" => {
             let param = format!("{param}.json_schema");
             let named = value.get("json_schema").cloned().unwrap_or_default();
@@ -125,6 +128,15 @@ fn response_format(param: &str, value: &Value) -> Result<Option<StructuredOutput
             let expected = "text, json_object or json_schema";
             Err(ApiError::out_of_range(format!("{param}.type"), &found, expected))
         }
+    }
+}
+
+/// Reads `json_object`, which has a schema in llama.cpp's form. A schema without keywords allows any
+/// object.
+fn json_object(param: &str, schema: Option<&Value>) -> Result<Option<StructuredOutput>, ApiError> {
+    match schema.filter(|schema| !schema.is_null() && **schema != json!({})) {
+        Some(schema) => json_schema(&format!("{param}.schema"), schema),
+        None => Ok(Some(StructuredOutput::new(param, Constraint::JsonObject))),
     }
 }
 
@@ -189,7 +201,12 @@ fn grammar(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiEr
 }
 
 fn choice(param: &str, value: &Value) -> Result<Option<StructuredOutput>, ApiError> {
-    let choices = Vec::<String>::deserialize(value)
-        .map_err(|err| ApiError::WrongType { param: param.to_owned(), reason: err.to_string() })?;
+    let wrong = || ApiError::WrongType {
+        param: param.to_owned(),
+        reason: "it must be a list of strings, one of which is the answer".to_owned(),
+    };
+    let text = |choice: &Value| choice.as_str().map(str::to_owned);
+    let choices = value.as_array().ok_or_else(wrong)?.iter().map(text);
+    let choices = choices.collect::<Option<_>>().ok_or_else(wrong)?;
     Ok(Some(StructuredOutput::new(param, Constraint::Choice(choices))))
 }

@@ -151,6 +151,8 @@ async fn a_key_has_so_many_requests_a_minute_and_others_have_theirs() {
     let reply = server.send(chat_request("sekret-alice", json!({}))).await;
     assert_eq!(reply.status, 429);
     assert_eq!(reply.error()["code"], "rate_limit_exceeded");
+    assert_eq!(reply.headers["x-ratelimit-remaining-requests"], "0");
+    assert!(reply.headers.contains_key("x-ratelimit-reset-requests"));
     let wait: u64 = reply.headers["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((25..=30).contains(&wait), "{wait}");
     // Looking costs nothing, and others have their own.

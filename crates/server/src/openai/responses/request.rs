@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use jackalope_serving::error::ApiError;
-use jackalope_serving::generate::{AllowedTools, ToolChoice, check_count, check_tool_names};
+use jackalope_serving::generate::{
+    AllowedTools, ToolChoice, check_count, check_tool_names, check_tool_parameters,
+};
 use jackalope_serving::ids::new_id;
 use jackalope_serving::limits::ServerLimits;
 use serde::Deserialize;
@@ -337,6 +339,8 @@ pub(super) fn tools(
             let param = format!("tools[{idx}]");
             return Err(ApiError::not_supported(param, hint));
         }
+        let parameters = tool.parameters.as_ref().unwrap_or(&Value::Null);
+        check_tool_parameters(parameters, || format!("tools[{idx}].parameters"))?;
     }
     let names = tools.iter().map(|tool| tool.name.as_deref().unwrap_or_default());
     let names: Vec<&str> = names.collect();
@@ -401,6 +405,6 @@ pub(super) fn response_format(request: &ResponseRequest) -> Option<Value> {
             let schema = Value::Object(format.rest.clone());
             Some(json!({"type": "json_schema", "json_schema": schema}))
         }
-        kind => Some(json!({"type": kind})),
+        kind => Some(json!({"type": kind, "schema": format.rest.get("schema")})),
     }
 }
