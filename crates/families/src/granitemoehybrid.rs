@@ -13,9 +13,7 @@ use super::blocks::{
 };
 use super::decoder::{Description, LayerBuilder, Sizes};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{
-    bad_value, dimension, factor, null_as_false, or_absent, parse, setting,
-};
+use jackalope_config::fields::{self, bad_value, dimension, factor, or_absent, parse, setting};
 use jackalope_config::names::TensorNames;
 use jackalope_config::rope_parameters::with_base_of_parameters;
 use jackalope_spec::{
@@ -39,7 +37,7 @@ const NAMES: ExpertNames = ExpertNames {
 };
 
 pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
-    let value = &null_as_false(&with_base_of_parameters(value), &["tie_word_embeddings"]);
+    let value = &fields::null_as_false(&with_base_of_parameters(value), &["tie_word_embeddings"]);
     let config: Config = parse(value)?;
     let sizes = config.decoder.sizes()?;
     setting("norm", config.normalization_function.as_deref(), &["rmsnorm"])?;
@@ -73,10 +71,7 @@ pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
     let layers = layers.collect::<Result<_, SpecError>>()?;
     let scale = 1.0 / factor("logits_scaling", config.logits_scaling)?;
     let plain = config.decoder.with_layers(sizes, layers);
-    let head_table = match plain.head_table {
-        HeadTable::IfPresent => HeadTable::Tied,
-        stated => stated,
-    };
+    let is_own = plain.head_table == HeadTable::Own;
     // Originals have other names for the dense block.
     let is_dense = config.num_local_experts.is_none_or(|number| number == 0);
     let names = if is_dense { TensorNames::GRANITE_DENSE } else { TensorNames::PLAIN };
@@ -84,7 +79,7 @@ pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
         names,
         embedding_scale: Some(factor("embedding_multiplier", config.embedding_multiplier)?),
         logits: LogitsSpec { scale, soft_cap: None },
-        head_table,
+        head_table: if is_own { HeadTable::Own } else { HeadTable::Tied },
         ..plain
     })
 }
@@ -99,9 +94,9 @@ fn feed_forward(config: &Config, sizes: Sizes) -> Result<impl Fn(&str) -> Block,
             let per_token = config.num_experts_per_tok.unwrap_or(0);
             let counts = ExpertCounts::new("num_local_experts", number, per_token)?;
             let field = "shared_intermediate_size";
-            let Some(shared) = config.shared_intermediate_size else {
-                return Err(bad_value(field, or_absent(None::<u32>), "a number"));
-            };
+            let shared = config.shared_intermediate_size;
+            let shared =
+                shared.ok_or_else(|| bad_value(field, or_absent(None::<u32>), "a number"))?;
             let scores = RouterScores::SoftmaxOfChosen;
             let router = RouterSpec { scores, ..RouterSpec::SOFTMAX };
             let shared_inner = Some(dimension(field, shared)?);

@@ -15,11 +15,11 @@ use jackalope_web::heat_json;
 use serde_json::{Value, json};
 
 use crate::openapi::answers::{HealthAnswer, LiveAnswer, ReadyAnswer, VersionAnswer};
-use crate::origin::AllowedOrigins;
 use crate::route::{Route, get};
 use crate::state::ServerState;
 use crate::wire::merged;
 use jackalope_serving::memory::memory_of;
+use jackalope_serving::origin::AllowedOrigins;
 
 /// The routes of this module.
 pub(crate) fn routes() -> Vec<Route> {

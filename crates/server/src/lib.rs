@@ -32,7 +32,6 @@ mod monitor;
 mod ollama;
 mod openai;
 mod openapi;
-mod origin;
 mod pace;
 mod requests;
 mod route;
@@ -56,11 +55,11 @@ pub use jackalope_serving::models::{
     KeptBecause, KnownModel, LoadFuture, MachineBytes, ModelLoadError, ModelLoader, Models,
     ModelsConfig, ShutdownMode, StartedModel,
 };
+pub use jackalope_serving::origin::{AllowedHosts, AllowedOrigins};
 pub use jackalope_serving::puller::{ModelRemoveError, PullProgress, Puller, RemoveFuture};
 pub use jackalope_web::{ClusterDoctor, Diagnosis};
 pub use openai::chat::chat_conversation;
 pub use openai::logprobs::ChatLogprobs;
-pub use origin::{AllowedHosts, AllowedOrigins};
 pub use requests::{RenderError, admitted};
 pub use routes::{api_document, api_tables, router};
 pub use serve::{serve, serve_http2};

@@ -15,8 +15,8 @@ use jackalope_web::{Activity, ClusterDoctor};
 
 use crate::monitor::samples::Samples;
 use crate::openai::responses::kept::KeptResponses;
-use crate::origin::{AllowedHosts, AllowedOrigins};
 use crate::tls::Tls;
+use jackalope_serving::origin::{AllowedHosts, AllowedOrigins};
 
 /// The configuration of a server apart from its models. The default requires no keys and has the
 /// default limits.

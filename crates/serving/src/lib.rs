@@ -31,6 +31,7 @@ pub mod model;
 pub mod models;
 pub mod notes;
 pub mod numbers;
+pub mod origin;
 mod outcome;
 mod prompt_workers;
 pub mod puller;

@@ -32,9 +32,9 @@ const SPACE_BYTES_MAX: usize = 256;
 /// How an answer ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerEnd {
-    /// The model ended the answer, or a stop string did.
+    /// The model ended the answer.
     Stopped,
-    /// The answer was cut before its end: text that may have become markup is dropped.
+    /// The answer was cut before its end, by a limit or a stop string: text that may have become markup is dropped.
     Cut,
 }
 

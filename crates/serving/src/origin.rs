@@ -16,7 +16,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use jackalope_serving::error::ApiError;
+use crate::error::ApiError;
 
 /// Headers that pages of other origins may read.
 const EXPOSED: &str = "x-request-id, retry-after, x-ratelimit-limit-requests, \
@@ -67,7 +67,7 @@ impl AllowedOrigins {
 
     /// The response to a preflight request, which comes without a key; none for other requests, or
     /// if the origin is not allowed.
-    pub(crate) fn preflight<B>(&self, request: &Request<B>) -> Option<Response> {
+    pub fn preflight<B>(&self, request: &Request<B>) -> Option<Response> {
         let headers = request.headers();
         if request.method() != Method::OPTIONS
             || !headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
@@ -91,7 +91,7 @@ impl AllowedOrigins {
     }
 
     /// The headers to add to the answer to a request with these headers.
-    pub(crate) fn answer_headers(&self, headers: &HeaderMap) -> HeaderMap {
+    pub fn answer_headers(&self, headers: &HeaderMap) -> HeaderMap {
         let mut added = HeaderMap::new();
         if *self != AllowedOrigins::None {
             added.insert(VARY, HeaderValue::from_static("origin"));
@@ -116,7 +116,10 @@ pub enum AllowedHosts {
 
 impl AllowedHosts {
     /// Rejects a request for another host.
-    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    ///
+    /// # Errors
+    /// [`ApiError::WrongHost`], with the name that was found.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let AllowedHosts::Local(names) = self else { return Ok(()) };
         // Browsers always send the host; a request without one is not from a browser.
         let Some(host) = headers.get(HOST) else { return Ok(()) };
