@@ -55,14 +55,14 @@ fn ranks_end_with_a_coordinator_that_is_killed_and_a_new_one_takes_them_over() {
     let first = ranks();
     server.program.signal(Signal::KILL);
     drop(server);
-    let server = lab.serve(&shipped(), "--lease 1");
+    let server = lab.serve(&shipped(), "--lease 8");
     // Another lease is another setup: the ranks were taken over, and then loaded again.
     assert!(server.health()["ok"].as_bool().unwrap());
     let second = ranks();
     assert_eq!(second.len(), 2);
     server.program.signal(Signal::KILL);
     drop(server);
-    let server = lab.serve(&shipped(), "--lease 1");
+    let server = lab.serve(&shipped(), "--lease 8");
     assert_eq!(ranks(), second, "weights outlive a coordinator");
     assert_ne!(second, first);
     server.program.signal(Signal::KILL);
