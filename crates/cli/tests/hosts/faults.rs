@@ -386,7 +386,7 @@ fn what_cannot_be_mended_ends_with_its_rank_host_and_cause() {
 fn a_rank_whose_weights_are_on_a_machine_that_is_away_says_so_and_goes_on_when_it_is_back() {
     let mut lab = lab_or_return!(3);
     lab.hide(2, exact());
-    let args = "--models-from host-b --stall-timeout 3 --absent-after 2 --give-up-after 12";
+    let args = "--models-from host-b --stall-timeout 3 --absent-after 2 --give-up-after 24";
     let server = lab.serve(exact(), args);
     let expected = server.complete(&request(0));
     let mut stream = server.stream(&request(0));
