@@ -51,8 +51,9 @@ impl StopStrings {
         StopStrings { automata, held: String::new(), done: false }
     }
 
-    /// Takes the next piece of text and returns the text that it settles.
-    pub fn push(&mut self, piece: &str) -> Stopped {
+    /// Takes the next piece of text and returns the text that it settles. A stop string that this piece
+    /// completes ends the text only if `may_end` is true; otherwise it is ordinary text.
+    pub fn push(&mut self, piece: &str, may_end: bool) -> Stopped {
         if self.done {
             return Stopped { text: String::new(), hit: None };
         }
@@ -64,7 +65,7 @@ impl StopStrings {
                     automaton.advance(byte).then_some((automaton.pattern.len(), automaton.stop_idx))
                 })
                 .reduce(|best, next| if next.0 > best.0 { next } else { best });
-            if let Some((stop_len, stop_idx)) = complete {
+            if let Some((stop_len, stop_idx)) = complete.filter(|_| may_end) {
                 self.done = true;
                 // Both ends of the match lie between characters, because the stop string consists
                 // of whole characters.
@@ -74,7 +75,7 @@ impl StopStrings {
             }
         }
         self.held.push_str(piece);
-        let hold = self.automata.iter().map(|automaton| automaton.matched).max().unwrap_or(0);
+        let hold = self.automata.iter().map(Automaton::open_len).max().unwrap_or(0);
         let kept = self.held.split_off(self.held.len() - hold);
         Stopped { text: std::mem::replace(&mut self.held, kept), hit: None }
     }
@@ -104,6 +105,7 @@ impl Automaton {
 
     /// Takes one byte; returns true if it completes the pattern.
     fn advance(&mut self, byte: u8) -> bool {
+        self.matched = self.open_len();
         while self.matched > 0 && self.pattern[self.matched] != byte {
             self.matched = self.borders[self.matched - 1];
         }
@@ -111,5 +113,13 @@ impl Automaton {
             self.matched += 1;
         }
         self.matched == self.pattern.len()
+    }
+
+    /// Number of bytes at the end of the text so far with which the pattern may still be completed.
+    fn open_len(&self) -> usize {
+        if self.matched < self.pattern.len() {
+            return self.matched;
+        }
+        self.borders[self.matched - 1]
     }
 }

@@ -10,10 +10,9 @@ use std::collections::VecDeque;
 
 use jackalope_engine::FinishReason;
 use jackalope_protocol::{Logprob, TokenId};
-use jackalope_text::{AnswerEnd, AnswerParser, Detokenizer, Segment, ToolCall};
+use jackalope_text::{AnswerEnd, AnswerParser, Detokenizer, Segment, StopStrings, ToolCall};
 
 use super::output::TextRules;
-use super::stop_search::StopSearch;
 use crate::outcome::Finish;
 
 /// New output of a choice.
@@ -138,7 +137,7 @@ pub struct ScoredToken {
 pub(super) struct ChoiceText {
     rules: TextRules,
     detokenizer: Detokenizer,
-    stops: StopSearch,
+    stops: StopStrings,
     parser: Option<AnswerParser>,
     /// Number of characters that the detokeniser has returned.
     decoded_chars: usize,
@@ -166,7 +165,7 @@ impl ChoiceText {
     ) -> ChoiceText {
         ChoiceText {
             detokenizer,
-            stops: StopSearch::new(&rules.stops),
+            stops: StopStrings::new(rules.stops.clone()),
             parser,
             rules: rules.clone(),
             decoded_chars: 0,

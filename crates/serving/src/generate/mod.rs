@@ -27,7 +27,6 @@ mod output;
 mod params;
 mod request;
 mod sampling;
-mod stop_search;
 mod token_constraints;
 mod tool_names;
 mod tool_parameters;

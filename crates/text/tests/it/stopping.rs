@@ -5,9 +5,17 @@ use proptest::prelude::*;
 
 /// Cuts the complete text: at the match that ends first, then the longest, then the first listed.
 fn cut(text: &str, stops: &[String]) -> (String, Option<usize>) {
+    cut_after(0, text, stops)
+}
+
+/// Like [`cut`], at a match that ends after this number of bytes.
+fn cut_after(num_bytes: usize, text: &str, stops: &[String]) -> (String, Option<usize>) {
     let mut best: Option<(usize, usize, usize)> = None;
     for (stop_idx, stop) in stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()) {
-        if let Some(start) = text.find(stop) {
+        let mut starts = text.char_indices().map(|(start, _)| start);
+        let is_match =
+            |start: &usize| text[*start..].starts_with(stop) && num_bytes < start + stop.len();
+        if let Some(start) = starts.find(is_match) {
             let found = (start + stop.len(), start, stop_idx);
             best = Some(best.map_or(found, |best| best.min(found)));
         }
@@ -20,11 +28,20 @@ fn cut(text: &str, stops: &[String]) -> (String, Option<usize>) {
 
 /// Cuts the text in pieces.
 fn cut_streaming(pieces: &[String], stops: &[String]) -> (String, Option<usize>) {
+    cut_streaming_after(0, pieces, stops)
+}
+
+/// Like [`cut_streaming`], but these first pieces complete no stop string.
+fn cut_streaming_after(
+    num_pieces: usize,
+    pieces: &[String],
+    stops: &[String],
+) -> (String, Option<usize>) {
     let mut watcher = StopStrings::new(stops.to_vec());
     let mut text = String::new();
     let mut hit = None;
-    for piece in pieces {
-        let Stopped { text: settled, hit: now } = watcher.push(piece);
+    for (idx, piece) in pieces.iter().enumerate() {
+        let Stopped { text: settled, hit: now } = watcher.push(piece, num_pieces <= idx);
         assert!(hit.is_none() || (settled.is_empty() && now.is_none()), "text after the end");
         text.push_str(&settled);
         hit = hit.or(now);
@@ -46,6 +63,18 @@ proptest! {
     }
 
     #[test]
+    fn a_stop_string_counts_only_if_a_later_piece_completes_it(
+        pieces in prop::collection::vec("[abé ]{0,6}", 0..8),
+        stops in prop::collection::vec("[abé ]{0,5}", 0..4),
+        num_pieces in 0_usize..8,
+    ) {
+        let num_pieces = num_pieces.min(pieces.len());
+        let num_bytes = pieces[..num_pieces].concat().len();
+        let expected = cut_after(num_bytes, &pieces.concat(), &stops);
+        prop_assert_eq!(cut_streaming_after(num_pieces, &pieces, &stops), expected);
+    }
+
+    #[test]
     fn no_more_is_held_back_than_may_become_a_stop_string(
         pieces in prop::collection::vec("[abé ]{0,6}", 1..8),
         stops in prop::collection::vec("[abé ]{1,5}", 1..4),
@@ -55,7 +84,7 @@ proptest! {
         let mut out = String::new();
         for piece in &pieces {
             whole.push_str(piece);
-            let stopped = watcher.push(piece);
+            let stopped = watcher.push(piece, true);
             if stopped.hit.is_some() {
                 break;
             }
@@ -99,9 +128,9 @@ fn a_stop_string_across_three_tokens_is_found() {
 #[test]
 fn a_beginning_that_leads_nowhere_is_passed_on() {
     let mut watcher = StopStrings::new(vec!["\n\nUser:".to_owned()]);
-    assert_eq!(watcher.push("one\n\nUse").text, "one");
-    assert_eq!(watcher.push("ful").text, "\n\nUseful");
-    assert_eq!(watcher.push(" \n").text, " ");
+    assert_eq!(watcher.push("one\n\nUse", true).text, "one");
+    assert_eq!(watcher.push("ful", true).text, "\n\nUseful");
+    assert_eq!(watcher.push(" \n", true).text, " ");
     assert_eq!(watcher.finish(), "\n");
 }
 
