@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+pub mod pages;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

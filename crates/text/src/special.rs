@@ -184,21 +184,21 @@ pub(crate) fn eos_of_model(dir: &Path) -> Result<Vec<TokenId>, TextLoadError> {
 
 #[cfg(test)]
 mod tests {
+    use jackalope_testing::Scratch;
+
     use super::*;
 
     #[test]
     fn negative_ids_of_tokens_that_end_an_answer_are_ignored() {
-        let dir = std::env::temp_dir().join(format!("jackalope-eos-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = Scratch::new();
         let check = |generation: &str, config: &str, expected: &[TokenId]| {
-            std::fs::write(dir.join("generation_config.json"), generation).unwrap();
-            std::fs::write(dir.join("config.json"), config).unwrap();
-            assert_eq!(eos_of_model(&dir).unwrap(), expected);
+            dir.write("generation_config.json", generation.as_bytes());
+            dir.write("config.json", config.as_bytes());
+            assert_eq!(eos_of_model(dir.path()).unwrap(), expected);
         };
         check("{}", r#"{"eos_token_id": -1}"#, &[]);
         check("{}", r#"{"eos_token_id": [-1, 7]}"#, &[7]);
         check(r#"{"eos_token_id": -1}"#, r#"{"eos_token_id": 7}"#, &[7]);
         check(r#"{"eos_token_id": 8}"#, r#"{"eos_token_id": 7}"#, &[8]);
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

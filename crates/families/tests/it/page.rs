@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use jackalope_families::{computed_types, model_spec};
 use jackalope_protocol::KV_BLOCK_TOKENS;
@@ -11,6 +11,7 @@ use jackalope_protocol::split::Shares;
 use jackalope_spec::{
     CacheKind, ElementType, HeadTable, Mixer, ModelLayout, TensorHeader, TensorHeaders, TensorRole,
 };
+use jackalope_testing::pages;
 use serde_json::{Value, json};
 
 /// Bits of the quantised weights in the table of sizes, in groups of 64.
@@ -234,32 +235,15 @@ fn largest_table(models: &[KnownModel]) -> String {
     table
 }
 
-/// Replaces what is between `<!-- NAME -->` and `<!-- end -->`.
-fn replaced(page: &str, name: &str, table: &str) -> String {
-    let begin = format!("<!-- {name} -->\n");
-    let start = page.find(&begin).unwrap_or_else(|| panic!("{begin}")) + begin.len();
-    let len = page[start..].find("<!-- end -->").expect("an end");
-    format!("{}{table}{}", &page[..start], &page[start + len..])
-}
-
 #[test]
 fn the_page_says_what_the_descriptions_say() {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
-    let page = std::fs::read_to_string(&path).unwrap();
     let models = KnownModel::read_all();
     let tables = [
         ("families", family_table()),
         ("sizes", size_table(&models)),
         ("largest", largest_table(&models)),
     ];
-    let expected =
-        tables.iter().fold(page.clone(), |page, (name, table)| replaced(&page, name, table));
-    if std::env::var_os("JACKALOPE_WRITE_PAGES").is_some() {
-        std::fs::write(path, expected).unwrap();
-    } else {
-        let hint = "hint: JACKALOPE_WRITE_PAGES=1 cargo test -p jackalope-families page";
-        assert!(page == expected, "docs/models.md is not what the descriptions say\n{hint}");
-    }
+    pages::check("models.md", &tables, env!("CARGO_PKG_NAME"));
 }
 
 /// Tokens of cases in 16 bits are not compared with the reference's: rounding decides too many.

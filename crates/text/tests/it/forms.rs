@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
 
+use jackalope_testing::pages;
 use jackalope_text::{AnswerFormat, ChatTemplate, ReasoningFormat, Tokenizer, ToolFormat};
 use serde_json::{Value, json};
 
@@ -79,43 +79,23 @@ fn table(rows: &[Published]) -> String {
     table
 }
 
-/// Returns what is between `<!-- NAME -->` and `<!-- end -->`, and its position in the page.
-fn section<'a>(page: &'a str, name: &str) -> (usize, &'a str) {
-    let begin = format!("<!-- {name} -->\n");
-    let start = page.find(&begin).unwrap_or_else(|| panic!("{begin}")) + begin.len();
-    let len = page[start..].find("<!-- end -->").expect("an end");
-    (start, &page[start..start + len])
-}
-
 #[test]
 fn the_page_lists_the_forms_that_checkpoints_are_found_to_have() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
-    let page = std::fs::read_to_string(&path).unwrap();
+    let page = std::fs::read_to_string(pages::path("models.md")).unwrap();
     let rows = published();
     let listed: BTreeSet<&str> =
         rows.iter().flat_map(|row| &row.model_types).map(String::as_str).collect();
-    let (_, families) = section(&page, "families");
+    let families = pages::section(&page, "families").lines().skip(1);
     let computed: BTreeSet<&str> =
-        families.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
-    let computed: BTreeSet<&str> =
-        computed.into_iter().filter(|model_type| *model_type != "model_type").collect();
+        families.filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     assert_eq!(listed, computed, "tests/data/forms.json and the families of docs/models.md");
 
-    let (start, written) = section(&page, "forms");
-    let expected = table(&rows);
-    if std::env::var_os("JACKALOPE_WRITE_PAGES").is_some() {
-        let end = start + written.len();
-        let page = format!("{}{expected}{}", &page[..start], &page[end..]);
-        std::fs::write(path, page).unwrap();
-    } else {
-        let hint = "hint: JACKALOPE_WRITE_PAGES=1 cargo test -p jackalope-text page";
-        assert!(written == expected, "docs/models.md lists other forms\n{hint}");
-    }
+    pages::check("models.md", &[("forms", table(&rows))], env!("CARGO_PKG_NAME"));
 }
 
 /// Signs of two families, as a template has them that shows several forms.
 #[test]
-fn the_sign_of_its_own_form_tells_a_family() {
+fn the_sign_of_its_own_form_selects_a_family() {
     let tools = |template: &str| detected(template, &[]).tools.map(|it| it.name());
     // DeepSeek's templates name the special token once, in a variable.
     let dsml = "{%- set dsml_token = \"｜DSML｜\" -%}<{{ dsml_token }}function_calls>";
