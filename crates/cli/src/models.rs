@@ -23,9 +23,6 @@ use crate::progress::Transfer;
 
 pub(crate) use sync::run as sync;
 
-/// Name of the file with a model's configuration.
-const CONFIG: &str = "config.json";
-
 /// Number of hexadecimal digits shown of a commit.
 const COMMIT_CHARS: usize = 8;
 
@@ -48,7 +45,7 @@ fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
     let rows: Vec<(FoundModel, Check)> = models
         .into_iter()
         .map(|model| {
-            let check = checked(&model.dir);
+            let check = Check::of_dir(&model.dir).of_published();
             (model, check)
         })
         .collect();
@@ -100,21 +97,6 @@ fn list(args: &ListArgs, environment: &Environment) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the files in `dir`. A value or a missing field in `config.json` counts as unsupported, because
-/// the files are as they were published, and copying them again would not help.
-fn checked(dir: &Path) -> Check {
-    let mut check = Check::of_dir(dir);
-    if let Some(err) = Check::unsupported(dir) {
-        let reason = err.to_string();
-        check.problems.retain(|problem| match problem {
-            Problem::Malformed { name, detail } => name != CONFIG || *detail != reason,
-            _ => true,
-        });
-        check.unsupported = Some(err);
-    }
-    check
-}
-
 /// Returns the name with the beginning of the commit.
 fn title(model: &FoundModel) -> String {
     match &model.commit {
@@ -149,7 +131,8 @@ fn identity(dir: &Path, environment: &Environment) -> Option<String> {
 
 async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()> {
     let Located { dir, name, .. } = find(&args.model, &environment.stores())?;
-    let Check { summary, mut problems, unsupported, unused, .. } = checked(&dir);
+    let Check { summary, mut problems, unsupported, unused, .. } =
+        Check::of_dir(&dir).of_published();
     let mut unknown = None;
     if args.hash {
         let files = expectations(&dir)?;

@@ -89,6 +89,8 @@ pub enum Problem {
         /// What is wrong with the file.
         detail: String,
     },
+    /// The configuration describes no model that this version knows: a field is missing or invalid.
+    Config(SpecError),
     /// A weight file has another length than its header states.
     Length {
         /// Name of the file.
@@ -149,6 +151,18 @@ impl Check {
         model_spec(&config(dir)?).err()
     }
 
+    /// Counts a missing or invalid field of the configuration as unsupported, for files that are as they
+    /// were published: copying them again would not help.
+    pub fn of_published(mut self) -> Check {
+        let is_config = |problem: &Problem| matches!(problem, Problem::Config(_));
+        if let Some(idx) = self.problems.iter().position(is_config)
+            && let Problem::Config(err) = self.problems.remove(idx)
+        {
+            self.unsupported = Some(err);
+        }
+        self
+    }
+
     /// Returns true if there are no problems.
     pub fn is_whole(&self) -> bool {
         self.problems.is_empty()
@@ -163,7 +177,7 @@ impl Check {
                 match model_spec(&config) {
                     Ok(spec) => self.spec = Some(spec),
                     Err(err) if err.is_unsupported() => self.unsupported = Some(err),
-                    Err(err) => self.problems.push(malformed(err.to_string())),
+                    Err(err) => self.problems.push(Problem::Config(err)),
                 }
             }
             Ok(None) => self.problems.push(Problem::Missing { name: CONFIG.to_owned() }),
@@ -225,6 +239,7 @@ impl fmt::Display for Problem {
             Problem::Missing { name } => write!(f, "{name} is missing"),
             Problem::NoWeights => f.write_str("there is no model*.safetensors"),
             Problem::Malformed { name, detail } => write!(f, "{name}: {detail}"),
+            Problem::Config(err) => write!(f, "{CONFIG}: {err}"),
             Problem::Length { name, wanted, found } if found < wanted => {
                 write!(f, "{name} is cut off: {found} of {}", counted(wanted, "byte"))
             }
@@ -290,6 +305,9 @@ mod tests {
         assert_eq!(found[found.len() - 1], "1 tensor that `llama` does not use: a");
         dir.write("m/config.json", br#"{"model_type": "llama"}"#);
         assert!(problems(&model)[0].starts_with("config.json: missing field"));
+        let published = Check::of_dir(&model).of_published();
+        assert_eq!(published.problems, []);
+        assert!(published.unsupported.unwrap().to_string().starts_with("missing field"));
         dir.write("m/config.json", br#"{"model_type": "hyena"}"#);
         let unsupported = Check::of_dir(&model).unsupported.unwrap().to_string();
         assert!(unsupported.contains("`hyena`; supported are llama"), "{unsupported}");
