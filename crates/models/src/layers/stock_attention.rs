@@ -238,7 +238,7 @@ impl StockAttention<'_> {
             }
             return self.attend_all(&q, [keys, values], 0);
         };
-        let rows_max = self.rows_at_once(&q, &keys, &values);
+        let rows_max = rows_at_once(&q, &keys);
         let out = fast::by_queries([&q, &keys, &values], rows_max, |[q, k, v], rows| {
             let mask = mask.slice_axis(-2, dim(rows.start), dim(rows.end));
             let mask = of_heads(&mask.slice_axis(-1, 0, k.dim(2)), q.dim(1));
@@ -331,20 +331,22 @@ impl StockAttention<'_> {
         FUSED_HEAD_DIMS.into_iter().find(|fused| has_dtype && width <= *fused)
     }
 
-    /// Returns the number of queries whose scores may be in memory at once.
-    fn rows_at_once(&self, q: &Array, k: &Array, v: &Array) -> i32 {
-        if self.fused_width(q, v).is_some() {
-            return q.dim(2);
-        }
-        let row_bytes = q.dim(1) as usize * k.dim(2) as usize * size_of::<f32>();
-        dim((SCORES_BYTES_MAX / row_bytes.max(1)).clamp(1, q.dim(2) as usize))
-    }
-
     /// Computes [`StockAttention::attend`] for all rows of a sequence, `[rows, heads * value_dim]`.
     fn attend_all(&self, q: &Array, [keys, values]: [Array; 2], start: usize) -> Array {
-        let rows_max = self.rows_at_once(q, &keys, &values);
         let width = self.fused_width(q, &values).filter(|_| q.dim(2) > 1);
-        let [wide_q, keys, wide_values] = widened([q, &keys, &values], width);
+        self.attend_widened(q, [&keys, &values], start, width)
+    }
+
+    /// Computes [`StockAttention::attend_all`] with heads that are padded to `width`.
+    fn attend_widened(
+        &self,
+        q: &Array,
+        [keys, values]: [&Array; 2],
+        start: usize,
+        width: Option<i32>,
+    ) -> Array {
+        let rows_max = width.map_or_else(|| rows_at_once(q, keys), |_| q.dim(2));
+        let [wide_q, keys, wide_values] = widened([q, keys, values], width);
         let out = fast::by_queries([&wide_q, &keys, &wide_values], rows_max, |[q, k, v], _| {
             self.attend(q, [k, v], start)
         });
@@ -389,6 +391,13 @@ fn of_heads(mask: &Array, heads: i32) -> Array {
         1 => mask.clone(),
         sets => mask.repeat(heads / sets, 1),
     }
+}
+
+/// Returns the number of queries whose scores may be in memory at once where no fused operation computes
+/// them piece by piece.
+fn rows_at_once(q: &Array, k: &Array) -> i32 {
+    let row_bytes = q.dim(1) as usize * k.dim(2) as usize * size_of::<f32>();
+    dim((SCORES_BYTES_MAX / row_bytes.max(1)).clamp(1, q.dim(2) as usize))
 }
 
 /// Appends zeros to the heads of queries, keys and values `[1, heads, seq, dim]`, so that they are `width`
@@ -470,11 +479,12 @@ mod tests {
         for (key_dim, value_dim, width) in [(12, 12, 16), (12, 8, 12), (8, 12, 16), (16, 16, 16)] {
             let q = random(&[1, 4, 9, key_dim], 1);
             let (k, v) = (random(&[1, 2, 20, key_dim], 2), random(&[1, 2, 20, value_dim], 3));
-            let expected = plain().attend(&q, [&k, &v], 0);
-            let [q, k, wide] = widened([&q, &k, &v], Some(width));
-            assert_eq!([q.dim(3), k.dim(3), wide.dim(3)], [width; 3]);
-            let found = plain().attend(&q, [&k, &wide], 0).slice_axis(3, 0, value_dim);
+            let expected = in_rows(&plain().attend(&q, [&k, &v], 0));
+            let found = plain().attend_widened(&q, [&k, &v], 0, Some(width));
+            assert_eq!(found.shape(), [9, 4 * value_dim]);
             assert_close(&found, &expected, &format!("{key_dim} and {value_dim} in {width}"));
+            let wide = widened([&q, &k, &v], Some(width));
+            assert_eq!(wide.map(|x| x.dim(3)), [width; 3]);
         }
     }
 
