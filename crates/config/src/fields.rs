@@ -55,6 +55,10 @@ fn without_python_numbers(text: &str) -> String {
     plain
 }
 
+/// Maximum number of fields of a configuration in which the field with a value of the wrong type is looked
+/// for: many more than any model has.
+const FIELDS_SEARCHED_MAX: usize = 1000;
+
 /// Returns the fields that `C` declares.
 pub fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
     C::deserialize(config).map_err(|err| {
@@ -76,7 +80,7 @@ fn field_of<C: DeserializeOwned>(config: &Value, reason: &str) -> Option<String>
         "sequence" => "[",
         _ => found.strip_prefix("string ").or_else(|| found.split('`').nth(1)).unwrap_or(found),
     };
-    let fields = config.as_object()?;
+    let fields = config.as_object().filter(|fields| fields.len() <= FIELDS_SEARCHED_MAX)?;
     let contain = fields.iter().filter(|(_, it)| it.to_string().contains(value));
     let names: Vec<&String> = contain.map(|(name, _)| name).collect();
     if let [name] = names[..] {

@@ -96,25 +96,21 @@ impl Placer {
         let mut is_ours_running = self.runs_already(name);
         let mut is_first = true;
         Box::new(move |positions| {
-            let is_first = std::mem::take(&mut is_first);
             let idle = self.place(positions, IDLE);
-            if std::mem::replace(&mut is_ours_running, true) {
-                let idle = idle.map_err(|refusal| refusal.to_string())?;
-                if is_first {
-                    self.warn_of_fewer(positions, IDLE, &idle);
-                }
-                return Ok(CutPlan::of(idle));
-            }
-            let free = self.place(positions, FREE).map_err(|refusal| refusal.to_string())?;
-            let fits = |idle: &Placement| {
-                let mut ranks = idle.ranks.iter().zip(&free.ranks);
-                ranks.all(|(idle, free)| idle.need.total() <= free.usable_bytes)
+            let (memory, placement) = if std::mem::replace(&mut is_ours_running, true) {
+                (IDLE, idle.map_err(|refusal| refusal.to_string())?)
+            } else {
+                let free = self.place(positions, FREE).map_err(|refusal| refusal.to_string())?;
+                let fits = |idle: &Placement| {
+                    let mut ranks = idle.ranks.iter().zip(&free.ranks);
+                    ranks.all(|(idle, free)| idle.need.total() <= free.usable_bytes)
+                };
+                (FREE, idle.ok().filter(fits).unwrap_or(free))
             };
-            let chosen = idle.ok().filter(fits).unwrap_or(free);
-            if is_first {
-                self.warn_of_fewer(positions, FREE, &chosen);
+            if std::mem::take(&mut is_first) {
+                self.warn_of_fewer(positions, memory, &placement);
             }
-            Ok(CutPlan::of(chosen))
+            Ok(CutPlan::of(placement))
         })
     }
 

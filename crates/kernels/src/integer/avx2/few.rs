@@ -7,7 +7,7 @@ use std::ops::Range;
 use jackalope_simd::QuantMatrix;
 
 use super::codes::Codes;
-use super::scales::{RowScales, load_scales};
+use super::scales::{GROUPS, RowScales, load_scales};
 use super::{
     GridSums, LANES, Ordered, Register, WithCodes, add_terms, for_avx2, no_terms, terms_of,
     total_on_grid,
@@ -21,9 +21,6 @@ const RESULT_ROWS: usize = 32;
 
 /// Maximum number of tokens that are computed together: they share the unpacked weights.
 const TOKENS: usize = 4;
-
-/// Number of groups whose sums fill a register: a unit of a row.
-const GROUPS: usize = 8;
 
 /// Prefetch distance in bytes; see `avx512`.
 const PREFETCH_BYTES: usize = 16 << 10;
@@ -53,7 +50,7 @@ impl<R: Results> WithCodes for Multiply<'_, R> {
     }
 }
 
-/// Sums of a row with `T` tokens.
+/// Sums of a row with `T` tokens. A unit of a row is [`GROUPS`] groups.
 struct Sums<const T: usize> {
     /// Those of the units with an even index and of the others; which is first changes with every
     /// unit.

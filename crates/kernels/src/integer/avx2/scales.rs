@@ -8,8 +8,8 @@ use jackalope_simd::{Elements, QuantMatrix, QuantMode, Scales};
 
 use super::for_avx2;
 
-/// Number of groups whose scales fill a register.
-const GROUPS: usize = 8;
+/// Number of groups whose scales or sums fill a register.
+pub(super) const GROUPS: usize = 8;
 
 /// Scales and biases of a row, `[padded_groups]`, with zeros for the padding of groups.
 pub(super) struct RowScales {
