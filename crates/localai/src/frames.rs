@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use jackalope_server::ServerState;
 use jackalope_serving::body::read_bytes;
 use jackalope_serving::error::ApiError;
 use jackalope_serving::limits::ServerLimits;
@@ -122,15 +123,16 @@ fn percent_encoded(text: &str) -> String {
 /// Reads the one message of a call.
 pub(crate) async fn read<M: Message + Default>(
     request: Request<Body>,
-    limits: &ServerLimits,
+    state: &ServerState,
 ) -> Result<M, ApiError> {
     let found = request.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     if !found.is_some_and(|it| it.starts_with(CONTENT.as_bytes())) {
         return Err(malformed(format!("the content type must be {CONTENT}")));
     }
     // The limit applies to the message without its prefix.
-    let limits = ServerLimits { body_bytes: limits.body_bytes + PREFIX_BYTES, ..limits.clone() };
-    let body = read_bytes(request, &limits).await?;
+    let limits = ServerLimits::clone(state.limits());
+    let limits = ServerLimits { body_bytes: limits.body_bytes + PREFIX_BYTES, ..limits };
+    let body = read_bytes(request, &limits, state.body_memory()).await?;
     let Some((prefix, message)) = body.split_at_checked(PREFIX_BYTES) else {
         return Err(malformed("a message has five bytes before it".to_owned()));
     };

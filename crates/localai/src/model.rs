@@ -29,7 +29,7 @@ pub(crate) async fn health(
     State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let Empty {} = read(request, state.limits()).await?;
+    let Empty {} = read(request, &state).await?;
     Ok(answer(&Reply { message: b"OK".to_vec(), ..Reply::default() }))
 }
 
@@ -38,7 +38,7 @@ pub(crate) async fn load_model(
     State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let options: ModelOptions = read(request, state.limits()).await?;
+    let options: ModelOptions = read(request, &state).await?;
     Ok(answer(&match load(&state, options).await {
         Ok(()) => Outcome { success: true, message: "Model loaded successfully".to_owned() },
         Err(err) => {
@@ -154,7 +154,7 @@ pub(crate) async fn free(
     State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let Empty {} = read(request, state.limits()).await?;
+    let Empty {} = read(request, &state).await?;
     let _changing = state.loads().changing.lock().await;
     Ok(answer(&match free_all(&state).await {
         Ok(()) => Outcome { success: true, message: "MLX distributed model freed".to_owned() },
@@ -182,7 +182,7 @@ pub(crate) async fn status(
     State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let Empty {} = read(request, state.limits()).await?;
+    let Empty {} = read(request, &state).await?;
     let Some(model) = latest(&state) else {
         let uninitialized = BackendState::Uninitialized.into();
         return Ok(answer(&StatusResponse { state: uninitialized, memory: None }));
@@ -210,7 +210,7 @@ pub(crate) async fn metrics(
     State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let Empty {} = read(request, state.limits()).await?;
+    let Empty {} = read(request, &state).await?;
     let model = latest(&state).ok_or(ApiError::NotLoaded { model: String::new() })?;
     let totals = state.journal().totals().models.remove(&model.id).unwrap_or_default();
     let seconds = totals.decode_seconds;

@@ -48,8 +48,8 @@ async fn respond(
     is_stream: bool,
 ) -> Result<Response, ApiError> {
     let answered = async {
+        let options: PredictOptions = read(request, state).await?;
         let place = state.open_stream()?;
-        let options: PredictOptions = read(request, state.limits()).await?;
         let (serving, params) = state.open_named(&options.model_identity).await?;
         let prepare = move |serving: &Serving| prepare(&options, &params, is_stream, serving);
         let (job, format) = serving.prepare(prepare).await?;

@@ -24,8 +24,8 @@ pub(crate) async fn embedding(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
+        let options: PredictOptions = read(request, &state).await?;
         let _place = state.open_stream()?;
-        let options: PredictOptions = read(request, state.limits()).await?;
         let (serving, params) = state.open_named(&options.model_identity).await?;
         let text = move |serving: &Serving| embedded(&options, serving);
         let tokens = serving.prepare(text).await?;
@@ -83,7 +83,7 @@ pub(crate) async fn tokenize(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
-        let options: PredictOptions = read(request, state.limits()).await?;
+        let options: PredictOptions = read(request, &state).await?;
         let (serving, _) = state.open_named(&options.model_identity).await?;
         let tokens = serving.prepare(move |serving| tokenized(&options, serving)).await?;
         let tokens: Vec<i32> = tokens.into_iter().map(count).collect();
@@ -105,7 +105,7 @@ pub(crate) async fn detokenize(
     State(state): State<LocalAi>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let asked: DetokenizeRequest = read(request, state.limits()).await?;
+    let asked: DetokenizeRequest = read(request, &state).await?;
     let (serving, _) = state.open_named("").await?;
     let text = move |serving: &Serving| {
         let tokens = token_ids("tokens", &asked.tokens, serving)?;
@@ -121,7 +121,7 @@ pub(crate) async fn metadata(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let answered = async {
-        let options: ModelOptions = read(request, state.limits()).await?;
+        let options: ModelOptions = read(request, &state).await?;
         let (serving, _) = state.open_named(&options.model).await?;
         let supports_thinking = serving.text.tokenizer.has_thinking();
         let has_template = serving.text.template.is_some();

@@ -14,7 +14,7 @@ use serde::de::{
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-use crate::body_memory::{ArrivingBody, BodyMemory};
+use crate::body_memory::BodyMemory;
 use crate::caller::ApiCaller;
 use crate::error::ApiError;
 use crate::limits::ServerLimits;
@@ -33,7 +33,7 @@ pub async fn read_json(
     memory: &BodyMemory,
 ) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
-    read_within(request, limits, Some(memory)).await
+    read_bytes(request, limits, memory).await
 }
 
 /// Reads the body of a request to Ollama's API. Ollama's documentation and clients send JSON
@@ -49,7 +49,7 @@ pub async fn read_unlabelled_json(
     if !is_unlabelled(request.headers()) {
         check_content_type(request.headers())?;
     }
-    read_within(request, limits, Some(memory)).await
+    read_bytes(request, limits, memory).await
 }
 
 /// Parses a body that has been read, on a thread of its own if it is long.
@@ -73,16 +73,11 @@ fn is_unlabelled(headers: &HeaderMap) -> bool {
         && !headers.keys().any(is_of_browser)
 }
 
-/// Reads the whole body of a request, with any content type, for callers that bound the number of
-/// bodies themselves.
-pub async fn read_bytes(request: Request<Body>, limits: &ServerLimits) -> Result<Bytes, ApiError> {
-    read_within(request, limits, None).await
-}
-
-async fn read_within(
+/// Reads the whole body of a request, with any content type.
+pub async fn read_bytes(
     request: Request<Body>,
     limits: &ServerLimits,
-    memory: Option<&BodyMemory>,
+    memory: &BodyMemory,
 ) -> Result<Bytes, ApiError> {
     check_encoding(request.headers())?;
     let reading = read_body(request, limits, memory);
@@ -115,7 +110,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 async fn read_body(
     request: Request<Body>,
     limits: &ServerLimits,
-    memory: Option<&BodyMemory>,
+    memory: &BodyMemory,
 ) -> Result<Bytes, ApiError> {
     let limit_bytes = limits.body_bytes;
     let announced = announced_bytes(request.headers());
@@ -127,20 +122,19 @@ async fn read_body(
         return Err(ApiError::BodyTooLarge { limit_bytes, found_bytes: announced });
     }
     let mut body = Vec::new();
-    let mut arriving = memory.map(BodyMemory::body);
+    let mut arriving = memory.body();
     let mut seen_bytes: u64 = 0;
     while let Some(frame) = frames.next().await {
         let frame = frame.map_err(|err| ApiError::BodyCut { reason: err.to_string() })?;
         seen_bytes += frame.len() as u64;
         if too_long || seen_bytes > limit_bytes as u64 {
             body = Vec::new();
-            arriving.iter_mut().for_each(ArrivingBody::clear);
+            arriving.clear();
             if seen_bytes > limits.discard_bytes {
                 break;
             }
         } else {
-            let num_bytes = body.len() + frame.len();
-            arriving.as_mut().map_or(Ok(()), |arriving| arriving.grow_to(num_bytes))?;
+            arriving.grow_to(body.len() + frame.len())?;
             body.extend_from_slice(&frame);
         }
     }

@@ -4,8 +4,9 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, Request, StatusCode};
+use futures_util::{StreamExt, stream};
 use jackalope_engine::testing::FakeOrder;
 use jackalope_localai::{LocalAi, router};
 use jackalope_server::ApiKeys;
@@ -21,6 +22,7 @@ use crate::wire::{
 
 /// gRPC's codes.
 const INVALID_ARGUMENT: u32 = 3;
+const DEADLINE_EXCEEDED: u32 = 4;
 const NOT_FOUND: u32 = 5;
 const RESOURCE_EXHAUSTED: u32 = 8;
 pub(crate) const FAILED_PRECONDITION: u32 = 9;
@@ -367,6 +369,31 @@ async fn frames_that_are_none_are_refused() {
     assert_eq!(code, INVALID_ARGUMENT, "it is read, and too long for the context");
     let (code, message) = refused(state, "Predict", &prompt(&"x".repeat(1001))).await;
     assert!(code == RESOURCE_EXHAUSTED && message.contains("too large"), "{code} {message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_arrive_slowly_take_no_slots_for_answers() {
+    let setup = Setup::says("Hello").limited(|config| config.limits.open_streams = 1);
+    let server = setup.start().await;
+    let state = backend(&server);
+    let calls = ["Predict", "PredictStream", "Embedding"];
+    let slow = calls.map(|call| {
+        let begun = Bytes::from(framed(&prompt("Hello"))[..4].to_vec());
+        let begun = stream::iter([Ok::<_, std::convert::Infallible>(begun)]);
+        let body = Body::from_stream(begun.chain(stream::pending()));
+        let request = Request::post(format!("/backend.Backend/{call}"));
+        let request = request.header("content-type", "application/grpc").body(body).unwrap();
+        let state = state.clone();
+        tokio::spawn(async move { send(&state, request).await.end().await })
+    });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    one::<Reply>(&state, "Predict", &prompt("Hello")).await;
+    for refusal in slow {
+        let (code, message) = refusal.await.unwrap();
+        assert_eq!(code, DEADLINE_EXCEEDED, "{message}");
+    }
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use jackalope_simd::QuantMatrix;
 
 use super::codes::Codes;
-use super::scales::{GROUPS, RowScales, load_scales};
+use super::scales::{GROUPS, GroupValues, copy_codes};
 use super::{
     GridSums, LANES, Ordered, Register, WithCodes, add_terms, for_avx2, no_terms, terms_of,
     total_on_grid,
@@ -67,26 +67,21 @@ for_avx2! {
         let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
         let stride = x.padded_groups * x.group_size / LANES;
         assert!(rows.end * row_bytes <= matrix.words.len() * 4, "bytes of the rows");
+        assert!(GroupValues::has(matrix, rows.end * x.num_groups()), "scales and biases of the rows");
         assert!(out.len() * stride <= ordered.values.len(), "values of the tokens");
         assert!(out.len() * x.padded_groups <= x.groups.units.len(), "units of the tokens");
         assert!(out.len() * x.padded_groups <= x.groups.sums.len(), "sums of the tokens");
-        let mut row_scales = RowScales::new(x.padded_groups);
+        let units = Units::of::<C, LOADS, SUM_LANES>(job);
         for start in rows.clone().step_by(RESULT_ROWS) {
             let block = start..(start + RESULT_ROWS).min(rows.end);
             let mut token = 0;
             while token < out.len() {
-                let (row_scales, block) = (&mut row_scales, block.clone());
+                let (units, block) = (&units, block.clone());
                 let out = &mut out[token..];
                 token += match out.len() {
-                    1 => multiply_block::<C, R, LOADS, SUM_LANES, 1>(
-                        job, row_scales, token, block, out,
-                    ),
-                    2 | 3 => multiply_block::<C, R, LOADS, SUM_LANES, 2>(
-                        job, row_scales, token, block, out,
-                    ),
-                    _ => multiply_block::<C, R, LOADS, SUM_LANES, TOKENS>(
-                        job, row_scales, token, block, out,
-                    ),
+                    1 => multiply_block::<C, R, LOADS, SUM_LANES, 1>(job, units, token, block, out),
+                    2 | 3 => multiply_block::<C, R, LOADS, SUM_LANES, 2>(job, units, token, block, out),
+                    _ => multiply_block::<C, R, LOADS, SUM_LANES, TOKENS>(job, units, token, block, out),
                 };
             }
         }
@@ -102,16 +97,15 @@ for_avx2! {
         const T: usize,
     >(
         job: &Job<'_>,
-        row_scales: &mut RowScales,
+        units: &Units,
         token: usize,
         block: Range<usize>,
         out: &mut [R],
     ) -> usize {
         let mut results = [[R::Value::default(); RESULT_ROWS]; T];
         for (idx, row) in block.clone().enumerate() {
-            load_scales(job.matrix, row, job.x.num_groups(), row_scales);
             // SAFETY: `multiply` has checked that everything is there.
-            let sums = unsafe { row_sums::<C, R, LOADS, SUM_LANES, T>(job, row_scales, token, row) };
+            let sums = unsafe { row_sums::<C, R, LOADS, SUM_LANES, T>(job, units, token, row) };
             for t in 0..T {
                 results[t][idx] =
                     R::choose(total(sums.plain[t]), total_on_grid(sums.on_grid[t]));
@@ -126,7 +120,7 @@ for_avx2! {
     /// Computes the sums of `T` tokens with a row.
     ///
     /// # Safety
-    /// `job` must have the row and the tokens, and `row_scales` their padded groups.
+    /// `job` must have the row and the tokens.
     #[inline]
     unsafe fn row_sums<
         C: Codes,
@@ -136,26 +130,24 @@ for_avx2! {
         const T: usize,
     >(
         job: &Job<'_>,
-        row_scales: &RowScales,
+        units: &Units,
         token: usize,
         row: usize,
     ) -> Sums<T> {
-        let Job { x, matrix, .. } = job;
+        let x = job.x;
         let unit_bytes = LOADS * SUM_LANES * C::LOAD_BYTES;
-        let bytes_after = C::READ_BYTES - C::LOAD_BYTES;
-        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
-        let bytes_left = matrix.words.len() * 4 - row * row_bytes;
-        let mut unit = Unit::first(job, row_scales, token, row * row_bytes);
+        let mut unit = Unit::first(job, units, token, row);
         let mut sums = Sums { plain: [[_mm256_setzero_ps(); 2]; T], on_grid: [no_terms(); T] };
         let groups_per_term = x.columns.groups_per_term();
-        let units_read = bytes_left.saturating_sub(bytes_after) / unit_bytes;
-        let whole_units = (x.num_groups() / GROUPS).min(units_read);
+        let is_copied = units.copied_from <= row;
+        let whole_units = if is_copied { units.last } else { units.whole };
         for _ in 0..whole_units {
             prefetch(unit.codes, unit_bytes);
             // SAFETY: the groups and what their loads read are there.
             unsafe {
                 let products = group_sums::<C, LOADS, SUM_LANES, T, false>(unit);
-                add_unit::<R, T>(unit, products, groups_per_term, &mut sums);
+                let factors = (unit.scales.eight(), unit.biases.eight());
+                add_unit::<R, T>(unit, products, factors, groups_per_term, &mut sums);
             }
             unit = unit.next(unit_bytes, x.group_size);
         }
@@ -164,12 +156,11 @@ for_avx2! {
             return sums;
         }
         prefetch(unit.codes, unit_bytes);
-        let bytes_left = bytes_left - whole_units * unit_bytes;
-        let mut copy = [0_u8; UNIT_BYTES_MAX];
-        if bytes_left < unit_bytes + bytes_after {
-            // SAFETY: the bytes are the last ones of the matrix, fewer than the copy has.
-            unsafe { unit.codes.copy_to_nonoverlapping(copy.as_mut_ptr(), bytes_left) };
-            unit.codes = copy.as_ptr();
+        let mut copy: MaybeUninit<[u8; UNIT_BYTES_MAX]> = MaybeUninit::uninit();
+        if is_copied {
+            let num_bytes = groups_left * unit_bytes / GROUPS;
+            // SAFETY: the bytes are those of the last groups of the row.
+            unit.codes = unsafe { copy_codes(unit.codes, num_bytes, &mut copy) };
         }
         // SAFETY: padded activations are there, zeros, by which bytes after the row are multiplied.
         unsafe {
@@ -178,12 +169,14 @@ for_avx2! {
             } else {
                 group_sums::<C, LOADS, SUM_LANES, T, false>(unit)
             };
-            add_unit::<R, T>(unit, products, groups_per_term, &mut sums);
+            let first = |it: GroupValues| it.first(groups_left, is_copied);
+            let factors = (first(unit.scales), first(unit.biases));
+            add_unit::<R, T>(unit, products, factors, groups_per_term, &mut sums);
         }
         sums
     }
 
-    /// Adds a unit to the sums, given its integer `products`.
+    /// Adds a unit to the sums, given its integer `products`, its scales and its biases.
     ///
     /// # Safety
     /// Everything must be where `unit` says.
@@ -191,12 +184,10 @@ for_avx2! {
     unsafe fn add_unit<R: Results, const T: usize>(
         unit: Unit,
         products: [__m256i; T],
+        (scales, biases): (__m256, __m256),
         groups_per_term: usize,
         sums: &mut Sums<T>,
     ) {
-        // SAFETY: the caller's promise.
-        let (scales, biases) =
-            unsafe { (_mm256_loadu_ps(unit.scales), _mm256_loadu_ps(unit.biases)) };
         for t in 0..T {
             let first_group = t * unit.padded_groups;
             // SAFETY: the caller's promise.
@@ -237,13 +228,48 @@ for_avx2! {
     }
 }
 
+/// What is the same in all rows of a product.
+struct Units {
+    row_bytes: usize,
+    /// Number of whole units of a row.
+    whole: usize,
+    /// Number of units before the last one of a row, which is whole or not.
+    last: usize,
+    /// The first row whose last unit is copied: its loads would read beyond the matrix.
+    copied_from: usize,
+    scales: GroupValues,
+    biases: GroupValues,
+    /// Number of registers of a token.
+    stride: usize,
+}
+
+impl Units {
+    fn of<C: Codes, const LOADS: usize, const SUM_LANES: usize>(job: &Job<'_>) -> Units {
+        let Job { x, matrix, .. } = job;
+        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
+        let unit_bytes = LOADS * SUM_LANES * C::LOAD_BYTES;
+        let last = x.num_groups().div_ceil(GROUPS) - 1;
+        let read_bytes = (last + 1) * unit_bytes + C::READ_BYTES - C::LOAD_BYTES;
+        let bytes_after = (matrix.words.len() * 4).checked_sub(read_bytes);
+        Units {
+            row_bytes,
+            whole: x.num_groups() / GROUPS,
+            last,
+            copied_from: bytes_after.map_or(0, |bytes| bytes / row_bytes + 1),
+            scales: GroupValues::scales(matrix),
+            biases: GroupValues::biases(matrix),
+            stride: x.padded_groups * x.group_size / LANES,
+        }
+    }
+}
+
 /// Location of a unit of a row, and of all that is multiplied with it.
 #[derive(Clone, Copy)]
 struct Unit {
     /// Packed codes. Those of the next row may follow; they are multiplied with zeros.
     codes: *const u8,
-    scales: *const f32,
-    biases: *const f32,
+    scales: GroupValues,
+    biases: GroupValues,
     /// Ordered activations of the first token; those of the next tokens are `stride` apart.
     values: *const Register,
     stride: usize,
@@ -255,18 +281,18 @@ struct Unit {
 }
 
 impl Unit {
-    /// The first unit of the row whose codes begin at `byte`, with the tokens from `token` on.
+    /// The first unit of a row, with the tokens from `token` on.
     #[inline(always)]
-    fn first(job: &Job<'_>, row_scales: &RowScales, token: usize, byte: usize) -> Unit {
+    fn first(job: &Job<'_>, units: &Units, token: usize, row: usize) -> Unit {
         let Job { ordered, x, matrix, .. } = job;
-        let stride = x.padded_groups * x.group_size / LANES;
         let first_group = token * x.padded_groups;
+        let row_group = row * x.num_groups();
         Unit {
-            codes: matrix.words.as_ptr().cast::<u8>().wrapping_add(byte),
-            scales: row_scales.scales.as_ptr(),
-            biases: row_scales.biases.as_ptr(),
-            values: ordered.values.as_ptr().wrapping_add(token * stride),
-            stride,
+            codes: matrix.words.as_ptr().cast::<u8>().wrapping_add(row * units.row_bytes),
+            scales: units.scales.from(row_group),
+            biases: units.biases.from(row_group),
+            values: ordered.values.as_ptr().wrapping_add(token * units.stride),
+            stride: units.stride,
             x_units: x.groups.units.as_ptr().wrapping_add(first_group),
             x_sums: x.groups.sums.as_ptr().wrapping_add(first_group),
             padded_groups: x.padded_groups,
@@ -278,8 +304,8 @@ impl Unit {
     fn next(self, bytes: usize, group_size: usize) -> Unit {
         Unit {
             codes: self.codes.wrapping_add(bytes),
-            scales: self.scales.wrapping_add(GROUPS),
-            biases: self.biases.wrapping_add(GROUPS),
+            scales: self.scales.from(GROUPS),
+            biases: self.biases.from(GROUPS),
             values: self.values.wrapping_add(GROUPS * group_size / LANES),
             x_units: self.x_units.wrapping_add(GROUPS),
             x_sums: self.x_sums.wrapping_add(GROUPS),

@@ -1,127 +1,172 @@
-//! Scales and biases of a row of weights, as f32.
+//! Scales and biases of groups, as f32.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
+use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 use jackalope_simd::{Elements, QuantMatrix, QuantMode, Scales};
 
-use super::for_avx2;
-
 /// Number of groups whose scales or sums fill a register.
 pub(super) const GROUPS: usize = 8;
 
-/// Scales and biases of a row, `[padded_groups]`, with zeros for the padding of groups.
-pub(super) struct RowScales {
-    pub(super) scales: Vec<f32>,
-    pub(super) biases: Vec<f32>,
+/// Location of the scales, or of the biases, of groups.
+#[derive(Clone, Copy)]
+pub(super) struct GroupValues {
+    codes: *const u8,
+    kind: Kind,
+    code_bytes: usize,
 }
 
-impl RowScales {
-    /// Those of a row that has zeros only.
-    pub(super) fn new(padded_groups: usize) -> RowScales {
-        RowScales { scales: vec![0.0; padded_groups], biases: vec![0.0; padded_groups] }
-    }
+/// The format of scales or biases. That of a matrix is the same in all groups, so branches are predicted.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Biases of a matrix that has none.
+    Zeros,
+    Bf16,
+    F16,
+    F32,
+    E8m0,
+    E4m3,
 }
 
-for_avx2! {
-    /// Loads the scales and biases of a row of `num_groups` groups.
-    #[inline]
-    pub(super) fn load_scales(
-        matrix: &QuantMatrix<'_>,
-        row: usize,
-        num_groups: usize,
-        RowScales { scales, biases }: &mut RowScales,
-    ) {
-        let groups = row * num_groups..(row + 1) * num_groups;
+impl GroupValues {
+    /// The scales of a matrix.
+    pub(super) fn scales(matrix: &QuantMatrix<'_>) -> GroupValues {
         match &matrix.scales {
-            Scales::Elements(from) => load_elements(from, groups.clone(), scales),
-            Scales::Bytes(from) if matrix.format.mode == QuantMode::Nvfp4 => {
-                load::<E4m3>(from, groups.clone(), scales);
+            Scales::Elements(scales) => GroupValues::elements(scales),
+            Scales::Bytes(scales) => {
+                let is_nvfp4 = matrix.format.mode == QuantMode::Nvfp4;
+                let kind = if is_nvfp4 { Kind::E4m3 } else { Kind::E8m0 };
+                GroupValues { codes: scales.as_ptr(), kind, code_bytes: 1 }
             }
-            Scales::Bytes(from) => load::<E8m0>(from, groups.clone(), scales),
-        }
-        if let Some(from) = &matrix.biases {
-            load_elements(from, groups, biases);
         }
     }
 
-    #[inline]
-    fn load_elements(from: &Elements<'_>, groups: Range<usize>, to: &mut [f32]) {
-        match from {
-            Elements::Bf16(from) => load::<bf16>(from, groups, to),
-            Elements::F16(from) => load::<f16>(from, groups, to),
-            Elements::F32(from) => load::<f32>(from, groups, to),
+    /// The biases of a matrix.
+    pub(super) fn biases(matrix: &QuantMatrix<'_>) -> GroupValues {
+        let none = GroupValues { codes: std::ptr::null(), kind: Kind::Zeros, code_bytes: 0 };
+        matrix.biases.as_ref().map_or(none, GroupValues::elements)
+    }
+
+    fn elements(elements: &Elements<'_>) -> GroupValues {
+        match elements {
+            Elements::Bf16(it) => {
+                GroupValues { codes: it.as_ptr().cast(), kind: Kind::Bf16, code_bytes: 2 }
+            }
+            Elements::F16(it) => {
+                GroupValues { codes: it.as_ptr().cast(), kind: Kind::F16, code_bytes: 2 }
+            }
+            Elements::F32(it) => {
+                GroupValues { codes: it.as_ptr().cast(), kind: Kind::F32, code_bytes: 4 }
+            }
         }
     }
 
-    /// Loads the scales of `groups`; zeros follow them.
-    #[inline]
-    fn load<S: Scale>(from: &[S::Code], groups: Range<usize>, to: &mut [f32]) {
-        let (whole, rest) = from[groups.clone()].as_chunks::<GROUPS>();
-        let to = to.as_chunks_mut::<GROUPS>().0;
-        for (to, codes) in to.iter_mut().zip(whole) {
-            // SAFETY: the machine has the instruction set for which this is compiled; `to` has
-            // eight values.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), S::convert(*codes)) };
-        }
-        if rest.is_empty() {
-            return;
-        }
-        let codes = match from[groups.end - rest.len()..].first_chunk() {
-            // Those of the next row are among them.
-            Some(codes) => *codes,
-            None => {
-                let mut codes = [S::Code::default(); GROUPS];
-                codes[..rest.len()].copy_from_slice(rest);
-                codes
-            }
+    /// Whether a matrix has the scales and biases of this many groups.
+    pub(super) fn has(matrix: &QuantMatrix<'_>, num_groups: usize) -> bool {
+        let num_scales = match &matrix.scales {
+            Scales::Elements(scales) => scales.len(),
+            Scales::Bytes(scales) => scales.len(),
         };
-        let to = &mut to[whole.len()];
-        // SAFETY: as above.
-        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), first(S::convert(codes), rest.len())) };
+        num_groups <= num_scales && matrix.biases.is_none_or(|it| num_groups <= it.len())
+    }
+
+    /// Those of the groups from `group` on.
+    #[inline(always)]
+    pub(super) fn from(self, group: usize) -> GroupValues {
+        GroupValues { codes: self.codes.wrapping_add(group * self.code_bytes), ..self }
+    }
+
+    /// The values of eight groups.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set, and the groups must be there.
+    #[inline(always)]
+    pub(super) unsafe fn eight(self) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.kind {
+                Kind::Bf16 => bf16::convert(self.codes),
+                Kind::F16 => f16::convert(self.codes),
+                Kind::F32 => f32::convert(self.codes),
+                Kind::Zeros => _mm256_setzero_ps(),
+                Kind::E8m0 => E8m0::convert(self.codes),
+                Kind::E4m3 => E4m3::convert(self.codes),
+            }
+        }
+    }
+
+    /// The values of the first `len` of eight groups, and zeros. With `is_end`, only these groups
+    /// are read.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set, and the groups that are read must be there.
+    #[inline(always)]
+    pub(super) unsafe fn first(self, len: usize, is_end: bool) -> __m256 {
+        let mut copy: MaybeUninit<[u8; 4 * GROUPS]> = MaybeUninit::uninit();
+        let mut from = self;
+        if is_end {
+            // SAFETY: the caller's promise.
+            from.codes = unsafe { copy_codes(self.codes, len * self.code_bytes, &mut copy) };
+        }
+        // SAFETY: the caller's promise; the copy has eight codes.
+        unsafe {
+            let indices = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let is_first = _mm256_cmpgt_epi32(_mm256_set1_epi32(len as i32), indices);
+            _mm256_and_ps(from.eight(), _mm256_castsi256_ps(is_first))
+        }
     }
 }
 
-/// A format of scales.
-trait Scale {
-    type Code: Copy + Default;
+/// Copies the last bytes of an array into a larger one of zeros.
+///
+/// # Safety
+/// `num_bytes`, `N` at most, must be at `codes`.
+#[cold]
+pub(super) unsafe fn copy_codes<const N: usize>(
+    codes: *const u8,
+    num_bytes: usize,
+    copy: &mut MaybeUninit<[u8; N]>,
+) -> *const u8 {
+    let copy = copy.write([0; N]);
+    // SAFETY: the caller's promise.
+    unsafe { codes.copy_to_nonoverlapping(copy.as_mut_ptr(), num_bytes) };
+    copy.as_ptr()
+}
 
+/// A format of scales or biases.
+trait Scale {
+    /// The values of eight codes.
+    ///
     /// # Safety
-    /// The machine must have the instruction set.
-    unsafe fn convert(codes: [Self::Code; GROUPS]) -> __m256;
+    /// The machine must have the instruction set, and the codes must be there.
+    unsafe fn convert(codes: *const u8) -> __m256;
 }
 
 impl Scale for bf16 {
-    type Code = bf16;
-
     #[inline(always)]
-    unsafe fn convert(codes: [bf16; GROUPS]) -> __m256 {
+    unsafe fn convert(codes: *const u8) -> __m256 {
         // SAFETY: the caller's promise; eight halves are half a register.
         unsafe {
-            let halves = _mm_loadu_si128(codes.as_ptr().cast());
+            let halves = _mm_loadu_si128(codes.cast());
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
         }
     }
 }
 
 impl Scale for f16 {
-    type Code = f16;
-
     #[inline(always)]
-    unsafe fn convert(codes: [f16; GROUPS]) -> __m256 {
+    unsafe fn convert(codes: *const u8) -> __m256 {
         // SAFETY: the caller's promise; eight halves are half a register.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(codes.as_ptr().cast())) }
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(codes.cast())) }
     }
 }
 
 impl Scale for f32 {
-    type Code = f32;
-
     #[inline(always)]
-    unsafe fn convert(codes: [f32; GROUPS]) -> __m256 {
+    unsafe fn convert(codes: *const u8) -> __m256 {
         // SAFETY: the caller's promise; eight values are a register.
-        unsafe { _mm256_loadu_ps(codes.as_ptr()) }
+        unsafe { _mm256_loadu_ps(codes.cast()) }
     }
 }
 
@@ -129,13 +174,11 @@ impl Scale for f32 {
 struct E8m0;
 
 impl Scale for E8m0 {
-    type Code = u8;
-
     #[inline(always)]
-    unsafe fn convert(codes: [u8; GROUPS]) -> __m256 {
+    unsafe fn convert(codes: *const u8) -> __m256 {
         // SAFETY: the caller's promise.
         unsafe {
-            let codes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(codes)));
+            let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(codes.cast()));
             let is_zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
             let least = _mm256_and_si256(is_zero, _mm256_set1_epi32(1 << 22));
             _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(codes), least))
@@ -147,13 +190,11 @@ impl Scale for E8m0 {
 struct E4m3;
 
 impl Scale for E4m3 {
-    type Code = u8;
-
     #[inline(always)]
-    unsafe fn convert(codes: [u8; GROUPS]) -> __m256 {
+    unsafe fn convert(codes: *const u8) -> __m256 {
         // SAFETY: the caller's promise.
         unsafe {
-            let codes = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(i64::from_le_bytes(codes)));
+            let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(codes.cast()));
             let magnitudes = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
             let halves = _mm256_cvtph_ps(_mm_slli_epi16::<7>(magnitudes));
             let values = _mm256_mul_ps(halves, _mm256_set1_ps(256.0));
@@ -166,22 +207,5 @@ impl Scale for E4m3 {
             )));
             _mm256_or_ps(values, _mm256_castsi256_ps(signs))
         }
-    }
-}
-
-/// The first `len` lanes, and zeros.
-///
-/// # Safety
-/// The machine must have the instruction set.
-#[inline(always)]
-unsafe fn first(lanes: __m256, len: usize) -> __m256 {
-    if len == GROUPS {
-        return lanes;
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        let indices = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let is_first = _mm256_cmpgt_epi32(_mm256_set1_epi32(len as i32), indices);
-        _mm256_and_ps(lanes, _mm256_castsi256_ps(is_first))
     }
 }
