@@ -7,10 +7,22 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns a command to run in the foreground.
+/// Returns a command to run in the foreground. It does not see the variables that describe this
+/// package: build scripts of dependencies ask for them, and Cargo would run these scripts again, and
+/// compile all that depends on them, whenever it is started otherwise than before.
 pub(crate) fn command(program: &str) -> Command {
     #[expect(clippy::disallowed_methods, reason = "xtask runs developers' tools in the foreground")]
-    Command::new(program)
+    let mut command = Command::new(program);
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in names.filter(|it| describes_package(it)) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Whether Cargo sets this variable to describe the package that it runs.
+fn describes_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
 
 /// Returns an environment variable, if it is set and not empty.

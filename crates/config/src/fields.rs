@@ -72,14 +72,10 @@ pub fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
 /// Returns the field whose value has the wrong type, which the parser does not name: the only one
 /// that contains the value in its message, or the one with which the message stays the same.
 fn field_of<C: DeserializeOwned>(config: &Value, reason: &str) -> Option<String> {
-    let rest =
-        ["invalid type: ", "invalid value: "].iter().find_map(|it| reason.strip_prefix(it))?;
-    let (found, _) = rest.split_once(", expected")?;
-    let value = match found {
-        "map" => "{",
-        "sequence" => "[",
-        _ => found.strip_prefix("string ").or_else(|| found.split('`').nth(1)).unwrap_or(found),
-    };
+    if reason.starts_with("missing field") {
+        return None;
+    }
+    let value = value_in(reason).unwrap_or_default();
     let fields = config.as_object().filter(|fields| fields.len() <= FIELDS_SEARCHED_MAX)?;
     let contain = fields.iter().filter(|(_, it)| it.to_string().contains(value));
     let names: Vec<&String> = contain.map(|(name, _)| name).collect();
@@ -94,6 +90,18 @@ fn field_of<C: DeserializeOwned>(config: &Value, reason: &str) -> Option<String>
         C::deserialize(Value::Object(kept)).err().is_some_and(|err| err.to_string() == reason)
     });
     field.map(|field| (*field).clone())
+}
+
+/// Returns the value that a message of the parser contains, as it begins in JSON.
+fn value_in(reason: &str) -> Option<&str> {
+    let rest =
+        ["invalid type: ", "invalid value: "].iter().find_map(|it| reason.strip_prefix(it))?;
+    let (found, _) = rest.split_once(", expected")?;
+    Some(match found {
+        "map" => "{",
+        "sequence" => "[",
+        _ => found.strip_prefix("string ").or_else(|| found.split('`').nth(1)).unwrap_or(found),
+    })
 }
 
 /// Returns `config` in which a field that a family names differently, `(theirs, ours)`, has our name, and
@@ -216,7 +224,7 @@ pub fn or_absent(value: Option<impl Display>) -> String {
 
 /// A number, or transformers' notation for one that JSON cannot hold: `{"__float__": "Infinity"}`.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number")]
 enum Float {
     Number(f64),
     Tagged { __float__: Tag },
@@ -292,6 +300,8 @@ mod tests {
         let list = serde_json::json!({"heads": [2], "layers": 1, "width": 1});
         assert_eq!(error(list), "`heads`: invalid type: sequence, expected u32");
         assert_eq!(error(serde_json::json!({"layers": 1})), "missing field `heads`");
+        let error = parse::<Sample>(&serde_json::json!({"other": "a", "theta": "b"}));
+        assert_eq!(error.unwrap_err().to_string(), "`theta`: expected a number");
     }
 
     #[test]

@@ -34,7 +34,7 @@ struct Config {
 
 /// A bound of the layers with experts; a list has one for each kind of input.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number or a list of numbers")]
 enum Bound {
     One(usize),
     Each(Vec<usize>),

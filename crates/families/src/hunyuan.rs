@@ -32,7 +32,7 @@ struct Config {
 
 /// A number of all layers, or one for each.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number or a list of numbers")]
 enum PerLayer {
     All(u32),
     Each(Vec<u32>),

@@ -20,7 +20,7 @@ struct Own {
 
 /// A letter for each layer, or a word.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected letters in one string or a list of words")]
 enum Pattern {
     Letters(String),
     Words(Vec<String>),

@@ -32,7 +32,7 @@ pub(super) struct Config {
 
 /// A number for all layers, or one for each.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number or a list of numbers")]
 pub(super) enum OneOrEach {
     One(u32),
     Each(Vec<u32>),

@@ -41,7 +41,7 @@ pub(super) struct Config {
 
 /// A switch that older checkpoints state as a number.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected true, false or a number")]
 pub(super) enum Switch {
     Flag(bool),
     Number(f64),

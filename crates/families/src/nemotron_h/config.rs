@@ -38,7 +38,7 @@ pub(super) struct Config {
 
 /// The letters of the layers, in one string or one by one.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected letters in one string or in a list")]
 pub(super) enum Pattern {
     Text(String),
     Letters(Vec<String>),
