@@ -6,10 +6,10 @@ use std::mem::size_of;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
-use jackalope_kernels::{Elements, QuantMatrix, Scales, quantized_matmul};
+use jackalope_kernels::{Elements, Float, QuantMatrix, Scales, quantized_matmul};
 use memmap2::{MmapMut, MmapOptions};
 
-use crate::support::{Float, Floats, OwnedScales, Random, formats, pools};
+use crate::support::{Floats, OwnedScales, Random, formats, pools};
 
 /// Size of the mapped files: a multiple of the page size of every system.
 const FILE_BYTES: usize = 64 << 10;
@@ -24,11 +24,13 @@ impl AtEnd {
         let number = NUM_FILES.fetch_add(1, Ordering::Relaxed);
         let path =
             std::env::temp_dir().join(format!("jackalope-bounds-{}-{number}", std::process::id()));
-        fs::write(&path, vec![0; FILE_BYTES]).unwrap();
-        let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+        fs::write(&path, vec![0; FILE_BYTES]).expect("a file is written");
+        let file = fs::File::options().read(true).write(true).open(&path);
+        let file = file.expect("the file is there");
         // SAFETY: nobody else knows the file.
-        let mut map = unsafe { MmapOptions::new().len(2 * FILE_BYTES).map_mut(&file) }.unwrap();
-        fs::remove_file(&path).unwrap();
+        let map = unsafe { MmapOptions::new().len(2 * FILE_BYTES).map_mut(&file) };
+        let mut map = map.expect("a file is mapped");
+        fs::remove_file(&path).expect("the file is there");
         let start = FILE_BYTES - bytes.len();
         map[start..FILE_BYTES].copy_from_slice(bytes);
         AtEnd(map, start)

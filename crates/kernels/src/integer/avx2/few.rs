@@ -58,6 +58,12 @@ struct Sums<const T: usize> {
     on_grid: [GridSums; T],
 }
 
+/// The scales and biases of a unit.
+struct Factors {
+    scales: __m256,
+    biases: __m256,
+}
+
 for_avx2! {
     fn multiply<C: Codes, R: Results, const LOADS: usize, const SUM_LANES: usize>(
         job: &Job<'_>,
@@ -146,7 +152,8 @@ for_avx2! {
             // SAFETY: the groups and what their loads read are there.
             unsafe {
                 let products = group_sums::<C, LOADS, SUM_LANES, T, false>(unit);
-                let factors = (unit.scales.eight(), unit.biases.eight());
+                let factors =
+                    Factors { scales: unit.scales.eight(), biases: unit.biases.eight() };
                 add_unit::<R, T>(unit, products, factors, groups_per_term, &mut sums);
             }
             unit = unit.next(unit_bytes, x.group_size);
@@ -170,13 +177,13 @@ for_avx2! {
                 group_sums::<C, LOADS, SUM_LANES, T, false>(unit)
             };
             let first = |it: GroupValues| it.first(groups_left, is_copied);
-            let factors = (first(unit.scales), first(unit.biases));
+            let factors = Factors { scales: first(unit.scales), biases: first(unit.biases) };
             add_unit::<R, T>(unit, products, factors, groups_per_term, &mut sums);
         }
         sums
     }
 
-    /// Adds a unit to the sums, given its integer `products`, its scales and its biases.
+    /// Adds a unit to the sums, given its integer `products`.
     ///
     /// # Safety
     /// Everything must be where `unit` says.
@@ -184,10 +191,11 @@ for_avx2! {
     unsafe fn add_unit<R: Results, const T: usize>(
         unit: Unit,
         products: [__m256i; T],
-        (scales, biases): (__m256, __m256),
+        factors: Factors,
         groups_per_term: usize,
         sums: &mut Sums<T>,
     ) {
+        let Factors { scales, biases } = factors;
         for t in 0..T {
             let first_group = t * unit.padded_groups;
             // SAFETY: the caller's promise.
