@@ -59,6 +59,7 @@ struct Sums<const T: usize> {
 }
 
 /// The scales and biases of a unit.
+#[derive(Clone, Copy)]
 struct Factors {
     scales: __m256,
     biases: __m256,
