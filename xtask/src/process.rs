@@ -7,9 +7,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns a command to run in the foreground. It does not see the variables that describe this
-/// package: build scripts of dependencies ask for them, and Cargo would run these scripts again, and
-/// compile all that depends on them, whenever it is started otherwise than before.
+/// Returns a command to run in the foreground. It does not inherit the variables by which Cargo
+/// describes this package to it: some build scripts of dependencies depend on them, so a build that
+/// inherits them would compile again what a build from the command line has compiled.
 pub(crate) fn command(program: &str) -> Command {
     #[expect(clippy::disallowed_methods, reason = "xtask runs developers' tools in the foreground")]
     let mut command = Command::new(program);
@@ -48,4 +48,17 @@ pub(crate) fn target_dir() -> PathBuf {
 pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
     let path = env("PATH")?;
     std::env::split_paths(&path).find(|dir| dir.join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_do_not_inherit_the_description_of_this_package() {
+        let command = command("cargo");
+        let is_removed = |name: &str| command.get_envs().any(|it| it == (name.as_ref(), None));
+        assert!(is_removed("CARGO_MANIFEST_DIR"), "Cargo sets it for tests");
+        assert!(!is_removed("PATH") && !is_removed("CARGO_HOME"));
+    }
 }

@@ -289,3 +289,26 @@ fn null_is_false_where_mlx_lm_takes_it_so() {
         assert_eq!(experts(&spec_of(name, &json!({field: null}))).shared, None, "{name}");
     }
 }
+
+#[test]
+fn a_value_of_none_of_several_types_is_reported_with_its_field() {
+    for (name, field, expected) in [
+        ("ernie4_5_moe", "moe_layer_start_index", "a number or a list of numbers"),
+        ("nemotron_h", "hybrid_override_pattern", "letters in one string or in a list"),
+        ("hunyuan", "moe_intermediate_size", "a number or a list of numbers"),
+        ("llama4", "attn_temperature_tuning", "true, false or a number"),
+        ("gemma3n", "intermediate_size", "a number or a list of numbers"),
+        ("glm_moe_dsa", "index_topk_pattern", "letters in one string or a list of words"),
+    ] {
+        let sample = configs().iter().find(|(_, it)| {
+            let fields = if it["text_config"].is_object() { &it["text_config"] } else { it };
+            fields["model_type"].as_str().is_some_and(|it| it.starts_with(name))
+        });
+        let mut config = sample.expect(name).1.clone();
+        let has_part = config["text_config"].is_object();
+        let fields = if has_part { &mut config["text_config"] } else { &mut config };
+        fields[field] = json!({"other": [null]});
+        let error = model_spec(&config).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{field}`: expected {expected}")), "{name}: {error}");
+    }
+}

@@ -71,14 +71,12 @@ for_avx2! {
         out: &mut [R],
     ) {
         let Job { ordered, x, matrix, rows } = job;
-        let row_bytes = matrix.format.words_per_row(matrix.input) * 4;
-        let stride = x.padded_groups * x.group_size / LANES;
-        assert!(rows.end * row_bytes <= matrix.words.len() * 4, "bytes of the rows");
+        let units = Units::of::<C, LOADS, SUM_LANES>(job);
+        assert!(rows.end * units.row_bytes <= matrix.words.len() * 4, "bytes of the rows");
         assert!(GroupValues::has(matrix, rows.end * x.num_groups()), "scales and biases of the rows");
-        assert!(out.len() * stride <= ordered.values.len(), "values of the tokens");
+        assert!(out.len() * units.stride <= ordered.values.len(), "values of the tokens");
         assert!(out.len() * x.padded_groups <= x.groups.units.len(), "units of the tokens");
         assert!(out.len() * x.padded_groups <= x.groups.sums.len(), "sums of the tokens");
-        let units = Units::of::<C, LOADS, SUM_LANES>(job);
         for start in rows.clone().step_by(RESULT_ROWS) {
             let block = start..(start + RESULT_ROWS).min(rows.end);
             let mut token = 0;
@@ -298,8 +296,8 @@ impl Unit {
         let row_group = row * x.num_groups();
         Unit {
             codes: matrix.words.as_ptr().cast::<u8>().wrapping_add(row * units.row_bytes),
-            scales: units.scales.from(row_group),
-            biases: units.biases.from(row_group),
+            scales: units.scales.skip(row_group),
+            biases: units.biases.skip(row_group),
             values: ordered.values.as_ptr().wrapping_add(token * units.stride),
             stride: units.stride,
             x_units: x.groups.units.as_ptr().wrapping_add(first_group),
@@ -313,8 +311,8 @@ impl Unit {
     fn next(self, bytes: usize, group_size: usize) -> Unit {
         Unit {
             codes: self.codes.wrapping_add(bytes),
-            scales: self.scales.from(GROUPS),
-            biases: self.biases.from(GROUPS),
+            scales: self.scales.skip(GROUPS),
+            biases: self.biases.skip(GROUPS),
             values: self.values.wrapping_add(GROUPS * group_size / LANES),
             x_units: self.x_units.wrapping_add(GROUPS),
             x_sums: self.x_sums.wrapping_add(GROUPS),

@@ -3,7 +3,6 @@
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use half::{bf16, f16};
 use jackalope_simd::{Elements, QuantMatrix, QuantMode, Scales};
 
 /// Number of groups whose scales or sums fill a register.
@@ -17,7 +16,8 @@ pub(super) struct GroupValues {
     code_bytes: usize,
 }
 
-/// The format of scales or biases. That of a matrix is the same in all groups, so branches are predicted.
+/// The format of scales or biases. It is the same in all groups of a matrix, so the processor predicts
+/// the branches that depend on it.
 #[derive(Clone, Copy)]
 enum Kind {
     /// Biases of a matrix that has none.
@@ -49,17 +49,12 @@ impl GroupValues {
     }
 
     fn elements(elements: &Elements<'_>) -> GroupValues {
-        match elements {
-            Elements::Bf16(it) => {
-                GroupValues { codes: it.as_ptr().cast(), kind: Kind::Bf16, code_bytes: 2 }
-            }
-            Elements::F16(it) => {
-                GroupValues { codes: it.as_ptr().cast(), kind: Kind::F16, code_bytes: 2 }
-            }
-            Elements::F32(it) => {
-                GroupValues { codes: it.as_ptr().cast(), kind: Kind::F32, code_bytes: 4 }
-            }
-        }
+        let (codes, kind, code_bytes) = match elements {
+            Elements::Bf16(it) => (it.as_ptr().cast(), Kind::Bf16, 2),
+            Elements::F16(it) => (it.as_ptr().cast(), Kind::F16, 2),
+            Elements::F32(it) => (it.as_ptr().cast(), Kind::F32, 4),
+        };
+        GroupValues { codes, kind, code_bytes }
     }
 
     /// Whether a matrix has the scales and biases of this many groups.
@@ -71,10 +66,10 @@ impl GroupValues {
         num_groups <= num_scales && matrix.biases.is_none_or(|it| num_groups <= it.len())
     }
 
-    /// Those of the groups from `group` on.
+    /// Those of the groups after the first `num_groups`.
     #[inline(always)]
-    pub(super) fn from(self, group: usize) -> GroupValues {
-        GroupValues { codes: self.codes.wrapping_add(group * self.code_bytes), ..self }
+    pub(super) fn skip(self, num_groups: usize) -> GroupValues {
+        GroupValues { codes: self.codes.wrapping_add(num_groups * self.code_bytes), ..self }
     }
 
     /// The values of eight groups.
@@ -86,12 +81,12 @@ impl GroupValues {
         // SAFETY: the caller's promise.
         unsafe {
             match self.kind {
-                Kind::Bf16 => bf16::convert(self.codes),
-                Kind::F16 => f16::convert(self.codes),
-                Kind::F32 => f32::convert(self.codes),
+                Kind::Bf16 => from_bf16(self.codes),
+                Kind::F16 => from_f16(self.codes),
+                Kind::F32 => _mm256_loadu_ps(self.codes.cast()),
                 Kind::Zeros => _mm256_setzero_ps(),
-                Kind::E8m0 => E8m0::convert(self.codes),
-                Kind::E4m3 => E4m3::convert(self.codes),
+                Kind::E8m0 => from_e8m0(self.codes),
+                Kind::E4m3 => from_e4m3(self.codes),
             }
         }
     }
@@ -134,78 +129,59 @@ pub(super) unsafe fn copy_codes<const N: usize>(
     copy.as_ptr()
 }
 
-/// A format of scales or biases.
-trait Scale {
-    /// The values of eight codes.
-    ///
-    /// # Safety
-    /// The machine must have the instruction set, and the codes must be there.
-    unsafe fn convert(codes: *const u8) -> __m256;
-}
-
-impl Scale for bf16 {
-    #[inline(always)]
-    unsafe fn convert(codes: *const u8) -> __m256 {
-        // SAFETY: the caller's promise; eight halves are half a register.
-        unsafe {
-            let halves = _mm_loadu_si128(codes.cast());
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
-        }
+/// # Safety
+/// The machine must have the instruction set, and eight values must be there.
+#[inline(always)]
+unsafe fn from_bf16(codes: *const u8) -> __m256 {
+    // SAFETY: the caller's promise; eight halves are half a register.
+    unsafe {
+        let halves = _mm_loadu_si128(codes.cast());
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
     }
 }
 
-impl Scale for f16 {
-    #[inline(always)]
-    unsafe fn convert(codes: *const u8) -> __m256 {
-        // SAFETY: the caller's promise; eight halves are half a register.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(codes.cast())) }
-    }
-}
-
-impl Scale for f32 {
-    #[inline(always)]
-    unsafe fn convert(codes: *const u8) -> __m256 {
-        // SAFETY: the caller's promise; eight values are a register.
-        unsafe { _mm256_loadu_ps(codes.cast()) }
-    }
+/// # Safety
+/// The machine must have the instruction set, and eight values must be there.
+#[inline(always)]
+unsafe fn from_f16(codes: *const u8) -> __m256 {
+    // SAFETY: the caller's promise; eight halves are half a register.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(codes.cast())) }
 }
 
 /// As [`jackalope_simd::e8m0`].
-struct E8m0;
-
-impl Scale for E8m0 {
-    #[inline(always)]
-    unsafe fn convert(codes: *const u8) -> __m256 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(codes.cast()));
-            let is_zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
-            let least = _mm256_and_si256(is_zero, _mm256_set1_epi32(1 << 22));
-            _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(codes), least))
-        }
+///
+/// # Safety
+/// The machine must have the instruction set, and eight codes must be there.
+#[inline(always)]
+unsafe fn from_e8m0(codes: *const u8) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(codes.cast()));
+        let is_zero = _mm256_cmpeq_epi32(codes, _mm256_setzero_si256());
+        let least = _mm256_and_si256(is_zero, _mm256_set1_epi32(1 << 22));
+        _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32::<23>(codes), least))
     }
 }
 
 /// As [`jackalope_simd::e4m3`]: an f16 with the same mantissa has an exponent larger by eight.
-struct E4m3;
-
-impl Scale for E4m3 {
-    #[inline(always)]
-    unsafe fn convert(codes: *const u8) -> __m256 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(codes.cast()));
-            let magnitudes = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
-            let halves = _mm256_cvtph_ps(_mm_slli_epi16::<7>(magnitudes));
-            let values = _mm256_mul_ps(halves, _mm256_set1_ps(256.0));
-            let is_nan = _mm_cmpeq_epi16(magnitudes, _mm_set1_epi16(0x7f));
-            let is_nan = _mm256_castsi256_ps(_mm256_cvtepi16_epi32(is_nan));
-            let values = _mm256_blendv_ps(values, _mm256_set1_ps(f32::NAN), is_nan);
-            let signs = _mm256_slli_epi32::<24>(_mm256_cvtepu16_epi32(_mm_andnot_si128(
-                _mm_set1_epi16(0x7f),
-                codes,
-            )));
-            _mm256_or_ps(values, _mm256_castsi256_ps(signs))
-        }
+///
+/// # Safety
+/// The machine must have the instruction set, and eight codes must be there.
+#[inline(always)]
+unsafe fn from_e4m3(codes: *const u8) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(codes.cast()));
+        let magnitudes = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+        let halves = _mm256_cvtph_ps(_mm_slli_epi16::<7>(magnitudes));
+        let values = _mm256_mul_ps(halves, _mm256_set1_ps(256.0));
+        let is_nan = _mm_cmpeq_epi16(magnitudes, _mm_set1_epi16(0x7f));
+        let is_nan = _mm256_castsi256_ps(_mm256_cvtepi16_epi32(is_nan));
+        let values = _mm256_blendv_ps(values, _mm256_set1_ps(f32::NAN), is_nan);
+        let signs = _mm256_slli_epi32::<24>(_mm256_cvtepu16_epi32(_mm_andnot_si128(
+            _mm_set1_epi16(0x7f),
+            codes,
+        )));
+        _mm256_or_ps(values, _mm256_castsi256_ps(signs))
     }
 }
