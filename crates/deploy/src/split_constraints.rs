@@ -92,12 +92,10 @@ impl SplitConstraints {
             return Err(SplitError::NumLayers { sum, num_layers });
         }
         let split = Split::Pipeline(numbers.clone());
-        // The last layers of some models read the caches of earlier ones.
-        let can_begin = |layer_idx: &usize| model.layout.can_begin_stage(*layer_idx);
-        let num_together = num_layers - (0..num_layers).rev().find(can_begin).unwrap_or(0);
         match model.layout.shards(&split) {
             Some(_) => Ok(Some(split)),
-            None => Err(SplitError::SharedCaches { num_together }),
+            // Layers of some models read the caches of earlier ones.
+            None => Err(SplitError::SharedCaches { cuts: cuts(&model) }),
         }
     }
 
@@ -135,6 +133,12 @@ fn even_stages(model: &PlacementModel, num_ranks: usize) -> Result<Split, SplitE
     Ok(place(model, &offers, &links, constraints)?.split)
 }
 
+/// Returns the layers before which a pipeline may be cut, in order.
+fn cuts(model: &PlacementModel) -> Vec<usize> {
+    let layout = &model.layout;
+    (1..layout.layers.len()).filter(|&layer| layout.can_begin_stage(layer)).collect()
+}
+
 /// A split that the user gave for all ranks.
 #[derive(Debug)]
 pub(crate) struct GivenSplit {
@@ -151,10 +155,7 @@ impl GivenSplit {
     pub(crate) fn of_model(split: Split, model_dir: &Path) -> Result<GivenSplit, SplitError> {
         let cuts = match &split {
             Split::Tensor(_) => Vec::new(),
-            Split::Pipeline(_) => {
-                let layout = PlacementModel::read(model_dir)?.layout;
-                (1..layout.layers.len()).filter(|&layer| layout.can_begin_stage(layer)).collect()
-            }
+            Split::Pipeline(_) => cuts(&PlacementModel::read(model_dir)?),
         };
         Ok(GivenSplit { split, cuts })
     }

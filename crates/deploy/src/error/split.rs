@@ -61,11 +61,12 @@ pub enum SplitError {
     /// Layers that share a cache would be on different ranks.
     #[error(
         "`--layers` separates layers from those whose keys and values they read\n\
-         hint: give the last {num_together} layers to rank 0"
+         hint: {}",
+        cuts_hint(cuts)
     )]
     SharedCaches {
-        /// Number of layers that must be on one rank.
-        num_together: usize,
+        /// Layers before which the model can be cut, in order.
+        cuts: Vec<usize>,
     },
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -73,4 +74,35 @@ pub enum SplitError {
     /// The model has too few layers.
     #[error("cutting the model: {0}")]
     TooFewLayers(#[from] PlacementRefusal),
+}
+
+/// Says where a model can be cut: runs of neighbours as `1 to 18`.
+fn cuts_hint(cuts: &[usize]) -> String {
+    let runs = cuts.chunk_by(|layer, next| layer + 1 == *next).flat_map(|run| match run {
+        [first, _, .., last] => vec![format!("{first} to {last}")],
+        few => few.iter().map(ToString::to_string).collect(),
+    });
+    let runs: Vec<String> = runs.collect();
+    let Some((last, others)) = runs.split_last() else {
+        return "the layers of this model cannot be cut; pass `--split tensor`".to_owned();
+    };
+    let numbers =
+        if others.is_empty() { last } else { &format!("{} or {last}", others.join(", ")) };
+    format!("cut it after {numbers} layers; the last number of `--layers` is for the first layers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_that_separates_shared_caches_is_refused_with_the_cuts_that_do_not() {
+        let refusal = |cuts: &[usize]| SplitError::SharedCaches { cuts: cuts.to_vec() }.to_string();
+        let cuts: Vec<usize> = (1..=18).collect();
+        assert!(refusal(&cuts).contains("hint: cut it after 1 to 18 layers;"));
+        // DeepSeek V4.1.
+        let found = refusal(&[1, 2, 8, 14, 20]);
+        assert!(found.contains("hint: cut it after 1, 2, 8, 14 or 20 layers;"), "{found}");
+        assert!(refusal(&[]).contains("--split tensor"));
+    }
 }
