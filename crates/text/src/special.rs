@@ -25,6 +25,15 @@ impl SpecialTokens {
         self.iter().find(|(known, _)| *known == name).map(|(_, text)| text)
     }
 
+    /// Adds those of the tokens whose names no file of the checkpoint states.
+    pub(crate) fn add_missing(&mut self, tokens: &[(&'static str, &str)]) {
+        for (name, text) in tokens {
+            if self.text(name).is_none() {
+                self.0.push((name, (*text).to_owned()));
+            }
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, text)| (*name, text.as_str()))
     }

@@ -67,7 +67,10 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
 
-        let special = config.special_tokens(dir)?;
+        let mut special = config.special_tokens(dir)?;
+        if path.ends_with(TEKKEN) {
+            special.add_missing(&byte_pairs::TEKKEN_NAMED);
+        }
         config.apply(&mut inner, &special);
         let decoder = match inner.get_decoder() {
             Some(decoder) => serde_json::to_value(decoder)
@@ -259,6 +262,9 @@ impl Tokenizer {
     }
 }
 
+/// The vocabulary file of Mistral's own packages.
+const TEKKEN: &str = "tekken.json";
+
 /// Returns the content of `tokenizer.json` of the checkpoint in `dir`, after the path of the file
 /// that was read. Without a `tokenizer.json`, converts another vocabulary file to that format.
 fn tokenizer_json(
@@ -274,10 +280,10 @@ fn tokenizer_json(
     if let Some(bytes) = bytes {
         return Ok((missing, bytes));
     }
-    let [tiktoken, tekken, pieces] = ["tiktoken.model", "tekken.json", "tokenizer.model"];
+    let [tiktoken, pieces] = ["tiktoken.model", "tokenizer.model"];
     let (path, converted) = if let (path, Some(bytes)) = read(tiktoken)? {
         (path, byte_pairs::from_tiktoken(&bytes, config.fields()))
-    } else if let (path, Some(bytes)) = read(tekken)? {
+    } else if let (path, Some(bytes)) = read(TEKKEN)? {
         (path, byte_pairs::from_tekken(&bytes))
     } else if let (path, Some(bytes)) = read(pieces)? {
         let older = files::read_json(&dir.join("added_tokens.json"), files::CONFIG_BYTES_MAX)?;

@@ -72,8 +72,7 @@ pub(super) fn from_tiktoken(bytes: &[u8], config: &Map<String, Value>) -> Result
 struct Tekken {
     config: TekkenConfig,
     vocab: Vec<TekkenToken>,
-    #[serde(default)]
-    special_tokens: Vec<TekkenSpecial>,
+    special_tokens: Option<Vec<TekkenSpecial>>,
 }
 
 #[derive(Deserialize)]
@@ -94,8 +93,8 @@ struct TekkenSpecial {
     token_str: String,
 }
 
-/// The special tokens of files that do not list them (versions 1 to 3 of Mistral's tokenizers).
-const TEKKEN_SPECIAL: [&str; 14] = [
+/// The special tokens of files that do not list them (versions 3 to 7 of Mistral's tokenizers).
+const TEKKEN_SPECIAL: [&str; 20] = [
     "<unk>",
     "<s>",
     "</s>",
@@ -110,7 +109,16 @@ const TEKKEN_SPECIAL: [&str; 14] = [
     "<pad>",
     "[IMG_BREAK]",
     "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
 ];
+
+/// The named special tokens of all `tekken.json`, which have the same texts in every version.
+pub(super) const TEKKEN_NAMED: [(&str, &str); 2] = [("bos_token", "<s>"), ("eos_token", "</s>")];
 
 /// Converts the content of a `tekken.json` to that of a `tokenizer.json`. The error says why the
 /// file cannot be converted.
@@ -123,11 +131,10 @@ pub(super) fn from_tekken(bytes: &[u8]) -> Result<Value, String> {
     };
     let tokens = vocab.iter().take(num_tokens).enumerate();
     let tokens = tokens.map(|(rank, token)| token_bytes(&token.token_bytes, rank));
-    let listed = special_tokens.into_iter().map(|token| (token.rank, token.token_str));
-    let mut special: BTreeMap<usize, String> = listed.collect();
-    if special.is_empty() {
-        special = TEKKEN_SPECIAL.iter().map(|token| (*token).to_owned()).enumerate().collect();
-    }
+    let mut special: BTreeMap<usize, String> = match special_tokens {
+        Some(listed) => listed.into_iter().map(|token| (token.rank, token.token_str)).collect(),
+        None => TEKKEN_SPECIAL.iter().map(|token| (*token).to_owned()).enumerate().collect(),
+    };
     for id in 0..first_id.min(TOKENS_MAX) {
         special.entry(id).or_insert_with(|| format!("<SPECIAL_{id}>"));
     }

@@ -1,16 +1,20 @@
 """Writes tiny vocabularies in the formats of Kimi (`tiktoken.model`) and Mistral (`tekken.json`), and
-what the Python package `tiktoken`, which both use, does with difficult text.
+what the Python packages `tiktoken`, which Kimi's code uses, and `mistral_common` do with difficult text.
 
-    pip install tiktoken==0.12.0 tokenizers==0.23.2
+    pip install tiktoken==0.12.0 tokenizers==0.23.2 mistral_common==1.13.1
     python make_byte_pairs.py
 
-Writes tokenizers/kimi and tokenizers/tekken beside this file.
+Writes tokenizers/kimi, tokenizers/tekken and tokenizers/tekken_v3 beside this file.
 """
 
 import base64
 import json
+import random
 
 import tiktoken
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy, SpecialTokens
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from tiktoken._educational import bpe_train
 
 from make_tokenizers import CORPUS, OUT, SAMPLES, SPLIT
@@ -84,30 +88,83 @@ def kimi():
     write("kimi", files, cases)
 
 
-def tekken():
-    ranks, num_special = trained(600), 20
-    encoding = tiktoken.Encoding("tekken", pat_str=TEKKEN, mergeable_ranks=ranks, special_tokens={})
+TOOL = dict(
+    type="function",
+    function=dict(
+        name="weather",
+        description="The weather of a city",
+        parameters=dict(type="object", properties=dict(city=dict(type="string"))),
+    ),
+)
+CALL = dict(id="abcdefghi", type="function", function=dict(name="weather", arguments='{"city": "Troms\u00f8"}'))
+
+
+def message(role, content, **more):
+    return dict(role=role, content=content, **more)
+
+
+def conversations(has_system):
+    """Conversations, in which messages write control tokens too, which are plain text there."""
+    user = message("user", TEXTS[2])
+    yield dict(messages=[user])
+    yield dict(messages=[message("user", "a[INST] b [/INST]</s><s>[TOOL_CALLS]"), message("assistant", "[IMG]  \n\n"), user])
+    if has_system:
+        yield dict(messages=[message("system", "[/SYSTEM_PROMPT] Be brief. "), message("user", " \U0001f600 12345\n")])
+    called = message("assistant", "", tool_calls=[CALL])
+    result = message("tool", '{"degrees": -3.5}', name="weather", tool_call_id="abcdefghi")
+    yield dict(messages=[message("user", "Weather in Troms\u00f8?"), called, result], tools=[TOOL])
+
+
+def tekken(name, num_tokens, num_kept, num_special, version, names):
+    """A vocabulary of which only the first `num_kept` tokens are within the size that the configuration states.
+    Without `names`, the special tokens are those that mistral_common knows for old versions."""
     vocab = [
         dict(rank=rank, token_bytes=base64.b64encode(token).decode(), token_str=None)
-        for token, rank in ranks.items()
+        for token, rank in trained(num_tokens).items()
     ]
-    # The last tokens are beyond the size that the configuration states.
-    kept = {token: rank for token, rank in ranks.items() if rank < 580}
-    encoding = tiktoken.Encoding("tekken", pat_str=TEKKEN, mergeable_ranks=kept, special_tokens={})
-    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-    special = [dict(rank=idx, token_str=name, is_control=True) for idx, name in enumerate(names)]
     config = dict(
         pattern=TEKKEN,
         num_vocab_tokens=len(vocab),
-        default_vocab_size=num_special + len(kept),
+        default_vocab_size=num_special + num_kept,
         default_num_special_tokens=num_special,
-        version="v7",
+        version=version,
     )
-    data = dict(config=config, vocab=vocab, special_tokens=special)
-    texts = [text for text in TEXTS if not any(name in text for name in names)]
-    cases = (case(encoding, text, encoding.encode(text), num_special, ()) for text in texts)
-    write("tekken", {"tekken.json": json.dumps(data)}, cases)
+    special = [dict(rank=idx, token_str=str(text), is_control=True) for idx, text in enumerate(names or [])]
+    data = dict(config=config, vocab=vocab) | (dict(special_tokens=special) if names else {})
+    write(name, {"tekken.json": json.dumps(data)}, [])
+    mistral = MistralTokenizer.from_file(str(OUT / name / "tekken.json"))
+    tekkenizer = mistral.instruct_tokenizer.tokenizer
+
+    def entry(ids):
+        text = tekkenizer.decode(ids, SpecialTokenPolicy.KEEP)
+        plain = tekkenizer.decode(ids, SpecialTokenPolicy.IGNORE)
+        return dict(text=text, ids=ids, ids_with_specials=ids, decoded=text, decoded_without_specials=plain)
+
+    known = [tekkenizer.id_to_piece(idx) for idx in range(num_special)]
+    texts = [text for text in TEXTS if not any(token in text for token in known)]
+    cases = [entry(tekkenizer.encode(text, False, False)) for text in texts]
+    chats = []
+    for chat in conversations(version != "v3"):
+        ids = mistral.encode_chat_completion(ChatCompletionRequest(**chat)).tokens
+        chats.append(dict(messages=chat["messages"], ids=ids))
+        if "tools" in chat:
+            # No message writes a control token, so the whole text has the same tokens.
+            cases.append(entry(ids))
+    # Mostly single bytes, which seldom make up characters.
+    rng = random.Random(1)
+    bounds = [num_special, num_special + 256, num_special + num_kept]
+    answers = [[rng.randrange(rng.choice(bounds)) for _ in range(40)] for _ in range(12)]
+    answers = [dict(ids=ids, decoded=tekkenizer.decode(ids, SpecialTokenPolicy.KEEP)) for ids in answers]
+    more = dict(
+        special=known,
+        vocab_size=tekkenizer.n_words,
+        conversations=[chat for chat in chats if not any("tool_calls" in it for it in chat["messages"])],
+        answers=answers,
+    )
+    files = {"tekken.json": json.dumps(data), "more.json": json.dumps(more, indent=1)}
+    write(name, files, cases)
 
 
 kimi()
-tekken()
+tekken("tekken", 600, 580, 40, "v13", list(SpecialTokens))
+tekken("tekken_v3", 320, 300, 24, "v3", None)

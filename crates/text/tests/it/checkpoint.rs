@@ -9,7 +9,10 @@ use jackalope_text::{ChatTemplate, Tokenizer};
 pub(crate) const FAMILIES: [&str; 5] = ["gpt2", "llama3", "qwen", "llama2", "gemma"];
 
 /// The tokenizers there whose vocabularies are not stored as `tokenizer.json`.
-pub(crate) const BYTE_PAIRS: [&str; 2] = ["kimi", "tekken"];
+pub(crate) const BYTE_PAIRS: [&str; 3] = ["kimi", "tekken", "tekken_v3"];
+
+/// Of these, the ones that are compared with Mistral's own package.
+pub(crate) const MISTRAL: [&str; 2] = ["tekken", "tekken_v3"];
 
 /// The tokenizers there that are stored as `tokenizer.model`.
 pub(crate) const SENTENCE_PIECES: [&str; 5] =

@@ -6,7 +6,7 @@ use jackalope_text::{Detokenizer, TokenId, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpoint, FAMILIES, data, tokenizer};
+use crate::checkpoint::{Checkpoint, FAMILIES, MISTRAL, data, data_json, tokenizer};
 
 /// Returns the pieces of text that the detokeniser emits for each token.
 fn streamed(tokenizer: &Arc<Tokenizer>, tokens: &[TokenId], skip_special: bool) -> Vec<String> {
@@ -70,6 +70,26 @@ fn streamed_text_is_the_whole_text_for_any_tokens() {
                 prop_assert_eq!(decoded_simply(&written, family == "llama2"), whole);
             }
         });
+    }
+}
+
+/// Broken characters too: most tokens of the answers are single bytes.
+#[test]
+fn streamed_text_is_that_of_mistrals_own_package() {
+    for family in MISTRAL {
+        let ours = Arc::new(tokenizer(family));
+        let more = data_json(&format!("tokenizers/{family}/more.json"));
+        for answer in more["answers"].as_array().unwrap() {
+            let tokens: Vec<TokenId> = serde_json::from_value(answer["ids"].clone()).unwrap();
+            assert_eq!(ours.decode(&tokens, false), answer["decoded"], "{family}");
+            assert_eq!(streamed(&ours, &tokens, false).concat(), answer["decoded"], "{family}");
+        }
+        for case in data_json(&format!("tokenizers/{family}/cases.json")).as_array().unwrap() {
+            let tokens: Vec<TokenId> = serde_json::from_value(case["ids"].clone()).unwrap();
+            assert_eq!(streamed(&ours, &tokens, false).concat(), case["decoded"], "{family}");
+            let without = &case["decoded_without_specials"];
+            assert_eq!(streamed(&ours, &tokens, true).concat(), *without, "{family}");
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 
 use std::sync::OnceLock;
 
-use jackalope_text::{TextError, TokenId, Tokenizer};
+use jackalope_text::{ChatPrompt, TextError, TokenId, Tokenizer};
 use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::checkpoint::{
-    BYTE_PAIRS, Checkpoint, FAMILIES, SENTENCE_PIECES, data, data_json, tokenizer,
+    BYTE_PAIRS, Checkpoint, FAMILIES, MISTRAL, SENTENCE_PIECES, data, data_json, tokenizer,
 };
 
 fn ids(value: &Value) -> Vec<TokenId> {
@@ -120,12 +120,48 @@ fn reserved_and_named_tokens_of_byte_pairs_keep_their_ids() {
     assert_eq!((kimi.vocab_size(), kimi.bos_token_id()), (956, Some(700)));
     assert_eq!(kimi.eos_token_ids(), [701]);
     assert_eq!(kimi.token_id("<|reserved_token_955|>"), Some(955));
-    let tekken = tokenizer("tekken");
-    assert_eq!((tekken.vocab_size(), tekken.token_id("[INST]")), (600, Some(3)));
-    assert_eq!(tekken.token_id("<SPECIAL_19>"), Some(19));
-    for tokenizer in [kimi, tekken] {
+    let special = (0..956).filter(|id| kimi.is_special(*id));
+    assert_eq!(special.count(), 256);
+    for family in MISTRAL {
+        let tokenizer = tokenizer(family);
+        let expected = data_json(&format!("tokenizers/{family}/more.json"));
+        assert_eq!(expected["vocab_size"], tokenizer.vocab_size(), "{family}");
         let special = (0..).take(tokenizer.vocab_size()).filter(|id| tokenizer.is_special(*id));
-        assert!([256, 20].contains(&special.count()));
+        let special: Vec<String> = special.map(|id| tokenizer.token_text(id)).collect();
+        assert_eq!(expected["special"], serde_json::json!(special), "{family}");
+        assert_eq!((tokenizer.bos_token_id(), tokenizer.eos_token_ids()), (Some(1), &[2][..]));
+    }
+}
+
+/// The layout of messages of Mistral's own package, without tools.
+const MISTRAL_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
+    {% if message.role == 'system' %}[SYSTEM_PROMPT]{{ message.content }}[/SYSTEM_PROMPT]\
+    {% elif message.role == 'user' %}[INST]{{ message.content }}[/INST]\
+    {% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}";
+
+/// Without a `tokenizer_config.json`, and with control tokens in messages.
+#[test]
+fn conversations_have_the_tokens_of_mistrals_own_package() {
+    for family in MISTRAL {
+        let vocabulary = data(&format!("tokenizers/{family}/tekken.json"));
+        let checkpoint = Checkpoint::empty()
+            .with("tekken.json", &std::fs::read_to_string(vocabulary).unwrap())
+            .with("chat_template.jinja", MISTRAL_TEMPLATE);
+        let tokenizer = Tokenizer::load(checkpoint.dir()).unwrap();
+        let template = checkpoint.template();
+        let more = data_json(&format!("tokenizers/{family}/more.json"));
+        let conversations = more["conversations"].as_array().unwrap();
+        assert!(1 < conversations.len());
+        for conversation in conversations {
+            let prompt = ChatPrompt {
+                messages: conversation["messages"].as_array().unwrap(),
+                tools: None,
+                kwargs: &serde_json::Map::new(),
+                add_generation_prompt: true,
+            };
+            let tokens = tokenizer.encode_rendered(&template.render(&prompt).unwrap()).unwrap();
+            assert_eq!(tokens, ids(&conversation["ids"]), "{family}: {conversation}");
+        }
     }
 }
 
