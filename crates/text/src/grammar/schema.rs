@@ -80,32 +80,40 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(prepared)
 }
 
-/// Refuses multiples whose intersection the compiler cannot compute. It intersects some of them
-/// where schemas are combined, so all have to go together there.
+/// Refuses multiples whose intersection the compiler cannot compute. It intersects those of one
+/// schema and, where schemas are combined in other ways, some of them all, so that all have to go
+/// together there.
 fn check_multiples(root: &Value) -> Result<(), GrammarError> {
-    let (mut multiples, mut is_combined) = (Vec::new(), false);
+    let (mut multiples, mut is_combined, mut is_computed) = (Vec::new(), false, true);
     let mut left = vec![root];
     while let Some(value) = left.pop() {
         match value {
             Value::Array(list) => left.extend(list),
             Value::Object(members) => {
-                let number = members.get("multipleOf").and_then(Value::as_number);
-                multiples.extend(number.and_then(Multiple::read_compiled));
-                let combines = ["allOf", "anyOf", "oneOf", "$ref", "patternProperties"];
-                is_combined |= combines.iter().any(|it| members.contains_key(*it));
+                let here = numbers::multiples_at(members);
+                is_computed &= here.len() < 2 || numbers::are_combinable(&here);
+                multiples.extend(here);
+                is_combined |= combines_schemas(members);
                 left.extend(members.values());
             }
             _ => {}
         }
     }
-    let first = multiples.first().copied();
-    let common = |all: Option<Multiple>, it: &Multiple| all?.common(*it);
-    if is_combined && first.is_some() && multiples.iter().fold(first, common).is_none() {
+    if !is_computed || (is_combined && !numbers::are_combinable(&multiples)) {
         let reason = "the common multiple of those that are combined is too large\n\
                       hint: use multiples whose common multiple has at most eight digits";
         return Err(refused("multipleOf", "#", reason));
     }
     Ok(())
+}
+
+/// Whether a prepared schema combines others, apart from multiples in its `allOf`.
+fn combines_schemas(members: &Map<String, Value>) -> bool {
+    let all = members.get("allOf").and_then(Value::as_array);
+    all.is_some_and(|all| !all.iter().all(numbers::is_only_multiple))
+        || ["anyOf", "oneOf", "$ref", "patternProperties"]
+            .iter()
+            .any(|it| members.contains_key(*it))
 }
 
 /// Rejects a schema that is too deep once every `$ref` is followed, each target once; the compiler
@@ -195,6 +203,12 @@ impl Reader<'_> {
                 self.forgive(read)?;
                 continue;
             }
+            if keyword == "multipleOf" {
+                let compiled = self.forgive(compiled_multiples(value, path))?.unwrap_or_default();
+                also.extend(compiled.iter().skip(1).map(|it| json!({ "multipleOf": it })));
+                prepared.extend(compiled.first().map(|it| (keyword.clone(), json!(it))));
+                continue;
+            }
             let read = self.keyword(keyword, value, path, depth);
             let Some(read) = self.forgive(read)? else { continue };
             match keyword.as_str() {
@@ -277,7 +291,6 @@ impl Reader<'_> {
                     wrong("a number")
                 }
             }
-            "multipleOf" => compiled_multiple(value, path),
             "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
             | "maxProperties" => count(keyword, value, path),
             "pattern" => match value.as_str() {
@@ -368,22 +381,19 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the number that the compiler reads as the multiple.
-fn compiled_multiple(value: &Value, path: &str) -> Result<Value, GrammarError> {
+/// Returns numbers that the compiler reads as multiples whose least common one is the given.
+fn compiled_multiples(value: &Value, path: &str) -> Result<Vec<f64>, GrammarError> {
     let number = value.as_number().filter(|it| it.as_f64().is_some_and(|it| 0.0 < it));
     let Some(number) = number else {
         return Err(refused("multipleOf", path, "it must be a number above 0"));
     };
-    match Multiple::read(number).and_then(Multiple::as_compiled) {
-        Some(compiled) => Ok(json!(compiled)),
-        None => {
-            let reason = format!(
-                "found {number}, which cannot be computed exactly\n\
-                 hint: use a multiple with fewer digits, such as 0.01"
-            );
-            Err(refused("multipleOf", path, reason))
-        }
-    }
+    Multiple::read(number).and_then(Multiple::as_compiled).ok_or_else(|| {
+        let reason = format!(
+            "found {number}, which the compiler of schemas cannot represent exactly\n\
+             hint: use a multiple with fewer digits, such as 0.01"
+        );
+        refused("multipleOf", path, reason)
+    })
 }
 
 /// Returns a number of characters, items or members. In JSON Schema, 3.0 is the whole number 3; the

@@ -85,11 +85,6 @@ impl Multiple {
         multiple.is_small().then_some(multiple)
     }
 
-    /// Reads a number of a prepared schema.
-    pub(super) fn read_compiled(number: &Number) -> Option<Multiple> {
-        read_by_compiler(number.as_f64()?)
-    }
-
     fn reduced(mut self) -> Multiple {
         while 0 < self.places && self.coefficient.is_multiple_of(10) && self.coefficient != 0 {
             self.coefficient /= 10;
@@ -102,10 +97,34 @@ impl Multiple {
         self.coefficient <= COEFFICIENT_MAX && self.places <= PLACES_MAX
     }
 
+    /// Returns multiples that the compiler reads as they are meant, and of which this is the least
+    /// common one. It is one number or, where none is read as this multiple, a pair of them: 0.57
+    /// is the least common multiple of 0.03 and 0.19. About one decimal in fourteen has neither,
+    /// such as 0.53: 53 is prime, and dividing by twos and fives changes no rounding.
+    pub(super) fn as_compiled(self) -> Option<Vec<f64>> {
+        if let Some(number) = self.as_number() {
+            return Some(vec![number]);
+        }
+        let factors = (2_u64..).take_while(|it| it * it < self.coefficient);
+        let factors = factors.filter(|it| self.coefficient.is_multiple_of(*it));
+        let pairs = factors.map(|it| (it, self.coefficient / it));
+        let mut coprime = pairs.filter(|(left, right)| common_divisor(*left, *right) == 1);
+        coprime.find_map(|(left, right)| {
+            let (left, right) = (self.with(left), self.with(right));
+            let pair = vec![left.as_number()?, right.as_number()?];
+            are_combinable(&[left, right]).then_some(pair)
+        })
+    }
+
+    fn with(self, coefficient: u64) -> Multiple {
+        Multiple { coefficient, places: self.places }.reduced()
+    }
+
     /// Returns a number that the compiler reads as this multiple. It multiplies floats by ten until
     /// they are whole, and the rounding of these steps makes it read 0.07 as a number of 16 digits;
-    /// a neighbour of 0.07 is rounded to 7. A few multiples, such as 0.53, have no such neighbour.
-    pub(super) fn as_compiled(self) -> Option<f64> {
+    /// a neighbour of 0.07 is rounded to 7. For about one decimal in seven, such as 0.57, no float
+    /// is.
+    fn as_number(self) -> Option<f64> {
         let nearest: f64 =
             format!("{}e-{}", self.coefficient, self.places).parse().expect("a decimal is a float");
         let ups = std::iter::successors(Some(nearest), |it| Some(it.next_up()));
@@ -114,18 +133,38 @@ impl Multiple {
         let mut numbers = ups.take(NEIGHBOURS).chain(downs.take(NEIGHBOURS));
         numbers.find(|it| is_read(*it) && read_again(*it).is_some_and(is_read))
     }
+}
 
-    /// Returns the least common multiple as the compiler computes it, if all its steps fit into 32
-    /// bits.
-    pub(super) fn common(self, other: Multiple) -> Option<Multiple> {
-        let places = self.places.max(other.places);
-        let scaled = |it: Multiple| it.coefficient.checked_mul(10_u64.pow(places - it.places));
-        let (left, right) = (scaled(self)?, scaled(other)?);
-        let product = left.checked_mul(right).filter(|it| *it <= u32::MAX.into())?;
-        let coefficient = product / common_divisor(left, right);
-        let common = Multiple { coefficient, places }.reduced();
-        common.is_small().then_some(common)
-    }
+/// Whether the compiler can compute the least common multiple of these in any order, also with some
+/// of them repeated: the products of its steps must fit into 32 bits. The largest is that of the
+/// least common multiple and the largest number.
+pub(super) fn are_combinable(multiples: &[Multiple]) -> bool {
+    let places = multiples.iter().map(|it| it.places).max().unwrap_or(0);
+    let scaled = |it: &Multiple| it.coefficient.checked_mul(10_u64.pow(places - it.places));
+    let Some(scaled) = multiples.iter().map(scaled).collect::<Option<Vec<u64>>>() else {
+        return false;
+    };
+    let common = scaled.iter().try_fold(1_u64, |common, it| {
+        common.checked_mul(it / common_divisor(common, *it)).filter(|it| *it <= u32::MAX.into())
+    });
+    let largest = scaled.iter().max().copied().unwrap_or(0);
+    common.is_some_and(|common| {
+        let is_small = Multiple { coefficient: common, places }.reduced().is_small();
+        is_small && common.checked_mul(largest).is_some_and(|it| it <= u32::MAX.into())
+    })
+}
+
+/// Returns the multiple of a prepared schema and those of its `allOf` that have no other keyword.
+pub(super) fn multiples_at(members: &Map<String, Value>) -> Vec<Multiple> {
+    let all = members.get("allOf").and_then(Value::as_array).into_iter().flatten();
+    let parts = all.filter(|it| is_only_multiple(it)).filter_map(Value::as_object);
+    let numbers = std::iter::once(members).chain(parts).filter_map(|it| it.get("multipleOf"));
+    numbers.filter_map(|it| read_by_compiler(it.as_f64()?)).collect()
+}
+
+/// Whether a schema has no keyword but `multipleOf`.
+pub(super) fn is_only_multiple(schema: &Value) -> bool {
+    schema.as_object().is_some_and(|it| it.len() == 1 && it.contains_key("multipleOf"))
 }
 
 /// Reads a number as the compiler does (`Decimal::try_from` of llguidance).
@@ -154,22 +193,29 @@ mod tests {
         Multiple::read(json!(number).as_number().expect("a number"))
     }
 
+    /// Returns the least common multiple, times a thousand, of numbers as the compiler reads them.
+    fn common_thousandths(numbers: &[f64]) -> u64 {
+        numbers.iter().fold(1, |common, number| {
+            let read = read_by_compiler(*number).expect("the compiler reads it");
+            let thousandths = read.coefficient * 10_u64.pow(3 - read.places);
+            common / common_divisor(common, thousandths) * thousandths
+        })
+    }
+
     #[test]
     fn the_compiler_reads_multiples_as_they_are_written_or_they_are_refused() {
-        let (mut num_read, mut num_refused) = (0, 0);
-        for coefficient in 1..2000_u32 {
-            for places in 0..5_u32 {
-                let number: f64 = format!("{coefficient}e-{places}").parse().unwrap();
-                let read = multiple(number).unwrap();
-                if let Some(compiled) = read.as_compiled() {
-                    assert_eq!(read_by_compiler(compiled), Some(read), "{number}");
-                    num_read += 1;
-                } else {
-                    num_refused += 1;
+        let (mut num_pairs, mut num_refused) = (0, 0);
+        for thousandths in 1..10_000_u64 {
+            let number: f64 = format!("{thousandths}e-3").parse().unwrap();
+            match multiple(number).unwrap().as_compiled() {
+                None => num_refused += 1,
+                Some(numbers) => {
+                    assert_eq!(common_thousandths(&numbers), thousandths, "{number}");
+                    num_pairs += usize::from(numbers.len() == 2);
                 }
             }
         }
-        assert!(num_refused * 6 < num_read, "{num_refused} of {num_read} are refused");
+        assert_eq!((num_pairs, num_refused), (819, 699));
         for usual in [0.001, 0.01, 0.02, 0.05, 0.07, 0.1, 0.2, 0.25, 0.3, 0.5, 1.0, 1.5, 100.0] {
             assert!(multiple(usual).and_then(Multiple::as_compiled).is_some(), "{usual}");
         }
@@ -186,11 +232,17 @@ mod tests {
     }
 
     #[test]
-    fn common_multiples_beyond_32_bits_are_none() {
-        let common = |left, right| multiple(left)?.common(multiple(right)?);
-        assert_eq!(common(0.5, 0.3), multiple(1.5));
-        assert_eq!(common(14.0, 0.3), multiple(42.0));
-        assert_eq!(common(65536.0, 65537.0), None);
-        assert_eq!(common(1_000_000.0, 0.000_01), None);
+    fn multiples_are_combinable_if_all_orders_of_computing_stay_within_32_bits() {
+        let combinable = |numbers: &[f64]| {
+            let multiples: Option<Vec<_>> = numbers.iter().map(|it| multiple(*it)).collect();
+            are_combinable(&multiples.unwrap())
+        };
+        assert!(combinable(&[]));
+        assert!(combinable(&[0.5, 0.3]));
+        assert!(combinable(&[14.0, 0.3, 0.01]));
+        assert!(!combinable(&[65536.0, 65537.0]));
+        assert!(!combinable(&[1_000_000.0, 0.000_01]));
+        // The steps fit in the order 15000, 20000, 49, but not in the order 49, 15000, 20000.
+        assert!(!combinable(&[15_000.0, 20_000.0, 49.0]));
     }
 }

@@ -239,6 +239,10 @@ fn multiples_are_enforced_or_refused_if_their_common_one_is_too_large() {
         &["1.5", "3", "-4.5"],
         &["0.5", "0.3", "1.6"],
     );
+    // Its steps would fit into 32 bits in another order.
+    let schema = json!({"type": "number",
+        "allOf": [{"multipleOf": 49}, {"multipleOf": 15_000}, {"multipleOf": 20_000}]});
+    assert!(refusal(&schema).contains("common multiple"), "{schema}");
     for (left, right) in [(65536.0, 65537.0), (100_000.0, 99_999.0), (1_000_000.0, 0.000_01)] {
         let schema =
             json!({"allOf": [{"type": "number", "multipleOf": left}, {"multipleOf": right}]});
@@ -248,6 +252,34 @@ fn multiples_are_enforced_or_refused_if_their_common_one_is_too_large() {
         let schema = json!({"type": "number", "multipleOf": number});
         assert!(refusal(&schema).contains("multipleOf at # cannot be enforced"), "{schema}");
     }
+}
+
+#[test]
+fn multiples_that_the_compiler_reads_otherwise_are_enforced_as_common_multiples() {
+    for (hundredths, number) in [(57, 0.57), (111, 1.11), (119, 1.19), (107, 1.07), (996, 9.96)] {
+        let grammar = compile(&json!({"type": "number", "multipleOf": number})).unwrap();
+        for value in (0..20 * hundredths).step_by(7).chain((0..20).map(|it| it * hundredths)) {
+            let text = format!("{}.{:02}", value / 100, value % 100);
+            assert_eq!(allows(&grammar, &text), value % hundredths == 0, "{number}: {text}");
+        }
+    }
+    let bounded =
+        json!({"type": "number", "multipleOf": 0.57, "minimum": 1, "exclusiveMaximum": 1.71});
+    check(&bounded, &["1.14"], &["0.57", "1.71", "1.2"]);
+    check(
+        &json!({"multipleOf": 0.57, "allOf": [{"type": ["number", "null"]}, {"multipleOf": 0.5}]}),
+        &["28.5", "-57", "null"],
+        &["0.57", "0.5", "true"],
+    );
+    let referred = json!({"$defs": {"d": {"multipleOf": 0.57}}, "type": "array",
+        "items": {"$ref": "#/$defs/d", "type": "number", "maximum": 2}});
+    check(&referred, &["[0.57, 1.71]"], &["[0.58]", "[2.28]"]);
+    check(&json!({"multipleOf": 0.57}), &["0.57", r#""x""#, "[0.1]", "null"], &["0.1"]);
+    // Each is a pair; the common multiple of all of them, which nothing combines, is too large.
+    let several = json!({"type": "object", "additionalProperties": false, "properties": {
+        "a": {"type": "number", "multipleOf": 0.57}, "b": {"type": "number", "multipleOf": 1.11},
+        "c": {"type": "number", "multipleOf": 1.19}, "d": {"type": "number", "multipleOf": 2.03}}});
+    check(&several, &[r#"{"a": 0.57, "d": 4.06}"#], &[r#"{"a": 0.57, "d": 0.57}"#]);
 }
 
 /// Two objects that a required member tells apart.
