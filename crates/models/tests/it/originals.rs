@@ -205,7 +205,7 @@ fn in_brain_floats(case: &Case) -> Case {
     case
 }
 
-fn logits(model: &Model, prompt: &[u32]) -> Logits {
+pub(crate) fn logits(model: &Model, prompt: &[u32]) -> Logits {
     extend(model, &mut model.new_cache(), prompt)
 }
 
