@@ -142,7 +142,9 @@ impl QuantizationMap {
             return Err(unsupported("quantize_activations"));
         }
         let own = config.get("quantization").and_then(Value::as_object);
-        let foreign = config.get("quantization_config").and_then(Value::as_object);
+        // Some multimodal originals state it of their language model only, where mlx-lm reads it too.
+        let nested = || config.get("text_config")?.get("quantization_config");
+        let foreign = config.get("quantization_config").or_else(nested).and_then(Value::as_object);
         if own.is_none()
             && let Some(method) = foreign.and_then(|map| map.get("quant_method"))
             && !method.as_str().is_some_and(|name| METHODS.contains(&name))

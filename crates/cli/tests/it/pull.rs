@@ -449,6 +449,31 @@ fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
     assert!(listed["unsupported"].as_str().unwrap().contains("hy_v4"), "{listed}");
 }
 
+/// An original in 8-bit floats with a scale for each block of 128 by 128.
+#[test]
+fn originals_in_8_bit_floats_are_refused_by_every_command_with_what_to_take_instead() {
+    let stated = serde_json::json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let machine = Machine::with_config(|config| {
+        config.as_object_mut().unwrap().remove("quantization");
+        config["quantization_config"] = stated;
+    });
+    let cause = "unsupported quantisation: `fp8`";
+    let causes = [cause, "no weights were fetched", "conversion of mlx-community"];
+    machine.refuses(&["pull", REPO], &causes);
+    assert_eq!(machine.hub.ranges(WEIGHTS), []);
+    machine.json(&["pull", REPO, "--unsupported", "--json"]);
+    let hint = "hint: take a conversion of this model by mlx-community";
+    for command in [
+        &["models", "check", REPO][..],
+        &["plan", "--model", REPO],
+        &["serve", "--model", REPO, "--port", "0"],
+    ] {
+        let ended = machine.run(command);
+        let is_refused = !ended.status.success() && ended.stderr.contains(cause);
+        assert!(is_refused && ended.stderr.contains(hint), "{command:?}: {ended:?}");
+    }
+}
+
 const INDEX: &str = "model.safetensors.index.json";
 
 /// A tensor of the shipped model's last layer.

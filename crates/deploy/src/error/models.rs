@@ -11,8 +11,8 @@ use thiserror::Error;
 pub const MODELS_MAX: usize = 1024;
 
 /// Hint for a model that this version cannot load.
-pub const UNSUPPORTED_HINT: &str = "choose a model of one of these kinds, convert this one with mlx_lm.convert, or take a version of \
-     jackalope that loads it";
+pub const UNSUPPORTED_HINT: &str = "take a conversion of this model by mlx-community, convert it with mlx_lm.convert, choose a model \
+     of one of these kinds, or take a version of jackalope that loads it";
 
 /// Why there is no model that can be served.
 #[derive(Debug, Error)]

@@ -87,6 +87,26 @@ fn mlx_quantisation_hides_what_transformers_says_of_it() {
 }
 
 #[test]
+fn originals_in_8_bit_floats_are_refused_by_their_method() {
+    // DeepSeek V3 and Kimi K2, Llama of RedHatAI, NVIDIA's exports.
+    let block = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
+    let packed = json!({"quant_method": "compressed-tensors", "format": "float-quantized"});
+    let exported = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
+    for (method, stated) in [("fp8", block), ("compressed-tensors", packed), ("modelopt", exported)]
+    {
+        let expected = format!("unsupported quantisation: `{method}`; supported are MLX's affine");
+        check(&json!({"quantization_config": stated}), &expected, true);
+        let mut config = crate::checkpoints::sample("qwen3_vl-original-names-f32").config;
+        config["text_config"]["quantization_config"] = stated;
+        let err = model_spec(&config).unwrap_err();
+        assert!(err.is_unsupported() && err.to_string().contains(&expected), "{err}");
+        // A conversion of it, whose other configuration is that of the original.
+        config["quantization"] = json!({"bits": 4, "group_size": 64});
+        assert!(model_spec(&config).is_ok());
+    }
+}
+
+#[test]
 fn values_out_of_bounds_are_named_with_their_field() {
     let huge = u32::MAX;
     check(&json!({"vocab_size": 0}), "`vocab_size` is 0, expected a number from 1", false);
