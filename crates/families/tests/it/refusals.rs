@@ -107,6 +107,18 @@ fn originals_in_8_bit_floats_are_refused_by_their_method() {
 }
 
 #[test]
+fn tables_in_files_of_their_own_are_refused_by_the_field_that_names_them() {
+    let mut config = crate::checkpoints::sample("qwen4_exp-f32").config;
+    let text =
+        if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+    text["ple_storage"] = json!({"manifest": "ple-store.json", "cache_rows": 0});
+    let err = model_spec(&config).unwrap_err();
+    assert!(err.is_unsupported());
+    let expected = "unsupported ple_storage: `ple-store.json`; supported are tables in model*";
+    assert!(err.to_string().contains(expected), "{err}");
+}
+
+#[test]
 fn values_out_of_bounds_are_named_with_their_field() {
     let huge = u32::MAX;
     check(&json!({"vocab_size": 0}), "`vocab_size` is 0, expected a number from 1", false);

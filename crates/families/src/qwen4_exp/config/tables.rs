@@ -10,7 +10,7 @@ use crate::decoder::Sizes;
 use crate::gates::GateSizes;
 use crate::ngrams::{HashSettings, Multipliers, ngrams};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, count};
+use jackalope_config::fields::{bad_value, count, unsupported};
 use jackalope_spec::{NgramSpec, TensorSpec};
 
 #[derive(Debug, Deserialize)]
@@ -26,6 +26,9 @@ pub(super) struct TableConfig {
     make_ngram_vocab_size_divisible_by: Option<u32>,
     split_ngram_parts: Option<u32>,
     seed: Option<u64>,
+    /// Where mlx-vlm finds a table that is in a file of its own.
+    #[serde(default)]
+    ple_storage: Value,
     /// A token, or a list of which the first one counts.
     #[serde(default)]
     eos_token_id: Value,
@@ -55,6 +58,10 @@ impl Config {
         let recurrent = |number: &usize| 0 < *number && attend.get(number - 1) == Some(&false);
         if let Some(number) = self.tables.ple_layer_ids.iter().find(|it| !recurrent(it)) {
             return Err(bad_value("ple_layer_ids", number, "numbers of delta nets, from 1 on"));
+        }
+        if !self.tables.ple_storage.is_null() {
+            let found = self.tables.ple_storage["manifest"].as_str().unwrap_or("no manifest");
+            return Err(unsupported("ple_storage", &found, &["tables in model*.safetensors"]));
         }
         let layers: Vec<usize> =
             (0..attend.len()).filter(|layer_idx| self.has_ngrams(*layer_idx)).collect();
