@@ -3,6 +3,7 @@
 mod attempts;
 mod capacity;
 mod drive;
+mod outage;
 mod pressure;
 mod prompt_pace;
 mod reporting;

@@ -35,9 +35,10 @@ pub trait RankGroup: Send + 'static {
     fn transports(&self) -> Vec<RankTransport> {
         Vec::new()
     }
-    /// Returns a failure if a rank cannot be replaced now because its machine is unreachable.
-    fn trouble(&self) -> Option<Failure> {
-        None
+    /// Returns a failure for each rank that cannot be replaced now because its machine is
+    /// unreachable, or one without a rank if machines do not reach each other.
+    fn unreachable(&self) -> Vec<Failure> {
+        Vec::new()
     }
     /// Starts every rank, without waiting for it.
     fn start(&mut self, reporter: Reporter<Self::Report>, now: Instant);

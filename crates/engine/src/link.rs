@@ -279,14 +279,15 @@ impl RankGroup for Link {
         assignments.iter().filter(|_| has_peers).map(of_assignment).collect()
     }
 
-    fn trouble(&self) -> Option<Failure> {
+    fn unreachable(&self) -> Vec<Failure> {
         if let Some(failure) = self.link_failure() {
-            return Some(failure);
+            return vec![failure];
         }
-        let mut slots = self.slots.iter().enumerate();
-        let (rank, trouble) = slots.find_map(|(rank, slot)| Some((rank, slot.trouble()?)))?;
-        let message = format!("its machine cannot be reached: {trouble}");
-        Some(self.failure(rank, self.activity_of(rank).phase, message))
+        let failure = |(rank, slot): (usize, &Slot)| {
+            let message = format!("its machine cannot be reached: {}", slot.trouble()?);
+            Some(self.failure(rank, self.activity_of(rank).phase, message))
+        };
+        self.slots.iter().enumerate().filter_map(failure).collect()
     }
 
     fn start(&mut self, reporter: Reporter<LinkReport>, now: Instant) {

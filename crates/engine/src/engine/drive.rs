@@ -320,6 +320,9 @@ impl<G: RankGroup> Driver<G> {
         match event {
             GroupEvent::Phase { rank, phase, progress, loaded_bytes, pid } => {
                 self.recovery.attempts.note_phase(rank, phase, progress, now);
+                if phase != Phase::Starting {
+                    self.note_back(rank);
+                }
                 self.reporting.modify(|status| {
                     let rank = &mut status.ranks[rank];
                     rank.enter(phase, loaded_bytes);
@@ -328,6 +331,7 @@ impl<G: RankGroup> Driver<G> {
             }
             GroupEvent::Reassigned { hosts } => self.on_reassigned(hosts, now),
             GroupEvent::Heartbeat { rank, phase, memory, round_trip, .. } => {
+                self.note_back(rank);
                 self.reporting.modify(|status| {
                     let rank = &mut status.ranks[rank];
                     (rank.phase, rank.memory, rank.last_message_at) = (phase, memory, Some(now));

@@ -10,6 +10,7 @@ use jackalope_protocol::{Phase, RankFacts, counted};
 use tracing::{error, info, warn};
 
 use super::super::attempts::Attempts;
+use super::super::outage::Outage;
 use super::super::prompt_pace::PromptPace;
 use super::super::{EngineError, RetryPolicy, capacity};
 use super::Driver;
@@ -22,6 +23,7 @@ use crate::{
 /// What is known of the ranks between two losses.
 pub(super) struct Recovery {
     pub(super) attempts: Attempts,
+    pub(super) outage: Outage,
     /// Facts of each rank; empty before the first start and after a change of ranks.
     pub(super) facts: Vec<RankFacts>,
     /// Whether plans may be sent.
@@ -30,7 +32,8 @@ pub(super) struct Recovery {
 
 impl Recovery {
     pub(super) fn new(policy: RetryPolicy) -> Recovery {
-        Recovery { attempts: Attempts::new(policy), facts: Vec::new(), is_standing: false }
+        let attempts = Attempts::new(policy);
+        Recovery { attempts, outage: Outage::default(), facts: Vec::new(), is_standing: false }
     }
 }
 
@@ -42,7 +45,8 @@ impl<G: RankGroup> Driver<G> {
             EngineState::Recovering { failure, .. } => Some(failure.clone()),
             _ => None,
         };
-        let failure = self.group.trouble().or(last).unwrap_or_else(|| Failure {
+        let cause = self.recovery.outage.cause(self.group.unreachable(), last);
+        let failure = cause.unwrap_or_else(|| Failure {
             rank: None,
             host: None,
             phase: Phase::Starting,
@@ -55,6 +59,12 @@ impl<G: RankGroup> Driver<G> {
         }
         self.fail(failure, now);
         Ok(())
+    }
+
+    /// Records that a rank is alive.
+    pub(super) fn note_back(&mut self, rank: usize) {
+        let host = &self.reporting.status.borrow().ranks[rank].host;
+        self.recovery.outage.note_back(rank, host);
     }
 
     /// Handles a change of ranks: the caches of the earlier ranks are lost, as after a failure, but
@@ -138,6 +148,7 @@ impl<G: RankGroup> Driver<G> {
         }
         info!(epoch, "ranks ready");
         self.recovery.attempts.note_ready(self.owes_steps(), now);
+        self.recovery.outage.end();
         self.recovery.is_standing = true;
         let encrypts = self.group.encrypts();
         self.reporting.status.send_modify(|status| {
@@ -197,6 +208,7 @@ impl<G: RankGroup> Driver<G> {
         self.steps.clear();
         self.reporting.count(|counters| counters.failures += 1);
         self.recovery.attempts.note_loss(self.owes_steps(), now);
+        self.recovery.outage.note_loss(&failure);
         let was_standing = std::mem::take(&mut self.recovery.is_standing);
         if was_standing {
             self.reporting.modify(|status| status.recovery.begin(&failure, now));
@@ -222,7 +234,8 @@ impl<G: RankGroup> Driver<G> {
         self.recovery.attempts.retry(now);
         if self.reporting.is_failed() {
             warn!(rank = failure.rank, %failure, "ranks lost again");
-            self.fail(failure, now);
+            let cause = self.recovery.outage.cause(self.group.unreachable(), Some(failure));
+            self.fail(cause.expect("a rank was just lost"), now);
         } else {
             warn!(rank = failure.rank, %failure, "rank lost, replacing it");
             let failure = self.cause_of(failure);
