@@ -150,7 +150,7 @@ impl Tokenizer {
     pub(crate) fn added_tokens(&self) -> impl Iterator<Item = AddedToken> {
         let added = self.inner.get_added_tokens_decoder().into_iter();
         added.map(|(id, token)| AddedToken {
-            is_control: self.is_special(id) || self.eos_token_ids.contains(&id),
+            is_control: self.is_control(id),
             text: token.content,
         })
     }
@@ -220,6 +220,11 @@ impl Tokenizer {
     /// Whether a token is special; [`Tokenizer::decode`] can leave out special tokens.
     pub fn is_special(&self, token: TokenId) -> bool {
         self.pieces.is_special(token)
+    }
+
+    /// Whether a token is special or ends the model's answers, so that it is no part of a text.
+    pub fn is_control(&self, token: TokenId) -> bool {
+        self.is_special(token) || self.eos_token_ids.contains(&token)
     }
 
     /// Returns the bytes of a token that is the first of a text.

@@ -1,5 +1,5 @@
-//! Answers that their length cuts, at every token, or a stop string: whatever protocol, streamed or
-//! whole, content never holds markup, and an incomplete call never looks complete.
+//! Answers that their length cuts, at every token, a stop string or a stop token: whatever protocol,
+//! streamed or whole, content never holds markup, and an incomplete call never looks complete.
 
 use serde_json::{Value, json};
 
@@ -20,6 +20,8 @@ enum Cut {
     Length(u64),
     /// A stop string.
     Stop(&'static str),
+    /// A stop token, in protocols that have them.
+    StopToken(u64),
 }
 
 impl Cut {
@@ -28,6 +30,7 @@ impl Cut {
         match self {
             Cut::Length(num_tokens) => json!({length: num_tokens}),
             Cut::Stop(string) => json!({stop: [string]}),
+            Cut::StopToken(token) => json!({"stop_token_ids": [token]}),
         }
     }
 }
@@ -277,6 +280,30 @@ async fn a_call_that_a_stop_string_cuts_does_not_look_complete() {
         assert_eq!(line, ollama(&server, cut, true).await);
         assert_eq!(line.names, if is_whole { vec!["sum"] } else { vec![] }, "{stop}");
         assert_eq!(line.reason, "stop");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_a_stop_token_cuts_is_the_same_part_as_one_of_that_length() {
+    let (server, _) = server().await;
+    let tokens = server.tokens(&format!("{CONTENT}\n{}", written_call()));
+    for (idx, token) in tokens.iter().enumerate().skip(1) {
+        if tokens[..idx].contains(token) {
+            continue;
+        }
+        let cut = Cut::StopToken(u64::from(*token));
+        let shown = |protocol: &str| format!("{protocol} with the stop token {token} at {idx}");
+        let of_length = chat(&server, Cut::Length(idx as u64), false).await;
+        let whole = chat(&server, cut, false).await.checked(&shown("chat"));
+        assert_eq!(whole, chat(&server, cut, true).await, "{}", shown("chat"));
+        let is_whole = whole.arguments == [ARGUMENTS];
+        let reason = if is_whole { "tool_calls" } else { "stop" }.to_owned();
+        assert_eq!(whole, Said { reason, ..of_length }, "{}", shown("chat"));
+
+        let response = responses(&server, cut, false).await.checked(&shown("responses"));
+        assert_eq!(response, responses(&server, cut, true).await);
+        assert_eq!((&response.names, &response.arguments), (&whole.names, &whole.arguments));
+        assert_eq!(response.reason, "completed");
     }
 }
 

@@ -152,6 +152,8 @@ pub(super) struct ChoiceText {
     has_calls: bool,
     /// Whether a call has begun and not ended.
     is_in_call: bool,
+    /// Whether the request's stop token was sampled where the model would have gone on.
+    is_cut: bool,
     is_over: bool,
 }
 
@@ -176,6 +178,7 @@ impl ChoiceText {
             num_reasoning_tokens: 0,
             has_calls: false,
             is_in_call: false,
+            is_cut: false,
             is_over: false,
         }
     }
@@ -211,7 +214,9 @@ impl ChoiceText {
             self.num_reasoning_tokens += 1;
         }
         // A stop token is not part of the text, even if it is an ordinary word.
-        if !is_end {
+        if is_end {
+            self.is_cut = !self.detokenizer.tokenizer().is_control(token);
+        } else {
             let piece = self.detokenizer.push(token);
             self.decoded_chars += piece.chars().count();
             self.push_text(&piece, &mut delta);
@@ -233,15 +238,18 @@ impl ChoiceText {
         if !self.is_over {
             if let Some(mut parser) = self.parser.take() {
                 let end = match reason {
-                    FinishReason::Stop => AnswerEnd::Stopped,
-                    FinishReason::Length | FinishReason::Cancelled => AnswerEnd::Cut,
+                    FinishReason::Stop if !self.is_cut => AnswerEnd::Stopped,
+                    FinishReason::Stop | FinishReason::Length | FinishReason::Cancelled => {
+                        AnswerEnd::Cut
+                    }
                 };
                 self.take_segments(parser.finish(end), &mut delta);
             }
             delta.scored.extend(self.held.drain(..));
             delta.tokens.append(&mut self.end_tokens);
             self.is_over = true;
-            delta.finish = Some(match (reason, self.has_calls) {
+            let ends_calls = self.has_calls && !(self.is_cut && self.is_in_call);
+            delta.finish = Some(match (reason, ends_calls) {
                 (FinishReason::Length, _) => Finish::Length,
                 (FinishReason::Cancelled, _) => Finish::Cancelled,
                 (FinishReason::Stop, true) => Finish::ToolCalls,

@@ -34,7 +34,8 @@ const SPACE_BYTES_MAX: usize = 256;
 pub enum AnswerEnd {
     /// The model ended the answer.
     Stopped,
-    /// The answer was cut before its end, by a limit or a stop string: text that may have become markup is dropped.
+    /// The answer was cut before its end, by a limit, a stop string or a stop token of the request:
+    /// text that may have become markup is dropped.
     Cut,
 }
 

@@ -40,6 +40,11 @@ impl Detokenizer {
         Detokenizer { tokenizer, state }
     }
 
+    /// Returns the tokenizer whose tokens it takes.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// Takes the next token and returns the text that it settles, which may be empty.
     pub fn push(&mut self, token: TokenId) -> String {
         let mut text = String::new();
