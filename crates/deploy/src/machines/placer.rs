@@ -40,11 +40,19 @@ impl CutPlan {
     }
 }
 
-/// Places a model on several machines.
+/// Places a model on several machines whose agents are connected.
 pub(crate) struct Placer {
-    model: PlacementModel,
-    hosts: Vec<Host>,
+    site: Site,
     nodes: Arc<Nodes>,
+}
+
+/// A model, and the machines to place it on.
+struct Site {
+    model: PlacementModel,
+    /// For each entry of the hostfile, the name of the host and an index into `facts`.
+    hosts: Vec<(String, usize)>,
+    /// Facts of each machine.
+    facts: Vec<NodeFacts>,
     constraints: PlacementConstraints,
     links: Links,
 }
@@ -81,8 +89,11 @@ impl Placer {
     ) -> Result<Placer, CheckpointError> {
         let model = PlacementModel::read(model_dir)?;
         let links = links(hosts, nodes, backend);
-        let (hosts, nodes) = (hosts.to_vec(), Arc::clone(nodes));
-        Ok(Placer { model, hosts, nodes, constraints, links })
+        let names = hosts.iter().map(|host| host.name().to_owned());
+        let hosts = names.zip(nodes.of_rank.iter().copied()).collect();
+        let facts = nodes.nodes.iter().map(|node| node.facts.clone()).collect();
+        let site = Site { model, hosts, facts, constraints, links };
+        Ok(Placer { site, nodes: Arc::clone(nodes) })
     }
 
     /// Returns a function that computes splits. They follow the installed memory, so that a
@@ -93,7 +104,19 @@ impl Placer {
     ///
     /// `name` distinguishes this model's ranks from those of others.
     pub(crate) fn cut(self, name: Option<&str>) -> Cut {
-        let mut is_ours_running = self.runs_already(name);
+        let is_ours_running = self.runs_already(name);
+        self.site.cut(is_ours_running)
+    }
+
+    fn runs_already(&self, name: Option<&str>) -> bool {
+        let is_ours = |it: &ProgramStatus| name.is_none_or(|name| is_rank_of(&it.name, name));
+        let runs = |programs: Vec<ProgramStatus>| programs.iter().any(is_ours);
+        self.nodes.nodes.iter().any(|node| node.agent.status(STATUS_TIMEOUT).is_ok_and(runs))
+    }
+}
+
+impl Site {
+    fn cut(self, mut is_ours_running: bool) -> Cut {
         let mut is_first = true;
         Box::new(move |positions| {
             let idle = self.place(positions, IDLE);
@@ -123,24 +146,18 @@ impl Placer {
         }
     }
 
-    fn runs_already(&self, name: Option<&str>) -> bool {
-        let is_ours = |it: &ProgramStatus| name.is_none_or(|name| is_rank_of(&it.name, name));
-        let runs = |programs: Vec<ProgramStatus>| programs.iter().any(is_ours);
-        self.nodes.nodes.iter().any(|node| node.agent.status(STATUS_TIMEOUT).is_ok_and(runs))
-    }
-
     fn place(&self, positions: &[usize], memory: Memory) -> Result<Placement, PlacementRefusal> {
         let offers = self.offers(positions, memory);
         place_on_all(&self.model, &offers, &self.links.among(positions), self.constraints)
     }
 
     fn offers(&self, positions: &[usize], memory: Memory) -> Vec<NodeOffer> {
-        let of_rank = &self.nodes.of_rank;
         let offer = |&at: &usize| {
-            let beside = positions.iter().filter(|&&it| of_rank[it] == of_rank[at]).count();
-            let facts = &self.nodes.nodes[of_rank[at]].facts;
+            let (name, machine) = &self.hosts[at];
+            let beside = positions.iter().filter(|&&it| self.hosts[it].1 == *machine).count();
+            let facts = &self.facts[*machine];
             let facts = NodeFacts { free_bytes: memory(facts), ..facts.clone() };
-            NodeOffer::from_facts(self.hosts[at].name(), &facts, beside as u64)
+            NodeOffer::from_facts(name.as_str(), &facts, beside as u64)
         };
         positions.iter().map(offer).collect()
     }
@@ -220,7 +237,74 @@ pub(crate) fn links(hosts: &[Host], nodes: &Nodes, backend: Backend) -> Links {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Write};
+    use std::sync::Mutex;
+
+    use jackalope_placement::SplitKind;
+
     use super::*;
+
+    /// Keeps what is logged.
+    #[derive(Clone, Default)]
+    struct Logged(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Logged {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Returns two Macs that Ethernet joins, and the model that ships.
+    fn two_macs() -> Site {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/jackalope-mini");
+        let facts = NodeFacts {
+            os: "macOS 26.3".to_owned(),
+            arch: "aarch64".to_owned(),
+            total_bytes: 64 << 30,
+            free_bytes: 48 << 30,
+            memory_bytes_per_s: Some(400_000_000_000),
+            ..NodeFacts::default()
+        };
+        let split = Some(SplitKind::Tensor);
+        Site {
+            model: PlacementModel::read(&model).unwrap(),
+            hosts: vec![("mac1".to_owned(), 0), ("mac2".to_owned(), 1)],
+            facts: vec![facts.clone(), facts],
+            constraints: PlacementConstraints { split, ..PlacementConstraints::default() },
+            links: Links::usual(2, LinkKind::Ethernet),
+        }
+    }
+
+    #[test]
+    fn the_first_split_warns_if_fewer_machines_are_expected_to_be_faster() {
+        let logged = |mut cut: Cut, positions: &[usize]| {
+            let written = Logged::default();
+            let writer = written.clone();
+            let log =
+                tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+            tracing::subscriber::with_default(log.finish(), || {
+                assert!(cut(positions).is_ok());
+            });
+            let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+            (cut, text)
+        };
+        for is_ours_running in [false, true] {
+            let (cut, text) = logged(two_macs().cut(is_ours_running), &[0, 1]);
+            let warning = "mac1 alone is expected to be faster than these 2 machines: ";
+            assert!(text.contains(" WARN ") && text.contains(warning), "{text}");
+            assert!(text.contains("hint: leave out the other machines: `--hosts mac1`"), "{text}");
+            // Later splits follow machines that come and go.
+            assert_eq!(logged(cut, &[0, 1]).1, "");
+        }
+        assert_eq!(logged(two_macs().cut(false), &[0]).1, "");
+        let mut unknown = two_macs();
+        unknown.facts[1].memory_bytes_per_s = None;
+        assert_eq!(logged(unknown.cut(false), &[0, 1]).1, "");
+    }
 
     #[test]
     fn ranks_are_known_by_their_model() {
