@@ -1,5 +1,8 @@
 //! `cargo xtask bench peers [--llama DIR] [--dllama PROGRAM] [--mlx-lm PYTHON] [--size 0.6b | --shape NAME] [--layers N] [--threads N] [--rounds N]
-//! [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
+//! [--contexts N,N|none] [--json]`: Jackalope beside the peers that are installed, on the same shapes, in turns within one run.
+//!
+//! `--contexts` lists the lengths of the long contexts to measure, in tokens; without it, 4096. On slow machines they take
+//! most of the time, and `none` leaves them out.
 //!
 //! All weights are random and have 4.5 bits each. llama.cpp is measured as it comes and with huge pages, and the better
 //! of both counts. Of several rounds the best counts, on either side. A peer that takes longer than [`RUN_MAX`] for one
@@ -18,6 +21,10 @@ use super::{dllama, gguf};
 use crate::process::{command, in_path, target_dir};
 use crate::running::{self, DeadlinePassed};
 
+/// Help for the options.
+const OPTIONS: &str = "it takes --llama DIR, --dllama PROGRAM, --mlx-lm PYTHON, --size SIZE or --shape NAME, --layers N, \
+    --threads N, --rounds N, --contexts N,N|none (lengths of the long contexts; default: 4096) and --json";
+
 /// Huge pages for llama.cpp, which packs its weights again into allocated memory.
 const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 
@@ -35,8 +42,11 @@ struct Load {
     concurrency: u32,
 }
 
-/// The load with a long context.
-const LONG: Load = Load { prompt_tokens: 4096, gen_tokens: 16, concurrency: 1 };
+/// Number of tokens of the long context that is measured unless others are chosen.
+const LONG_TOKENS: u32 = 4096;
+
+/// Number of tokens generated after a long context.
+const LONG_GEN_TOKENS: u32 = 16;
 
 /// Number of concurrent sequences.
 const SEQUENCES: u32 = 8;
@@ -83,7 +93,9 @@ pub(super) fn run(args: &[String]) -> anyhow::Result<()> {
         }
         programs.measure_ranks(options.threads, &mut figures)?;
         programs.measure_sequences(options.threads, &mut figures)?;
-        programs.measure_long(options.threads, &mut figures)?;
+        for &context_tokens in &options.contexts {
+            programs.measure_long(context_tokens, options.threads, &mut figures)?;
+        }
     }
     if let Some(python) = &options.python {
         measure_mlx_lm(python, &programs.model, options.threads, &mut figures)?;
@@ -102,6 +114,8 @@ struct Options {
     layers: Option<u32>,
     threads: u32,
     rounds: u32,
+    /// Lengths of the long contexts, in tokens.
+    contexts: Vec<u32>,
     is_json: bool,
 }
 
@@ -116,6 +130,7 @@ impl Options {
             layers: None,
             threads: 2,
             rounds: 2,
+            contexts: vec![LONG_TOKENS],
             is_json: false,
         };
         let mut args = args.iter();
@@ -130,8 +145,9 @@ impl Options {
                 "--layers" => options.layers = Some(value()?.parse().context("--layers")?),
                 "--threads" => options.threads = value()?.parse().context("--threads")?,
                 "--rounds" => options.rounds = value()?.parse().context("--rounds")?,
+                "--contexts" => options.contexts = contexts(value()?)?,
                 "--json" => options.is_json = true,
-                _ => bail!("`bench peers` has no option {arg}"),
+                _ => bail!("`bench peers` has no option {arg}\nhint: {OPTIONS}"),
             }
         }
         if let Some(dir) = &options.llama {
@@ -190,6 +206,18 @@ impl Options {
         counts.dedup();
         counts
     }
+}
+
+/// Reads the lengths of the contexts to measure: numbers of tokens, separated by commas, or `none`.
+fn contexts(list: &str) -> anyhow::Result<Vec<u32>> {
+    if list == "none" {
+        return Ok(Vec::new());
+    }
+    let length = |it: &str| it.parse().ok().filter(|tokens| 0 < *tokens);
+    let lengths: Option<Vec<u32>> = list.split(',').map(length).collect();
+    lengths.with_context(|| {
+        format!("`{list}` is no list of lengths\nhint: --contexts takes 1024,4096 or none")
+    })
 }
 
 /// The best results so far, in tokens per second, by measurement and program.
@@ -422,29 +450,29 @@ impl Programs {
         Ok(())
     }
 
-    /// Measures a long context.
-    fn measure_long(&self, threads: u32, figures: &mut Figures) -> anyhow::Result<()> {
-        let case = format!("decode after {} tokens", LONG.prompt_tokens);
-        let run = self.jackalope_bench(1, threads, LONG)?;
-        figures.add(case.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
-        figures.add(
-            format!("prefill {}", LONG.prompt_tokens),
-            OURS,
-            speed(&run, "prefill_tokens_per_s")?,
-        );
+    /// Measures a long context: prefill, and decoding after it.
+    fn measure_long(
+        &self,
+        context_tokens: u32,
+        threads: u32,
+        figures: &mut Figures,
+    ) -> anyhow::Result<()> {
+        let prefill = format!("prefill {context_tokens}");
+        let decode = format!("decode after {context_tokens} tokens");
+        let load =
+            Load { prompt_tokens: context_tokens, gen_tokens: LONG_GEN_TOKENS, concurrency: 1 };
+        let run = self.jackalope_bench(1, threads, load)?;
+        figures.add(decode.as_str(), OURS, speed(&run, "decode_tokens_per_s")?);
+        figures.add(prefill.as_str(), OURS, speed(&run, "prefill_tokens_per_s")?);
         for flash in ["off", "on"] {
-            let (depth, generated) = (LONG.prompt_tokens.to_string(), LONG.gen_tokens.to_string());
+            let (depth, generated) = (context_tokens.to_string(), LONG_GEN_TOKENS.to_string());
             let args = ["-p", &depth, "-n", "0", "-fa", flash];
             for run in self.llama_bench(&args, threads, true)? {
-                figures.add(
-                    format!("prefill {}", LONG.prompt_tokens),
-                    LLAMA_HUGE,
-                    speed(&run, "avg_ts")?,
-                );
+                figures.add(prefill.as_str(), LLAMA_HUGE, speed(&run, "avg_ts")?);
             }
             let args = ["-p", "0", "-n", &generated, "-d", &depth, "-fa", flash];
             for run in self.llama_bench(&args, threads, true)? {
-                figures.add(case.as_str(), LLAMA_HUGE, speed(&run, "avg_ts")?);
+                figures.add(decode.as_str(), LLAMA_HUGE, speed(&run, "avg_ts")?);
             }
         }
         Ok(())
@@ -631,6 +659,21 @@ mod tests {
         let row = figures.row("a");
         assert_eq!((row.best_peer(), row.ratio()), (Some((LLAMA, 20.0)), Some(1.5)));
         assert_eq!(figures.row("b").json()["ratio"], Value::Null);
+    }
+
+    #[test]
+    fn the_long_contexts_can_be_chosen_or_left_out() {
+        let parsed = |args: &[&str]| {
+            let args: Vec<String> = args.iter().map(|it| (*it).to_owned()).collect();
+            Options::parse(&args).map(|options| options.contexts)
+        };
+        assert_eq!(parsed(&[]).unwrap(), [4096]);
+        assert_eq!(parsed(&["--contexts", "1024,2048"]).unwrap(), [1024, 2048]);
+        assert!(parsed(&["--contexts", "none"]).unwrap().is_empty());
+        for wrong in ["", "0", "4k", "1024,", "-1"] {
+            let err = parsed(&["--contexts", wrong]).unwrap_err().to_string();
+            assert!(err.contains("hint: --contexts takes"), "{err}");
+        }
     }
 
     #[test]
