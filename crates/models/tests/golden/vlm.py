@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
