@@ -39,7 +39,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let mut stated = completed(&stated, &[], &engram::defaults());
     // DeepSeek V4 has such layers.
     stated["num_hash_layers"] = 0.into();
-    let config: Config = parse(&stated)?;
+    let mut config: Config = parse(&stated)?;
+    // The score of a single expert is not normalised, unlike in DeepSeek V4 (mlx-lm 0.32.2,
+    // models/deepseek_v41.py, line 690).
+    config.base.norm_topk_prob &= 1 < config.base.num_experts_per_tok;
     let sizes = config.base.decoder.sizes()?;
     let num_streams = count("hc_mult", config.base.hc_mult)?;
     config.check()?;

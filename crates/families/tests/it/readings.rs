@@ -312,3 +312,14 @@ fn a_value_of_none_of_several_types_is_reported_with_its_field() {
         assert!(error.contains(&format!("`{field}`: expected {expected}")), "{name}: {error}");
     }
 }
+
+#[test]
+fn deepseek_v41_does_not_normalise_the_score_of_a_single_expert() {
+    let sums = |name: &str, per_token: u32| {
+        let spec = spec_of(name, &json!({"num_experts_per_tok": per_token}));
+        experts(&spec).router.normalization_eps
+    };
+    assert_eq!(sums("deepseek_v41-f32", 1), None);
+    assert_eq!(sums("deepseek_v41-f32", 2), Some(1e-20));
+    assert_eq!(sums("deepseek_v4-f32", 1), Some(1e-20), "DeepSeek V4 always normalises");
+}
