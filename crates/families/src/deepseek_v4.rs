@@ -54,7 +54,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let layers = layers.collect::<Result<_, SpecError>>()?;
     let extra = (0..config.num_nextn_predict_layers.clamp(1, 16))
         .map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
-    let description = config.decoder.with_layers(sizes, layers).without(extra);
+    let description = config.decoder.with_layers(sizes, layers).with_stored_head().without(extra);
     let num_streams = count("hc_mult", config.hc_mult)?;
     let eps = factor("hc_eps", config.hc_eps)?;
     let end = Box::new(stream_end("model.hc_head", eps, num_streams, sizes.hidden));

@@ -61,6 +61,6 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let layers = layers.collect::<Result<_, SpecError>>()?;
     let end = ConnectionsEnd::OfLastBlock;
     let streams = Some(StreamsSpec::HyperConnections { num_streams, end });
-    let description = config.base.decoder.with_layers(sizes, layers);
+    let description = config.base.decoder.with_layers(sizes, layers).with_stored_head();
     Ok(Description { streams, ..description.with_names(TensorNames::DEEPSEEK_V41) })
 }

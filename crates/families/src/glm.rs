@@ -39,7 +39,7 @@ pub(super) fn read_glm4(config: &Value) -> Result<Description, SpecError> {
     let head_dim = config.head_dim(config.decoder.sizes()?)?;
     let rope = &config.decoder.rope;
     let rope = rope.unscaled(rope.rotated_dims(head_dim, None)?)?;
-    describe(&config, GLM4, rope)
+    Ok(describe(&config, GLM4, rope)?.with_stored_head())
 }
 
 /// Rotated part of the elements in checkpoints of `glm4v` that do not state it.
@@ -54,7 +54,8 @@ pub(super) fn read_glm4v(config: &Value) -> Result<Description, SpecError> {
     let rope = &config.decoder.rope;
     rope.require(&["default", "mrope"])?;
     let rope = rope.unscaled(rope.rotated_dims(head_dim, Some(VISION_ROTATED_PART))?)?;
-    describe(&config, GLM4, RopeSpec { is_traditional: true, ..rope })
+    let rope = RopeSpec { is_traditional: true, ..rope };
+    Ok(describe(&config, GLM4, rope)?.with_stored_head())
 }
 
 fn describe(

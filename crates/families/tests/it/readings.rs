@@ -188,6 +188,10 @@ fn a_stored_head_is_used_where_mlx_lm_never_ties() {
         "longcat_flash-f32",
         "llama4-f32",
         "qwen2_moe-f32",
+        "glm4-f32",
+        "glm4v-f32",
+        "deepseek_v4-f32",
+        "deepseek_v41-f32",
     ];
     for name in with_head {
         assert_eq!(tied(name), HeadTable::IfPresent, "{name}");
