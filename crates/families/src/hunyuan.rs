@@ -4,11 +4,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, attention_of, experts};
+use super::blocks::{Block, ExpertCounts, ExpertNames, ExpertSizes, attention_of, experts, mlp};
 use super::decoder::{DecoderConfig, Description, LayerBuilder};
 use jackalope_config::error::SpecError;
 use jackalope_config::fields::{bad_value, dimension, parse};
-use jackalope_spec::{AttentionModules, AttentionSpec, HeadTable, QkNorm, RouterSpec};
+use jackalope_spec::{AttentionModules, AttentionSpec, HeadTable, MlpSpec, QkNorm, RouterSpec};
 
 const NAMES: ExpertNames =
     ExpertNames { router: "gate.wg", shared: "shared_mlp", ..ExpertNames::QWEN };
@@ -56,9 +56,6 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     if config.use_cla && 1 < config.cla_share_factor {
         return Err(bad_value("cla_share_factor", config.cla_share_factor, "1, or no use_cla"));
     }
-    if config.num_experts < 2 {
-        return Err(bad_value("num_experts", config.num_experts, "at least 2"));
-    }
     let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
     let head_dim = sizes.head_dim();
     let rope = config.decoder.rope.alpha(head_dim)?;
@@ -72,16 +69,25 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let mut layers = Vec::with_capacity(sizes.num_layers);
     for layer_idx in 0..sizes.num_layers {
         let prefix = format!("model.layers.{layer_idx}");
-        let block = format!("{prefix}.self_attn");
-        let sizes_of_experts = expert_sizes(&config, layer_idx)?;
-        let mlp = experts(&format!("{prefix}.mlp"), sizes.hidden, &NAMES, sizes_of_experts);
-        let qk_norms = ["query_layernorm", "key_layernorm"].map(|name| format!("{block}.{name}"));
-        let modules = AttentionModules { qk_norms, ..AttentionModules::at(&block) };
+        let module = format!("{prefix}.self_attn");
+        let mlp = block(&config, sizes.hidden, layer_idx)?;
+        let qk_norms = ["query_layernorm", "key_layernorm"].map(|name| format!("{module}.{name}"));
+        let modules = AttentionModules { qk_norms, ..AttentionModules::at(&module) };
         let mixer = attention_of(sizes.hidden, AttentionSpec { modules, ..attention.clone() });
         layers.push(LayerBuilder::pre_norm(prefix, sizes.hidden).build(mixer, mlp));
     }
     let head_table = HeadTable::IfPresent;
     Ok(Description { head_table, ..config.decoder.with_layers(sizes, layers) })
+}
+
+/// Returns the experts of a layer, or its dense block if there is a single one, which has no router.
+fn block(config: &Config, hidden: usize, layer_idx: usize) -> Result<Block, SpecError> {
+    let module = format!("model.layers.{layer_idx}.mlp");
+    if config.num_experts == 1 {
+        let inner = dimension("intermediate_size", config.intermediate_size)?;
+        return Ok(mlp(&module, hidden, MlpSpec::plain(inner)));
+    }
+    Ok(experts(&module, hidden, &NAMES, expert_sizes(config, layer_idx)?))
 }
 
 fn expert_sizes(config: &Config, layer_idx: usize) -> Result<ExpertSizes, SpecError> {

@@ -327,3 +327,15 @@ fn deepseek_v41_does_not_normalise_the_score_of_a_single_expert() {
     assert_eq!(sums("deepseek_v41-f32", 2), Some(1e-20));
     assert_eq!(sums("deepseek_v4-f32", 1), Some(1e-20), "DeepSeek V4 always normalises");
 }
+
+#[test]
+fn hunyuan_with_a_single_expert_is_dense() {
+    let each = json!({"num_experts": 1, "moe_topk": [1, 2, 3], "moe_intermediate_size": 64});
+    for edit in [json!({"num_experts": 1}), each] {
+        let spec = spec_of("hunyuan-f32", &edit);
+        for layer in &spec.layers {
+            let FeedForward::Mlp(mlp) = &layer.feed_forward else { panic!("a dense block") };
+            assert_eq!(mlp.inner, 96);
+        }
+    }
+}
