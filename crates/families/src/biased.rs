@@ -58,9 +58,9 @@ pub(super) fn read_ernie(config: &Value) -> Result<Description, SpecError> {
     describe(&config.dense, neighbours(&config.dense)?, biases)
 }
 
-/// Reads `helium`. `rope_scaling` is ignored, as in mlx-lm.
+/// Reads `helium`. `rope_scaling` and `head_dim` are ignored, as in mlx-lm.
 pub(super) fn read_helium(config: &Value) -> Result<Description, SpecError> {
-    let config: Config = parse(config)?;
+    let config: Config = parse(&completed(config, &[], &json!({"head_dim": null})))?;
     let dense = &config.dense;
     let biases = Biases { qkv: dense.attention_bias, output: false, mlp: dense.mlp_bias };
     describe(dense, neighbours(dense)?, biases)

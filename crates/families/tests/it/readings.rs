@@ -339,3 +339,11 @@ fn hunyuan_with_a_single_expert_is_dense() {
         }
     }
 }
+
+#[test]
+fn helium_ignores_a_width_of_heads() {
+    let stated = spec_of("helium-f32", &json!({}));
+    for head_dim in [json!(64), Value::Null] {
+        assert_eq!(spec_of("helium-f32", &json!({"head_dim": head_dim})), stated);
+    }
+}
