@@ -19,6 +19,8 @@ struct Config {
     head_dim: Option<u32>,
     #[serde(default)]
     attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
     num_experts: u32,
     num_experts_per_tok: u32,
     #[serde(default)]
@@ -43,7 +45,8 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let counts = ExpertCounts::new("num_experts", config.num_experts, config.num_experts_per_tok)?;
     let inner = dimension("intermediate_size", config.intermediate_size)?;
     let router = RouterSpec { normalization_eps, ..RouterSpec::SOFTMAX };
-    let spec = ExpertSizes::plain(counts, inner, router);
+    let spec =
+        ExpertSizes { has_bias: config.mlp_bias, ..ExpertSizes::plain(counts, inner, router) };
     Ok(config.decoder.repeated(sizes, &attention, |_, prefix| {
         experts(&format!("{prefix}.mlp"), sizes.hidden, &ExpertNames::QWEN, spec)
     }))

@@ -347,3 +347,9 @@ fn helium_ignores_a_width_of_heads() {
         assert_eq!(spec_of("helium-f32", &json!({"head_dim": head_dim})), stated);
     }
 }
+
+#[test]
+fn experts_of_olmoe_may_have_biases() {
+    let olmoe = spec_of("olmoe-f32", &json!({"mlp_bias": true}));
+    assert!(experts(&olmoe).has_bias && !experts(&olmoe).router.has_bias);
+}
