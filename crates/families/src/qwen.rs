@@ -1,4 +1,4 @@
-//! Qwen, the first (Bai et al. 2023).
+//! Qwen, the first (Bai et al. 2023). Queries, keys and values always have biases.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -40,21 +40,23 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(&completed(config, &renames, &defaults))?;
     let dense = &config.dense;
     let sizes = dense.decoder.sizes()?;
-    if !config.no_bias {
-        let (what, found) = ("no_bias", "false".to_owned());
-        return Err(SpecError::Setting { what, found, supported: &["true"] });
-    }
     if config.kv_channels * sizes.heads != sizes.hidden {
         let expected = format!("hidden_size / num_attention_heads, {}", sizes.head_dim());
         return Err(bad_value("kv_channels", config.kv_channels, expected));
     }
     let rope = dense.decoder.rope.unscaled(sizes.head_dim())?;
-    let attention = AttentionSpec { has_qkv_bias: true, ..dense.attention(sizes, rope)? };
+    let has_bias = !config.no_bias;
+    let attention = AttentionSpec {
+        has_qkv_bias: true,
+        has_output_bias: has_bias,
+        ..dense.attention(sizes, rope)?
+    };
     let stated = dense.mlp()?;
-    let mlp = MlpSpec { inner: stated.inner / 2, ..stated };
+    let mlp = MlpSpec { inner: stated.inner / 2, has_bias, ..stated };
     Ok(Description {
         modules: NAMES,
         head_table: HeadTable::Own,
+        has_head_bias: has_bias,
         ..DenseLayer::new(MODULES, attention, mlp).repeated(sizes, &dense.decoder)
     })
 }

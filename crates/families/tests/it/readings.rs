@@ -353,3 +353,14 @@ fn experts_of_olmoe_may_have_biases() {
     let olmoe = spec_of("olmoe-f32", &json!({"mlp_bias": true}));
     assert!(experts(&olmoe).has_bias && !experts(&olmoe).router.has_bias);
 }
+
+#[test]
+fn all_products_of_qwen_may_have_biases() {
+    let qwen = spec_of("qwen-f32", &json!({"no_bias": false}));
+    let (FeedForward::Mlp(mlp), Mixer::Attention(attention)) =
+        (&qwen.layers[0].feed_forward, &qwen.layers[0].mixer)
+    else {
+        panic!("a dense layer with attention")
+    };
+    assert!(mlp.has_bias && attention.has_output_bias && qwen.head_bias.is_some());
+}

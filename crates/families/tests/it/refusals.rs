@@ -64,7 +64,6 @@ fn what_a_family_does_not_compute_is_refused_by_its_value() {
     refused(json!({"model_type": "gemma2", "hidden_act": "relu"}), "activation: `relu`");
     refused(json!({"model_type": "apertus", "post_norm": true}), "unsupported post_norm: `true`");
     refused(json!({"model_type": "apertus", "qk_norm": false}), "unsupported qk_norm: `false`");
-    refused(json!({"model_type": "qwen", "kv_channels": 32, "no_bias": false}), "no_bias: `false`");
     let ministral = json!({"model_type": "mistral3", "text_config": {"model_type": "mamba"}});
     refused(ministral, "unsupported text model: `mamba`");
     let wrong = |edit: Value, expected: &str| check(&edit, expected, false);
