@@ -126,16 +126,77 @@ pub fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> 
     Value::Object(fields)
 }
 
-/// Returns `config` in which those of these fields that are `null` are false, as Python's conditions
-/// take them.
-pub fn null_as_false(config: &Value, names: &[&str]) -> Value {
-    let mut fields = config.as_object().cloned().unwrap_or_default();
-    for name in names {
-        if let Some(value) = fields.get_mut(*name).filter(|value| value.is_null()) {
-            *value = Value::Bool(false);
-        }
-    }
-    Value::Object(fields)
+/// Fields that are true or false in every family that reads them, and for which mlx-lm takes `null` as
+/// false, as Python's conditions do, whatever their default. Not among them: `rope_interleave`, for which
+/// Mistral 4 takes `null` as its default, and `mla_use_nope`, which mlx-lm's Kimi Linear does not read.
+pub const FLAGS: &[&str] = &[
+    "add_full_attention_sink_bias",
+    "add_swa_attention_sink_bias",
+    "altup_correct_scale",
+    "attention_bias",
+    "attention_k_eq_v",
+    "attention_out_bias",
+    "attn_temperature_tuning",
+    "bias",
+    "block_auto_adjust_ff_dim",
+    "conv_bias",
+    "enable_moe_block",
+    "gating",
+    "index_kpool_always_select_tail",
+    "index_kpool_compress",
+    "indexer_rope_interleave",
+    "latent_moe_use_norm",
+    "layer_norm_bias",
+    "linear_allow_neg_eigval",
+    "lm_head_bias",
+    "mamba_conv_bias",
+    "mamba_norm_before_gate",
+    "mamba_proj_bias",
+    "mamba_rms_norm",
+    "mamba_use_mlp",
+    "mla_scale_kv_lora",
+    "mla_scale_q_lora",
+    "mla_use_output_gate",
+    "mlp_bias",
+    "moe_renormalize",
+    "moe_router_enable_expert_bias",
+    "moe_router_enable_shared_expert",
+    "mup_enabled",
+    "no_bias",
+    "norm_expert_weight",
+    "norm_head",
+    "norm_topk_prob",
+    "post_norm",
+    "projectors_bias",
+    "qk_layernorm",
+    "qk_norm",
+    "qkv_bias",
+    "rope_traditional",
+    "route_norm",
+    "router_bias",
+    "safe_gate",
+    "tie_word_embeddings",
+    "use_bias",
+    "use_cla",
+    "use_double_wide_mlp",
+    "use_expert_bias",
+    "use_full_rank_gate",
+    "use_gemma_norm",
+    "use_head_wise_attn_gate",
+    "use_mixed_mlp_moe",
+    "use_parallel_residual",
+    "use_qk_norm",
+    "use_qkv_bias",
+];
+
+/// Returns `config` in which the [`FLAGS`] that are `null` are false, also in its parts.
+pub fn null_as_false(config: &Value) -> Value {
+    let Value::Object(fields) = config else { return config.clone() };
+    let fields = fields.iter().map(|(name, value)| {
+        let is_flag = value.is_null() && FLAGS.contains(&name.as_str());
+        (name.clone(), if is_flag { Value::Bool(false) } else { null_as_false(value) })
+    });
+    Value::Object(fields.collect())
 }
 
 /// Returns `config` in which absent fields have their default, but those that are `null` keep it.
@@ -313,9 +374,14 @@ mod tests {
         let defaults = serde_json::json!({"none": 4, "absent": 5});
         let fields = defaulted(&config, &defaults);
         assert_eq!((&fields["none"], &fields["absent"]), (&Value::Null, &5.into()));
-        let fields = null_as_false(&config, &["none", "ours", "absent"]);
-        assert_eq!((&fields["none"], &fields["ours"]), (&false.into(), &2.into()));
-        assert_eq!(fields.get("absent"), None);
+    }
+
+    #[test]
+    fn a_flag_that_is_null_is_false() {
+        let part = |flag: Value| serde_json::json!({"bias": flag, "head_dim": null});
+        let config = |flag: Value| serde_json::json!({"attention_bias": flag, "mlp_bias": true, "text_config": part(flag)});
+        assert_eq!(null_as_false(&config(Value::Null)), config(false.into()));
+        assert!(FLAGS.is_sorted());
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let defaults = json!({
         "score_function": "sigmoid",
         "use_qk_norm": true,
+        "norm_topk_prob": true,
         "moe_router_enable_expert_bias": true,
         "partial_rotary_factor": 0.5,
         "moe_router_enable_shared_expert": null,

@@ -26,7 +26,11 @@ struct Config {
 }
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let defaults = json!({"rope_theta": 8e6, "rms_norm_eps": 1e-5, "logit_scale": 0.0625});
+    let defaults = json!({
+        "hidden_size": 8192, "num_hidden_layers": 40, "intermediate_size": 22_528,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "rope_theta": 8e6,
+        "vocab_size": 256_000, "rms_norm_eps": 1e-5, "logit_scale": 0.0625,
+    });
     let renames = [("layer_norm_eps", "rms_norm_eps")];
     let config: Config = parse(&completed(config, &renames, &defaults))?;
     let dense = &config.dense;

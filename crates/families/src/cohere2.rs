@@ -27,6 +27,8 @@ struct Config {
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let defaults = json!({
+        "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14_336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256_000,
         "rope_theta": 5e4, "rms_norm_eps": 1e-5, "logit_scale": 0.0625, "head_dim": 128,
         "sliding_window": 4096, "sliding_window_pattern": 4,
     });

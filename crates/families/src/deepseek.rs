@@ -13,12 +13,14 @@ use serde_json::{Value, json};
 
 use self::config::Config;
 use self::growth::growth;
-use self::variants::{GLM_DSA, GLM_LITE, MISTRAL, V2, V3, V32, Variant};
+use self::variants::{
+    GLM_DSA, GLM_LITE, MISTRAL, V2, V3, V32, Variant, glm_lite_defaults, with_defaults,
+};
 use super::blocks::{ExpertNames, experts, mlp};
 use super::decoder::{Description, mixed_layer};
 use super::latent::latent_attention;
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{count, defaulted, dimension, null_as_false, parse};
+use jackalope_config::fields::{count, defaulted, dimension, parse};
 use jackalope_config::names::TensorNames;
 use jackalope_config::rope_parameters::from_parameters_alone;
 use jackalope_spec::{LatentSpec, MlpSpec};
@@ -28,7 +30,7 @@ pub(super) use self::next::read as read_glm_next;
 
 /// Reads DeepSeek V2, in which mlx-lm takes every extension of the context for `YaRN`.
 pub(super) fn read_v2(config: &Value) -> Result<Description, SpecError> {
-    let mut config = config.clone();
+    let mut config = with_defaults(config, &json!({}));
     let scaling = config.get_mut("rope_scaling").and_then(Value::as_object_mut);
     if let Some(scaling) = scaling.filter(|scaling| scaling.contains_key("factor")) {
         scaling.insert("type".to_owned(), "yarn".into());
@@ -38,12 +40,15 @@ pub(super) fn read_v2(config: &Value) -> Result<Description, SpecError> {
 
 /// Reads DeepSeek V3 and Kimi K2.
 pub(super) fn read_v3(config: &Value) -> Result<Description, SpecError> {
-    describe(config, &V3)
+    describe(&with_defaults(config, &json!({"num_experts_per_tok": 1})), &V3)
 }
 
 /// Reads DeepSeek V3.2, whose queries attend to chosen positions only.
 pub(super) fn read_v32(config: &Value) -> Result<Description, SpecError> {
-    describe(config, &V32)
+    let own = json!({
+        "num_experts_per_tok": 1, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
+    });
+    describe(&with_defaults(config, &own), &V32)
 }
 
 /// Reads GLM-5.
@@ -53,12 +58,7 @@ pub(super) fn read_glm_dsa(config: &Value) -> Result<Description, SpecError> {
 
 /// Reads GLM-4.7 Flash, with mlx-lm's defaults.
 pub(super) fn read_glm_lite(config: &Value) -> Result<Description, SpecError> {
-    let defaults = json!({
-        "moe_intermediate_size": 1536, "n_shared_experts": 1, "n_routed_experts": 64,
-        "routed_scaling_factor": 1.8, "num_experts_per_tok": 4, "first_k_dense_replace": 1,
-        "q_lora_rank": 768,
-    });
-    describe(&defaulted(config, &defaults), &GLM_LITE)
+    describe(&defaulted(config, &glm_lite_defaults()), &GLM_LITE)
 }
 
 /// Reads Mistral 4, whose queries grow with their position.
@@ -75,7 +75,6 @@ pub(super) fn read_kimi_k25(config: &Value) -> Result<Description, SpecError> {
 }
 
 fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> {
-    let value = &null_as_false(value, &["norm_topk_prob"]);
     let config: Config = parse(value)?;
     let sizes = config.decoder.sizes()?;
     // Mistral 4, the only family that does not name its scores.

@@ -13,14 +13,13 @@ use self::originals::original_numbers;
 use super::blocks::mlp;
 use super::decoder::{DecoderNames, Description, LayerBuilder};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, completed, dimension, factor, null_as_false, parse};
+use jackalope_config::fields::{bad_value, completed, dimension, factor, parse};
 use jackalope_spec::{AttentionModules, AttentionSpec, BlockNorms, HeadTable, LogitsSpec, MlpSpec};
 
 const MODULES: DecoderNames = DecoderNames { norm: "model.final_layernorm", ..DecoderNames::LLAMA };
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let config = null_as_false(config, &["tie_word_embeddings"]);
-    let config: Config = parse(&completed(&config, &[], &defaults()))?;
+    let config: Config = parse(&completed(config, &[], &defaults()))?;
     let sizes = config.decoder.sizes()?;
     let attention = attention(&config, sizes)?;
     let space = space(&config)?;

@@ -14,7 +14,7 @@ use self::layers::layers;
 use super::decoder::Description;
 use super::per_layer::per_layer_inputs;
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, completed, factor, null_as_false, parse};
+use jackalope_config::fields::{bad_value, completed, factor, parse};
 use jackalope_config::names::TensorNames;
 use jackalope_spec::LogitsSpec;
 
@@ -38,7 +38,6 @@ pub(super) fn read_text(config: &Value) -> Result<Description, SpecError> {
         },
     });
     // The rotations of both kinds of layers are read by their own names.
-    let config = &null_as_false(config, &["tie_word_embeddings"]);
     let mut fields = completed(config, &[("hidden_activation", "hidden_act")], &defaults);
     let rotations = fields["rope_parameters"].take();
     let mut config: Config = parse(&fields)?;

@@ -2,13 +2,13 @@
 //! experts with bounded gates.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::blocks::{ExpertCounts, ExpertNames, ExpertSizes, FusedNames, experts};
 use super::decoder::{DecoderConfig, Description, Sizes, pre_norm_layer};
 use super::windows::windows;
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, dimension, parse};
+use jackalope_config::fields::{bad_value, defaulted, dimension, parse};
 use jackalope_spec::{Activation, AttentionSpec, RouterScores, RouterSpec};
 
 const NAMES: ExpertNames = ExpertNames {
@@ -20,6 +20,9 @@ const NAMES: ExpertNames = ExpertNames {
 
 /// Factor in the logistic function of the gates.
 const ALPHA: f32 = 1.702;
+
+/// Base of the rotations that are not stated.
+const DEFAULT_ROPE_THETA: f64 = 150_000.0;
 
 /// Bound of the gates.
 const LIMIT: f32 = 7.0;
@@ -39,14 +42,19 @@ struct Config {
 }
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
-    let config: Config = parse(config)?;
+    let defaults = json!({
+        "num_hidden_layers": 36, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "vocab_size": 201_088, "rms_norm_eps": 1e-5, "hidden_size": 2880, "intermediate_size": 2880,
+        "head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128,
+    });
+    let config: Config = parse(&defaulted(config, &defaults))?;
     let sizes = config.decoder.sizes()?;
     if let Some(limit) = config.swiglu_limit.filter(|limit| *limit != LIMIT) {
         return Err(bad_value("swiglu_limit", limit, LIMIT.to_string()));
     }
     let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
     let head_dim = dimension("head_dim", config.head_dim)?;
-    let rope = config.decoder.rope.spec(head_dim, None)?;
+    let rope = config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?;
     let attention = AttentionSpec {
         has_qkv_bias: true,
         has_output_bias: true,

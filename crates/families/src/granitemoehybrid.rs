@@ -13,7 +13,7 @@ use super::blocks::{
 };
 use super::decoder::{Description, LayerBuilder, Sizes};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{self, bad_value, dimension, factor, or_absent, parse, setting};
+use jackalope_config::fields::{bad_value, dimension, factor, or_absent, parse, setting};
 use jackalope_config::names::TensorNames;
 use jackalope_config::rope_parameters::with_base_of_parameters;
 use jackalope_spec::{
@@ -37,7 +37,7 @@ const NAMES: ExpertNames = ExpertNames {
 };
 
 pub(super) fn read(value: &Value) -> Result<Description, SpecError> {
-    let value = &fields::null_as_false(&with_base_of_parameters(value), &["tie_word_embeddings"]);
+    let value = &with_base_of_parameters(value);
     let config: Config = parse(value)?;
     let sizes = config.decoder.sizes()?;
     setting("norm", config.normalization_function.as_deref(), &["rmsnorm"])?;

@@ -91,7 +91,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::parse;
+use jackalope_config::fields::{null_as_false, parse};
 use jackalope_config::quantization::QuantizationMap;
 use jackalope_spec::ModelSpec;
 
@@ -246,5 +246,6 @@ pub fn model_spec(config: &Value) -> Result<ModelSpec, SpecError> {
         return Err(SpecError::Architecture { found: model_type, supported: computed_types() });
     };
     let quantization = QuantizationMap::from_config(config)?;
-    Ok((family.read)(config)?.into_model(model_type, quantization))
+    let config = null_as_false(config);
+    Ok((family.read)(&config)?.into_model(model_type, quantization))
 }

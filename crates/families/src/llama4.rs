@@ -9,7 +9,7 @@ use self::config::{Config, Wrapper, attention};
 use super::blocks::{self, ExpertCounts, ExpertNames, ExpertSizes, FusedNames, experts, mlp};
 use super::decoder::{Description, LayerBuilder};
 use jackalope_config::error::SpecError;
-use jackalope_config::fields::{bad_value, count, dimension, null_as_false, parse};
+use jackalope_config::fields::{bad_value, count, dimension, parse};
 use jackalope_config::names::TensorNames;
 use jackalope_spec::{MlpSpec, RouterScores, RouterSpec};
 
@@ -22,7 +22,7 @@ const NAMES: ExpertNames = ExpertNames {
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let Wrapper { text_config } = parse(config)?;
-    let config: Config = parse(&null_as_false(&text_config, &["attn_temperature_tuning"]))?;
+    let config: Config = parse(&text_config)?;
     let sizes = config.decoder.sizes()?;
     if config.num_experts_per_tok != 1 {
         return Err(bad_value("num_experts_per_tok", config.num_experts_per_tok, "1"));

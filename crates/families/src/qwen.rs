@@ -34,7 +34,9 @@ struct Config {
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let renames = [("layer_norm_epsilon", "rms_norm_eps")];
     let defaults = json!({
-        "rms_norm_eps": 1e-6, "no_bias": true, "kv_channels": 128, "rope_theta": 10_000.0,
+        "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
+        "intermediate_size": 11_008, "vocab_size": 151_936, "rms_norm_eps": 1e-6,
+        "no_bias": true, "kv_channels": 128, "rope_theta": 10_000.0,
         "num_key_value_heads": null, "head_dim": null,
     });
     let config: Config = parse(&completed(config, &renames, &defaults))?;

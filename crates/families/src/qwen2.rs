@@ -10,6 +10,9 @@ use jackalope_config::error::SpecError;
 use jackalope_config::fields::{dimension, parse};
 use jackalope_spec::{AttentionSpec, MlpSpec};
 
+/// Base of the rotations that are not stated.
+const DEFAULT_ROPE_THETA: f64 = 1e6;
+
 #[derive(Debug, Deserialize)]
 struct Config {
     intermediate_size: u32,
@@ -23,7 +26,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let sizes = config.decoder.sizes()?;
     let head_dim = sizes.head_dim();
     let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
-    let rope = config.decoder.rope.spec(head_dim, None)?;
+    let rope = config.decoder.rope.spec(head_dim, Some(DEFAULT_ROPE_THETA))?;
     let attention = AttentionSpec {
         has_qkv_bias: true,
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)

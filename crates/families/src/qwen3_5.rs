@@ -28,7 +28,6 @@ struct Config {
     head_dim: Option<u32>,
     #[serde(default)]
     attention_bias: bool,
-    #[serde(default = "default_interval")]
     full_attention_interval: u32,
     #[serde(default)]
     num_experts: u32,
@@ -38,7 +37,6 @@ struct Config {
     moe_intermediate_size: u32,
     #[serde(default)]
     shared_expert_intermediate_size: u32,
-    #[serde(default = "default_normalization")]
     norm_topk_prob: bool,
     #[serde(flatten)]
     delta: GatedDeltaConfig,
@@ -46,19 +44,18 @@ struct Config {
     decoder: DecoderConfig,
 }
 
-fn default_interval() -> u32 {
-    4
-}
-
-fn default_normalization() -> bool {
-    true
-}
-
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let text = config.get("text_config").unwrap_or(config);
     // Without `rope_parameters` mlx-lm takes its own ones; if they are empty or `null`, the fields
     // outside of them.
-    let defaults = json!({"rope_parameters": {"rope_theta": DEFAULT_ROPE_THETA}});
+    let defaults = json!({
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "rms_norm_eps": 1e-6, "vocab_size": 151_936,
+        "num_key_value_heads": 8, "linear_num_value_heads": 64, "linear_num_key_heads": 16,
+        "linear_key_head_dim": 192, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4, "norm_topk_prob": true,
+        "rope_parameters": {"rope_theta": DEFAULT_ROPE_THETA},
+    });
     let text = from_parameters_alone(&defaulted(text, &defaults), Some(DEFAULT_ROPE_THETA));
     let config: Config = parse(&text)?;
     let sizes = config.decoder.sizes()?;

@@ -1,7 +1,10 @@
 //! What differs between the families that are built like DeepSeek V2 and V3.
 
+use serde_json::{Value, json};
+
 use crate::blocks::FusedNames;
 use crate::latent::ExpansionForm;
+use jackalope_config::fields::defaulted;
 
 /// What differs between the families.
 pub(super) struct Variant {
@@ -68,3 +71,26 @@ pub(super) const MISTRAL: Variant = Variant {
     may_be_tied: true,
     ..V3
 };
+
+/// Returns `config` with mlx-lm's defaults of DeepSeek V2 and V3, and those of `own`.
+pub(super) fn with_defaults(config: &Value, own: &Value) -> Value {
+    let shared = json!({
+        "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
+        "moe_intermediate_size": 1407, "num_hidden_layers": 30, "num_attention_heads": 32,
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "qk_nope_head_dim": 128, "rms_norm_eps": 1e-6,
+    });
+    defaulted(&defaulted(config, &shared), own)
+}
+
+/// Returns mlx-lm's defaults of GLM-4.7 Flash.
+pub(super) fn glm_lite_defaults() -> Value {
+    json!({
+        "vocab_size": 154_880, "hidden_size": 2048, "intermediate_size": 10_240,
+        "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
+        "n_shared_experts": 1, "n_routed_experts": 64, "routed_scaling_factor": 1.8,
+        "kv_lora_rank": 512, "q_lora_rank": 768, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192,
+        "v_head_dim": 256, "num_experts_per_tok": 4, "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-5,
+    })
+}

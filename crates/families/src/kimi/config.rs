@@ -73,10 +73,13 @@ impl Config {
         if self.mla_use_nope == Some(false) {
             return Err(bad_value("mla_use_nope", false, "true"));
         }
-        let or_head =
-            |field, stated: Option<u32>| dimension(field, stated.unwrap_or(self.head_dim));
+        // As in mlx-lm, 0 is as good as absent.
+        let or_head = |field, stated: Option<u32>| {
+            dimension(field, stated.filter(|it| *it != 0).unwrap_or(self.head_dim))
+        };
         let nope_dim = or_head("qk_nope_head_dim", self.qk_nope_head_dim)?;
-        let rope_dim = dimension("qk_rope_head_dim", self.qk_rope_head_dim.unwrap_or(0))?;
+        let rope_dim = self.qk_rope_head_dim.filter(|it| *it != 0);
+        let rope_dim = rope_dim.map_or(Ok(0), |it| dimension("qk_rope_head_dim", it))?;
         Ok(LatentSpec {
             heads: sizes.heads,
             nope_dim,

@@ -34,6 +34,8 @@ struct Newest {
 pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
     let text = config.get("text_config").unwrap_or(config);
     let defaults = json!({
+        "vocab_size": 163_840, "hidden_size": 7168, "num_hidden_layers": 93,
+        "num_attention_heads": 96, "intermediate_size": 33_792, "rms_norm_eps": 1e-5,
         "head_dim": 0,
         "num_experts": 0,
         "moe_intermediate_size": 0,

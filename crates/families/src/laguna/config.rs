@@ -35,6 +35,12 @@ pub(super) struct Config {
 
 /// Returns the configuration with what mlx-lm fills in, and an entry for each layer.
 pub(super) fn with_lists(config: &Value) -> Value {
+    let sizes = json!({
+        "vocab_size": 100_352, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 40, "num_attention_heads": 48, "num_key_value_heads": 8,
+        "head_dim": 128,
+    });
+    let config = &completed(config, &[], &sizes);
     let num_layers = config["num_hidden_layers"].as_u64().unwrap_or(0).min(1 << 12);
     let each = |value: &Value| (0..num_layers).map(|_| value.clone()).collect::<Value>();
     let kind = |idx: u64| if idx == 0 { "dense" } else { "sparse" };

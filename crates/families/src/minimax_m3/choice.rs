@@ -35,6 +35,10 @@ impl Config {
     /// Returns which layers have experts.
     pub(super) fn are_sparse(&self, num_layers: usize) -> Result<Vec<bool>, SpecError> {
         let (types, numbers) = (self.mlp_layer_types.as_deref(), self.moe_layer_freq.as_deref());
+        if types.is_none() && numbers.is_none() {
+            // As in mlx-lm; mlx-vlm takes the first three layers for dense ones.
+            return Ok(vec![true; num_layers]);
+        }
         flags("moe_layer_freq", types, numbers, &["dense", "sparse"], num_layers)
     }
 

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
 mod checkpoints;
+mod defaults;
 mod originals;
 mod page;
 mod readings;

@@ -66,7 +66,7 @@ fn each_family_is_a_line_of_the_table_a_file_a_recipe_and_golden_values() {
 }
 
 /// Returns the Rust sources under a folder.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
