@@ -15,6 +15,7 @@ use jackalope_deploy::models::{Located, find, reference};
 use jackalope_protocol::counted;
 use jackalope_store::verify::{expectations, verify};
 use jackalope_store::{Check, FoundModel, Hashing, Problem, Removal, Stores, content};
+use jackalope_text::ChatTemplate;
 use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, RemoveArgs};
@@ -149,6 +150,8 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         content_of_dir(&dir, &environment.local).await?;
     }
     let identity = identity(&dir, environment);
+    // Such a model is served, but for completions only.
+    let template_error = ChatTemplate::check(&dir).err().map(|err| err.to_string());
     if args.json {
         output::line(json!({
             "name": name, "path": dir, "complete": problems.is_empty(), "bytes": summary.bytes,
@@ -156,6 +159,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
             "hashed": unknown.map(|it| summary.num_files.saturating_sub(it)),
             "without_known_hash": unknown, "identity": identity,
             "unsupported": unsupported.as_ref().map(ToString::to_string),
+            "template_error": template_error,
         }))?;
     }
     ensure!(
@@ -180,6 +184,9 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         let identity = short.map(|it| format!(", identity {it}")).unwrap_or_default();
         let files = counted(summary.num_files, "file");
         output::line(format_args!("{name} is complete: {files}, {size}{read}{identity}{unused}"))?;
+        if let Some(err) = template_error {
+            output::line(format_args!("its chat template cannot be used: {err}"))?;
+        }
     }
     Ok(())
 }

@@ -127,8 +127,13 @@ impl Cluster {
         let name = |of: &Option<String>| of.clone().unwrap_or_else(|| "auto".to_owned());
         let (reasoning, tools) = (name(&options.reasoning_parser), name(&options.tool_parser));
         text.answer = text.answer.from_names(&text.tokenizer, &reasoning, &tools)?;
+        if let Some(Err(fault)) = &text.template {
+            warn!("{}: {}", model_dir.display(), fault.to_string().replace('\n', "; "));
+        }
         if options.parse_special_tokens {
-            text.template = text.template.map(ChatTemplate::with_control_tokens_in_text);
+            let in_text =
+                |it: Result<ChatTemplate, _>| it.map(ChatTemplate::with_control_tokens_in_text);
+            text.template = text.template.map(in_text);
         }
         let wanted = Wanted { model_dir: &model_dir, ranks, options: &options, context };
         let placed = match &ranks.hosts.hosts {

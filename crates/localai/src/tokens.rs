@@ -124,7 +124,7 @@ pub(crate) async fn metadata(
         let options: ModelOptions = read(request, &state).await?;
         let (serving, _) = state.open_named(&options.model).await?;
         let supports_thinking = serving.text.tokenizer.has_thinking();
-        let has_template = serving.text.template.is_some();
+        let has_template = serving.text.chat_template().is_ok();
         let rendered = move |serving: &Serving| {
             if has_template { rendered_greeting(serving) } else { Ok(String::new()) }
         };

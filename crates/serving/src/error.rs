@@ -482,6 +482,7 @@ impl ApiError {
             TextError::Encode { .. }
             | TextError::TooLong { .. }
             | TextError::NoTemplate
+            | TextError::BrokenTemplate { .. }
             | TextError::NoMessages
             | TextError::Refused { .. }
             | TextError::Render { .. }

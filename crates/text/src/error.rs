@@ -118,6 +118,17 @@ pub enum TextError {
         "this model has no chat template\nhint: send the whole prompt to /v1/completions instead"
     )]
     NoTemplate,
+    /// The model's chat template is not valid Jinja.
+    #[error(
+        "the chat template of this model, in {file}, cannot be used: {reason}\n\
+         hint: correct it and restart the server, or send the whole prompt to /v1/completions instead"
+    )]
+    BrokenTemplate {
+        /// Name of the file that holds the template.
+        file: String,
+        /// The syntax error, with its line.
+        reason: String,
+    },
     /// The conversation has no message.
     #[error("messages must not be empty")]
     NoMessages,

@@ -149,10 +149,7 @@ impl Tokenizer {
     /// Returns the tokens that were added to the vocabulary and are found in any text.
     pub(crate) fn added_tokens(&self) -> impl Iterator<Item = AddedToken> {
         let added = self.inner.get_added_tokens_decoder().into_iter();
-        added.map(|(id, token)| AddedToken {
-            is_control: self.is_control(id),
-            text: token.content,
-        })
+        added.map(|(id, token)| AddedToken { is_control: self.is_control(id), text: token.content })
     }
 
     /// Returns the minimum number of tokens of a text, without tokenising it, which would take a

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::checkpoint::{exact, shipped};
+use crate::checkpoint::{Copy, exact, shipped};
 use crate::http::Server;
 use crate::ports::free_port;
 use crate::program::{Program, run, run_json, wait_for};
@@ -314,4 +314,37 @@ fn a_chat_names_the_model_of_a_server() {
     let ended = Program::start(&args, "hello\n").end();
     assert!(!ended.status.success());
     assert!(ended.stderr.contains("the model no-such-model does not exist"), "{ended:?}");
+}
+
+#[test]
+fn a_model_with_a_broken_template_is_served_with_a_warning_and_named_by_a_check() {
+    let copy = Copy::new();
+    let broken = "{{ messages }}\n{% for message in %}";
+    std::fs::write(copy.path().join("chat_template.jinja"), broken).unwrap();
+    let server = Server::start(copy.path(), "");
+    let prompt = json!({"prompt": "Once", "max_tokens": 2});
+    assert_eq!(server.post("/v1/completions", &prompt).0, 200);
+    let chat = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2});
+    let (status, answer) = server.post("/v1/chat/completions", &chat);
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("chat_template.jinja"));
+    server.program.signal(Signal::TERM);
+    let log = server.program.end().stderr;
+    let warning = log.lines().find(|line| line.contains("WARN") && line.contains("chat template"));
+    let warning = warning.unwrap_or_else(|| panic!("no warning in {log}"));
+    for part in [copy.path().to_str().unwrap(), "(in chat template:2)", "hint: "] {
+        assert!(warning.contains(part), "no {part:?} in {warning}");
+    }
+
+    let model = copy.path().to_str().unwrap();
+    let checked = run(&["models", "check", model]);
+    assert!(checked.status.success(), "{checked:?}");
+    assert!(
+        checked.stdout.contains("its chat template cannot be used: chat template of "),
+        "{checked:?}"
+    );
+    let checked = run_json(&["models", "check", model, "--json"]);
+    assert!(checked["template_error"].as_str().unwrap().contains("chat_template.jinja"));
+    let sound = run_json(&["models", "check", shipped().to_str().unwrap(), "--json"]);
+    assert_eq!(sound["template_error"], Value::Null);
 }

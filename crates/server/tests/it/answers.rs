@@ -270,6 +270,36 @@ async fn a_model_without_a_template_still_completes() {
     assert_eq!(answer["choices"][0]["text"], " world");
 }
 
+#[tokio::test]
+async fn a_model_with_a_broken_template_completes_and_says_why_it_does_not_chat() {
+    let text = model::text_with_broken_template();
+    let answer = text.tokenizer.encode(" world", false).unwrap();
+    let model = jackalope_engine::testing::scripted_model(move |_| answer.clone(), end_token());
+    let server = Setup::with(text, model).start().await;
+    let user = json!([{"role": "user", "content": "Hello"}]);
+    let chat = json!({"model": MODEL, "messages": user, "max_tokens": 5});
+    let prompt = json!({"model": MODEL, "prompt": "Hello", "stream": false});
+    for (path, body) in [
+        ("/v1/chat/completions", &chat),
+        ("/v1/messages", &chat),
+        ("/v1/responses", &json!({"model": MODEL, "input": "Hello"})),
+        ("/api/chat", &chat),
+        // It does not go on from the prompt, as a model without a template does.
+        ("/api/generate", &prompt),
+        ("/tokenize", &chat),
+    ] {
+        let reply = server.post(path, body).await;
+        assert_eq!(reply.status, 400, "{path}: {}", reply.body);
+        for part in ["chat_template.jinja", "(in chat template:2)", "hint: ", "/v1/completions"] {
+            assert!(reply.body.contains(part), "{path}: no {part:?} in {}", reply.body);
+        }
+    }
+    let answer = server.complete(json!({})).await.ok();
+    assert_eq!(answer["choices"][0]["text"], " world");
+    let raw = json!({"model": MODEL, "prompt": "Hello", "raw": true, "stream": false});
+    assert_eq!(server.post("/api/generate", &raw).await.ok()["response"], " world");
+}
+
 /// In every protocol a length beyond the context is cut to what fits, and the answer says so.
 #[tokio::test]
 async fn a_length_beyond_the_context_is_cut_and_the_answer_says_so() {

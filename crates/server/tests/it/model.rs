@@ -49,6 +49,11 @@ pub(crate) fn text_without_template() -> std::sync::Arc<ModelText> {
     load(&[("chat_template", "")])
 }
 
+/// One whose chat template has a fault in its second line.
+pub(crate) fn text_with_broken_template() -> std::sync::Arc<ModelText> {
+    load(&[("chat_template", "{{ messages }}\n{% for message in %}")])
+}
+
 fn load(changes: &[(&str, &str)]) -> std::sync::Arc<ModelText> {
     let change = |key| changes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
     let dir = directory();
@@ -61,8 +66,9 @@ fn load(changes: &[(&str, &str)]) -> std::sync::Arc<ModelText> {
     let infill = change("infill").map_or(&[][..], |_| &INFILL);
     write("tokenizer.json", &tokenizer(bos, infill).to_string());
     write("tokenizer_config.json", &config.to_string());
-    if change("chat_template").is_none() {
-        write("chat_template.jinja", TEMPLATE);
+    let template = change("chat_template").unwrap_or(TEMPLATE);
+    if !template.is_empty() {
+        write("chat_template.jinja", template);
     }
     let text = ModelText::load(&dir).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();

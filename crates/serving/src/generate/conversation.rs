@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::Constraint;
 use jackalope_text::{
-    AnswerFormat, CallCount, ChatPrompt, RenderedPrompt, TextError, ToolDemand, ToolSpec,
+    AnswerFormat, CallCount, ChatPrompt, RenderedPrompt, ToolDemand, ToolSpec,
 };
 use serde_json::{Map, Value, json};
 
@@ -243,8 +243,7 @@ impl Conversation {
             add_generation_prompt: !self.continues_message && !self.no_generation_prompt,
         };
         let refused = |err| ApiError::from_text(err, self.param);
-        let template =
-            serving.text.template.as_ref().ok_or_else(|| refused(TextError::NoTemplate))?;
+        let template = serving.text.chat_template().map_err(refused)?;
         let mut rendered = template.render(&prompt).map_err(refused)?;
         if self.continues_message {
             rendered.truncate(self.end_of_last_message(rendered.text())?);

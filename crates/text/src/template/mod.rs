@@ -97,6 +97,19 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
+    /// Checks that the chat template of the checkpoint in `dir`, if it has one, can be used.
+    ///
+    /// # Errors
+    /// Fails if a file is unreadable or corrupt, or the template is not valid Jinja.
+    pub fn check(dir: &Path) -> Result<(), TextLoadError> {
+        let Some(found) = source::find(dir)? else { return Ok(()) };
+        let sources = [Some(&found.default), found.tool_use.as_ref()];
+        sources.into_iter().flatten().try_for_each(|source| {
+            Template::compile(&found.path, source)?;
+            Ok(())
+        })
+    }
+
     /// Makes `strftime_now` return this time, in UTC, instead of the current local time, so that a
     /// conversation always gives the same prompt.
     pub fn at_fixed_time(mut self, unix_seconds: i64) -> ChatTemplate {

@@ -1,6 +1,8 @@
 //! Which file of a checkpoint determines which setting, and the errors for bad files.
 
-use jackalope_text::{ChatPrompt, GenerationDefaults, ModelText, TextLoadError, Tokenizer};
+use jackalope_text::{
+    ChatPrompt, ChatTemplate, GenerationDefaults, ModelText, TextError, TextLoadError, Tokenizer,
+};
 use serde_json::{Map, json};
 
 use crate::checkpoint::{Checkpoint, data};
@@ -15,7 +17,7 @@ fn rendered(checkpoint: &Checkpoint, tools: Option<&[serde_json::Value]>) -> Opt
     let messages = [json!({"role": "user", "content": "Hi"})];
     let prompt =
         ChatPrompt { messages: &messages, tools, kwargs: &Map::new(), add_generation_prompt: true };
-    text.template.map(|template| template.render(&prompt).unwrap().text().to_owned())
+    text.template.map(|template| template.unwrap().render(&prompt).unwrap().text().to_owned())
 }
 
 #[test]
@@ -168,11 +170,6 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
         (qwen().with("generation_config.json", "{\"eos_token_id\": \"x\"}"), "generation", "hint:"),
         (qwen().with("chat_template.jinja", &long), "has 1048577 bytes", "hint:"),
         (
-            qwen().with("chat_template.jinja", "a\n{% if %}"),
-            "chat_template.jinja: syntax error",
-            "(in chat template:2)",
-        ),
-        (
             qwen().with(
                 "chat_template.json",
                 r#"{"chat_template": [{"name": "rag", "template": ""}]}"#,
@@ -190,6 +187,21 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
         matches!(error, TextLoadError::Missing { .. })
             && error.to_string().contains("no such folder")
     );
+}
+
+#[test]
+fn a_template_with_a_syntax_error_is_an_error_of_chats_only() {
+    let checkpoint = Checkpoint::of("qwen").with("chat_template.jinja", "a\n{% if %}");
+    let error = ChatTemplate::check(checkpoint.dir()).unwrap_err().to_string();
+    assert!(error.contains("chat_template.jinja: syntax error"), "{error}");
+    let text = ModelText::load(checkpoint.dir()).unwrap();
+    let error = text.chat_template().unwrap_err();
+    assert!(
+        matches!(&error, TextError::BrokenTemplate { file, .. } if file == "chat_template.jinja")
+    );
+    let error = error.to_string();
+    assert!(error.contains("(in chat template:2)") && error.contains("hint: "), "{error}");
+    assert!(ChatTemplate::check(Checkpoint::of("qwen").dir()).is_ok());
 }
 
 #[test]

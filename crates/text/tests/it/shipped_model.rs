@@ -35,7 +35,7 @@ fn the_shipped_model_takes_tools_and_writes_calls() {
         kwargs: &Map::new(),
         add_generation_prompt: true,
     };
-    let rendered = text.template.as_ref().unwrap().render(&prompt).unwrap();
+    let rendered = text.chat_template().unwrap().render(&prompt).unwrap();
     let rendered = rendered.text();
     for part in [
         "Your name is Ada.",
