@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use jackalope_protocol::TokenId;
 use jackalope_text::grammar::Constraint;
-use jackalope_text::{
-    AnswerFormat, CallCount, ChatPrompt, RenderedPrompt, ToolDemand, ToolSpec,
-};
+use jackalope_text::{AnswerFormat, CallCount, ChatPrompt, RenderedPrompt, ToolDemand, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::constraints::{StructuredOutput, TokenConstraints};
