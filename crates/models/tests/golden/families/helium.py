@@ -8,5 +8,6 @@ def helium(**more):
 
 def cases():
     yield "helium-f32", helium(), "F32", plain
+    yield "helium-stray-f32", helium(head_dim=64), "F32", plain
     yield "helium-q4-bf16", helium(mlp_bias=True), "BF16", everything(affine(4, 64))
     yield "helium-q4-f32", helium(attention_bias=True), "F32", everything(affine(4, 64))

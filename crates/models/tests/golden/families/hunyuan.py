@@ -31,5 +31,7 @@ def cases():
     def q4(path):
         return affine(8 if path.endswith("gate.wg") else 4, 32)
 
+    # A single expert is a dense block.
+    yield "hunyuan-dense-f32", hunyuan(num_experts=1), "F32", plain
     yield "hunyuan-q4-f32", hunyuan(), "F32", q4
     yield "hunyuan-bf16", hunyuan(use_mixed_mlp_moe=False), "BF16", plain

@@ -22,4 +22,5 @@ def cases():
     odd = olmoe(num_attention_heads=6, num_key_value_heads=3, head_dim=24, attention_bias=True)
     yield "olmoe-biases-f32", without(odd, "rope_theta") | dict(norm_topk_prob=True), "F32", plain
     yield "olmoe-q4-f32", olmoe(num_key_value_heads=4), "F32", q4_experts
+    yield "olmoe-biases-q4-f32", olmoe(mlp_bias=True), "F32", q4_experts
     yield "olmoe-bf16", olmoe(), "BF16", plain

@@ -9,5 +9,7 @@ def qwen(**more):
 
 def cases():
     yield "qwen-f32", qwen(), "F32", plain
+    yield "qwen-biases-f32", qwen(no_bias=False), "F32", plain
+    yield "qwen-biases-q4-f32", qwen(no_bias=False), "F32", everything(affine(4, 64))
     yield "qwen-q4-bf16", qwen(), "BF16", everything(affine(4, 64))
     yield "qwen-q4-f32", qwen(), "F32", everything(affine(4, 32))
