@@ -297,6 +297,16 @@ fn is_of_system(err: &(dyn Error + 'static)) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn only_a_model_of_another_kind_is_to_be_converted() {
+        let reason = "missing field `hidden_size`".to_owned();
+        let invalid = jackalope_store::SpecError::Malformed { reason };
+        assert!(models::hint_for(&invalid).contains("fetch config.json again"));
+        let (found, supported) = ("hyena".to_owned(), vec!["llama"]);
+        let other = jackalope_store::SpecError::Architecture { found, supported };
+        assert!(models::hint_for(&other).contains("mlx_lm.convert"));
+    }
+
     /// An error with a message and a cause.
     #[derive(Debug, Error)]
     #[error("{message}")]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use jackalope_families::model_spec;
 use jackalope_protocol::counted;
 use jackalope_spec::{
-    CheckReport, ElementType, SpecError, TensorHeader, TensorHeaders, parse_config,
+    CheckReport, ElementType, SpecError, TensorHeader, TensorHeaders, TensorProblem, parse_config,
 };
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -48,7 +48,7 @@ pub enum CheckpointError {
         source: SpecError,
     },
     /// The weight files do not hold the tensors that the model needs.
-    #[error("{}: {report}\nhint: copy or fetch it again", dir.display())]
+    #[error("{}: {report}\nhint: {}", dir.display(), tensors_hint(.report))]
     Tensors {
         /// The directory.
         dir: PathBuf,
@@ -98,6 +98,16 @@ impl PlacementModel {
         let incomplete = |report| CheckpointError::Tensors { dir: dir.to_owned(), report };
         let layout = spec.layout(&headers).map_err(incomplete)?;
         Ok(PlacementModel::new(&spec, layout))
+    }
+}
+
+/// Returns the hint for weight files that do not hold the tensors that the model needs.
+fn tensors_hint(report: &CheckReport) -> &'static str {
+    let is_shape = |it: &TensorProblem| matches!(it, TensorProblem::Shape { .. });
+    if report.problems.iter().any(is_shape) {
+        "config.json contradicts the weights; fetch both again from where the model came from"
+    } else {
+        "copy or fetch it again"
     }
 }
 

@@ -651,3 +651,18 @@ fn one_of_something_is_singular_in_messages() {
     let cut = CheckpointError::FileSize { path: "m".into(), expected_bytes: 9, found_bytes: 1 };
     assert_eq!(cut.to_string(), "m: 1 byte, expected 9\nhint: copy or fetch it again");
 }
+
+#[test]
+fn weights_of_other_shapes_are_not_to_be_copied_alone() {
+    let hint = |problem| {
+        let report = jackalope_spec::CheckReport { problems: vec![problem] };
+        let said = CheckpointError::Tensors { dir: "m".into(), report }.to_string();
+        said.split_once("\nhint: ").expect("a hint").1.to_owned()
+    };
+    let name = || "model.norm.weight".to_owned();
+    let missing = jackalope_spec::TensorProblem::Missing { name: name(), shape: vec![8] };
+    assert_eq!(hint(missing), "copy or fetch it again");
+    let (found, expected) = (vec![4], vec![8]);
+    let shape = jackalope_spec::TensorProblem::Shape { name: name(), found, expected };
+    assert!(hint(shape).starts_with("config.json contradicts the weights; fetch both again"));
+}
