@@ -45,7 +45,9 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     // Tests of the commands start both programs, and `cargo test` builds only those of the tested crate.
     // Building programs and tests together builds every dependency once, with the features of both.
     // Clients speak to the same programs: they check arithmetic and assertions, which released ones do not.
-    step("programs and tests", cargo(&["build", "--workspace", "--all-targets"]))?;
+    let mut build = cargo(&["build", "--workspace"]);
+    build.args(programs::TARGETS);
+    step("programs and tests", build)?;
     let mut jobs = programs::jobs()?;
     step("examples in documentation", cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     // The programs that the tests have built: a release would be built from nothing.
