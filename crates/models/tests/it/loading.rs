@@ -225,7 +225,7 @@ fn a_config_that_cannot_be_used_names_the_field() {
     let without = |case: &mut Case| {
         case.config.as_object_mut().unwrap().remove("rope_theta");
     };
-    check("qwen2-f32", without, &["`rope_theta`"]);
+    check("qwen3-f32", without, &["`rope_theta`"]);
     let checkpoint = case(llama).write();
     fs::write(checkpoint.dir().join("config.json"), "{\"model_type\": ").unwrap();
     assert_says(&failure(checkpoint.dir()), &["config.json", "not valid JSON", "line 1"]);
