@@ -47,11 +47,11 @@ struct Config {
 
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let defaults = json!({
-        "intermediate_size": 6144, "moe_intermediate_size": 1024, "num_key_value_heads": 4,
-        "vocab_size": 200_192, "hidden_size": 2048, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "head_dim": 64, "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1,
-        "num_dense_layers": 2, "sliding_window": 2048, "route_norm": true, "route_scale": 2.826,
-        "score_func": "sigmoid", "mup_enabled": true, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "vocab_size": 200_192, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 64,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1, "num_dense_layers": 2,
+        "sliding_window": 2048, "route_norm": true, "route_scale": 2.826, "mup_enabled": true,
+        "score_func": "sigmoid", "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     });
     let is_scaled = !config["rope_scaling"].is_null();
     let config: Config = parse(&completed(config, &[], &defaults))?;

@@ -49,7 +49,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     // Without `rope_parameters` mlx-lm takes its own ones; if they are empty or `null`, the fields
     // outside of them.
     let defaults = json!({
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "rms_norm_eps": 1e-6, "vocab_size": 151_936,
         "num_key_value_heads": 8, "linear_num_value_heads": 64, "linear_num_key_heads": 16,
         "linear_key_head_dim": 192, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
