@@ -10,11 +10,11 @@ use thiserror::Error;
 /// Maximum number of models of one server.
 pub const MODELS_MAX: usize = 1024;
 
-/// Hint for a model of a kind that this version cannot load.
+/// Hint for a model that this version cannot load.
 pub const UNSUPPORTED_HINT: &str = "take a conversion of this model by mlx-community, convert it with mlx_lm.convert, choose a model \
      of one of these kinds, or take a version of jackalope that loads it";
 
-/// Hint for a model whose configuration is not valid.
+/// Hint for a model whose `config.json` is not valid.
 const CONFIG_HINT: &str = "config.json lacks the field or has a wrong value; fetch config.json again from where the model came from";
 
 /// Returns the hint for a model that cannot be loaded for this reason.
@@ -61,7 +61,7 @@ pub enum LocateError {
         /// The path or name that the user gave.
         path: PathBuf,
     },
-    /// This version cannot load the model.
+    /// This version cannot load the model, or its `config.json` is not valid.
     #[error("{name}: {source}\nhint: {}", hint_for(.source))]
     Unsupported {
         /// Name of the model.

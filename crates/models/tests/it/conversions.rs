@@ -1,5 +1,5 @@
-//! Checkpoints as oMLX (oQ) and LM Studio convert them. They have the tensors of mlx-lm's and mlx-vlm's
-//! conversions, so they compute the bits of the golden checkpoints that these tests rewrite.
+//! Checkpoints as oMLX (oQ) converts them. They have the tensors of mlx-lm's and mlx-vlm's conversions, so
+//! they compute the bits of the golden checkpoints that these tests rewrite.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ struct Layout {
     num_files: usize,
 }
 
-/// oQ keeps the layers that predict. A version of it names entries as the original names tensors.
+/// oQ keeps the layers that predict. One of its versions names entries as the original names tensors.
 const LAYOUTS: [Layout; 3] = [
     Layout { keeps_prediction: true, renamed: None, num_files: 3 },
     Layout {
@@ -35,11 +35,11 @@ const LAYOUTS: [Layout; 3] = [
         renamed: Some(["language_model.model.", "model.language_model."]),
         num_files: 2,
     },
-    // LM Studio.
+    // As the conversions that LM Studio publishes.
     Layout { keeps_prediction: false, renamed: None, num_files: 1 },
 ];
 
-/// Writes `quantization` as these tools do: only what differs from the most common format has an entry, by
+/// Writes `quantization` as oQ does: only what differs from the most common format has an entry, by
 /// its full path, also outside of the language model; and once more for transformers.
 fn quantization(case: &Case, tensors: &Tensors, layout: &Layout) -> Map<String, Value> {
     let stated = case.config["quantization"].as_object().unwrap().clone();
