@@ -31,7 +31,7 @@ use tokio::task::JoinError;
 
 pub use hosts::{HOW_TO_ANSWER, HostsError};
 pub use models::{
-    CopyError, LocateError, MODELS_MAX, ServedModelsError, SourceError, UNSUPPORTED_HINT, and_more,
+    CopyError, LocateError, MODELS_MAX, ServedModelsError, SourceError, and_more, hint_for,
 };
 pub use split::SplitError;
 

@@ -158,11 +158,12 @@ pub(super) fn attention_tensors(hidden: usize, spec: &AttentionSpec) -> Vec<Tens
     tensors.extend(spec.blocks.iter().flat_map(|it| index_tensors(hidden, block, it)));
     tensors.extend(spec.pools.iter().flat_map(|it| pool_tensors(hidden, block, it)));
     let norms = [(heads, Dimension::Heads), (kv_heads, Dimension::KvHeads)];
-    let num_norms = if spec.source_layer.is_some() { 1 } else { 2 };
+    let has_key_norm = spec.source_layer.is_none() || spec.qk_norm == Some(QkNorm::OfSharedKeys);
+    let num_norms = if has_key_norm { 2 } else { 1 };
     for (module, (heads, dimension)) in spec.modules.qk_norms.iter().zip(norms).take(num_norms) {
         let (shape, cut) = match spec.qk_norm {
             None | Some(QkNorm::RotatedUnweighted { .. }) => continue,
-            Some(QkNorm::PerHead) => (vec![head_dim], TensorCut::Replicated),
+            Some(QkNorm::PerHead | QkNorm::OfSharedKeys) => (vec![head_dim], TensorCut::Replicated),
             Some(QkNorm::OwnWeights) => {
                 (vec![heads, head_dim], TensorCut::whole_column(dimension, heads))
             }

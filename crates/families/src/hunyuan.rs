@@ -1,5 +1,5 @@
 //! Hunyuan with experts (Tencent 2024): queries and keys are normalised after their rotation, whose
-//! base grows with the context's extension. Layers that share keys and values are not computed.
+//! base grows with the context's extension. Several layers in a row may share keys and values.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -53,16 +53,20 @@ impl PerLayer {
 pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     let config: Config = parse(config)?;
     let sizes = config.decoder.sizes()?;
-    if config.use_cla && 1 < config.cla_share_factor {
-        return Err(bad_value("cla_share_factor", config.cla_share_factor, "1, or no use_cla"));
-    }
     let kv_heads = sizes.kv_heads(config.num_key_value_heads)?;
     let head_dim = sizes.head_dim();
     let rope = config.decoder.rope.alpha(head_dim)?;
+    // Of so many layers in a row, the first one computes keys and values.
+    let num_sharing =
+        if config.use_cla { dimension("cla_share_factor", config.cla_share_factor)? } else { 1 };
     let attention = AttentionSpec {
         has_qkv_bias: config.attention_bias,
         has_output_bias: config.attention_bias,
-        qk_norm: config.use_qk_norm.then_some(QkNorm::PerHead),
+        qk_norm: config.use_qk_norm.then_some(if num_sharing == 1 {
+            QkNorm::PerHead
+        } else {
+            QkNorm::OfSharedKeys
+        }),
         norm_follows_rotation: true,
         ..AttentionSpec::plain(sizes.heads, kv_heads, head_dim, rope)
     };
@@ -73,7 +77,10 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let mlp = block(&config, sizes.hidden, layer_idx)?;
         let qk_norms = ["query_layernorm", "key_layernorm"].map(|name| format!("{module}.{name}"));
         let modules = AttentionModules { qk_norms, ..AttentionModules::at(&module) };
-        let mixer = attention_of(sizes.hidden, AttentionSpec { modules, ..attention.clone() });
+        let own_idx = layer_idx - layer_idx % num_sharing;
+        let source_layer = (own_idx < layer_idx).then_some(own_idx);
+        let heads = AttentionSpec { source_layer, modules, ..attention.clone() };
+        let mixer = attention_of(sizes.hidden, heads);
         layers.push(LayerBuilder::pre_norm(prefix, sizes.hidden).build(mixer, mlp));
     }
     let head_table = HeadTable::IfPresent;

@@ -118,6 +118,27 @@ impl Norm {
         Norm::new(weight, settings, parallel)
     }
 
+    /// Loads a norm of vectors of `width` elements whose weights are the products of those of two norms.
+    ///
+    /// # Errors
+    /// Fails if a tensor cannot be read.
+    pub fn of_product(
+        norms: &[Weights<'_>; 2],
+        width: usize,
+        settings: NormSettings,
+        parallel: &Parallel,
+    ) -> Result<Norm, LoadError> {
+        // As with `adds_one`, our kernels do not round the weights.
+        let dtype = match parallel.compute() {
+            Compute::Kernels(_) => Dtype::F32,
+            Compute::Stock => norms[0].dtype(),
+        };
+        let load = |w: &Weights<'_>| w.floats_as(Dtype::F32, "weight", &[width], Part::Whole);
+        let weight = load(&norms[0])?.mul(&load(&norms[1])?).astype(dtype);
+        weight.eval()?;
+        Norm::new(weight, settings, parallel)
+    }
+
     /// Normalises `x`; `x` and the result are `[tokens, width]`.
     pub fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };

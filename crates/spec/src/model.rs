@@ -365,6 +365,10 @@ pub enum QkNorm {
         /// Epsilon added to the mean of the squares.
         eps: f32,
     },
+    /// Each head is normalised separately after its rotation, in layers that read the same keys but
+    /// have weights of their own for them: the keys are kept without weights, and each layer
+    /// multiplies its queries by the weights of both, which gives the same scores.
+    OfSharedKeys,
     /// Each head is normalised separately, with a weight of its own: `[heads, head_dim]`.
     OwnWeights,
     /// All heads together are normalised.

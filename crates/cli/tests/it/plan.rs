@@ -73,19 +73,27 @@ fn a_model_that_does_not_fit_is_refused_with_what_is_missing() {
 #[test]
 fn a_model_that_this_version_cannot_load_is_refused_before_anything_starts() {
     let copy = Copy::new();
-    copy.edit_config(|config| config["model_type"] = "hy_v4".into());
     let model = copy.path().to_str().unwrap();
     let offline = ["--port", "0", "--json"];
-    for args in [
+    let commands = [
         &["plan", "--model", model][..],
         &["models", "check", model],
         &[&["serve", "--model", model][..], &offline].concat(),
         &["bench", "--model", model],
+    ];
+    let unknown = ["architecture: `hy_v4`; supported are llama", "choose a model of one of"];
+    let invalid = ["`num_attention_heads` is 0", "fetch config.json again"];
+    for (field, value, causes) in [
+        ("num_attention_heads", Value::from(0), invalid),
+        ("model_type", Value::from("hy_v4"), unknown),
     ] {
-        let ended = run(args);
-        assert!(!ended.status.success(), "{ended:?}");
-        for cause in ["architecture: `hy_v4`; supported are llama", "choose a model of one of"] {
-            assert_eq!(ended.stderr.matches(cause).count(), 1, "{args:?}: {ended:?}");
+        copy.edit_config(|config| config[field] = value);
+        for args in &commands {
+            let ended = run(args);
+            assert!(!ended.status.success(), "{ended:?}");
+            for cause in causes {
+                assert_eq!(ended.stderr.matches(cause).count(), 1, "{args:?}: {ended:?}");
+            }
         }
     }
 }

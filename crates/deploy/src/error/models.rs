@@ -11,14 +11,14 @@ use thiserror::Error;
 pub const MODELS_MAX: usize = 1024;
 
 /// Hint for a model that this version cannot load.
-pub const UNSUPPORTED_HINT: &str = "take a conversion of this model by mlx-community, convert it with mlx_lm.convert, choose a model \
+const UNSUPPORTED_HINT: &str = "take a conversion of this model by mlx-community, convert it with mlx_lm.convert, choose a model \
      of one of these kinds, or take a version of jackalope that loads it";
 
 /// Hint for a model whose `config.json` is not valid.
 const CONFIG_HINT: &str = "config.json lacks the field or has a wrong value; fetch config.json again from where the model came from";
 
 /// Returns the hint for a model that cannot be loaded for this reason.
-pub(super) fn hint_for(reason: &SpecError) -> &'static str {
+pub fn hint_for(reason: &SpecError) -> &'static str {
     if reason.is_unsupported() { UNSUPPORTED_HINT } else { CONFIG_HINT }
 }
 

@@ -341,6 +341,23 @@ fn hunyuan_with_a_single_expert_is_dense() {
 }
 
 #[test]
+fn hunyuans_layers_share_keys_and_values_if_so_many_do_and_more_than_one() {
+    let sources = |edit: Value| -> Vec<Option<usize>> {
+        let spec = spec_of("hunyuan-shared-f32", &edit);
+        spec.layers.iter().map(|layer| layer.mixer.source_layer()).collect()
+    };
+    let none = vec![None; 5];
+    assert_eq!(sources(json!({})), [None, Some(0), None, Some(2), None]);
+    assert_eq!(sources(json!({"cla_share_factor": 4})), [None, Some(0), Some(0), Some(0), None]);
+    assert_eq!(sources(json!({"cla_share_factor": 1})), none);
+    assert_eq!(sources(json!({"use_cla": false})), none);
+    let mut config = configs()["hunyuan-shared-f32"].clone();
+    config["cla_share_factor"] = 0.into();
+    let refused = model_spec(&config).unwrap_err().to_string();
+    assert!(refused.contains("`cla_share_factor` is 0"), "{refused}");
+}
+
+#[test]
 fn helium_ignores_a_width_of_heads() {
     let stated = spec_of("helium-f32", &json!({}));
     for head_dim in [json!(64), Value::Null] {

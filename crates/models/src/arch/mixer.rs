@@ -355,6 +355,14 @@ fn head_norms(
             };
             alone([load(q_norm)?, keys])
         }
+        Some(QkNorm::OfSharedKeys) => {
+            let weights = [q_norm, k_norm].map(|module| root.at(module));
+            let queries =
+                Norm::of_product(&weights, spec.head_dim, parts.vector_settings(), parallel)?;
+            let (eps, dtype) = (parts.model.norm_eps, root.dtype());
+            let keys = Norm::unweighted(spec.head_dim, eps, dtype, parallel);
+            HeadNorms::Rotated([queries, keys])
+        }
         Some(QkNorm::OwnWeights) => {
             assert!(!spec.norm_follows_rotation, "no family has such norms after the rotation");
             let load = |module: &String, cut: &Cut| {

@@ -33,5 +33,11 @@ def cases():
 
     # A single expert is a dense block.
     yield "hunyuan-dense-f32", hunyuan(num_experts=1), "F32", plain
+    # Layers that share keys and values have norms of their own for the keys.
+    shared = dict(use_cla=True, num_hidden_layers=5)
+    yield "hunyuan-shared-f32", hunyuan(**shared), "F32", plain
+    yield "hunyuan-shared-bf16", hunyuan(**shared, cla_share_factor=3), "BF16", plain
+    without = dict(use_qk_norm=False, attention_bias=True)
+    yield "hunyuan-shared-q4-f32", hunyuan(**shared, **without), "F32", q4
     yield "hunyuan-q4-f32", hunyuan(), "F32", q4
     yield "hunyuan-bf16", hunyuan(use_mixed_mlp_moe=False), "BF16", plain
