@@ -336,32 +336,25 @@ fn head_norms(
 ) -> Result<Option<HeadNorms>, LoadError> {
     let LayerParts { root, parallel, .. } = *parts;
     let [q_norm, k_norm] = &spec.modules.qk_norms;
-    let alone = |norms: [Norm; 2]| {
-        if spec.norm_follows_rotation {
-            HeadNorms::Rotated(norms)
-        } else {
-            HeadNorms::PerHead(norms)
-        }
-    };
+    let in_order = if spec.norm_follows_rotation { HeadNorms::Rotated } else { HeadNorms::PerHead };
+    let unweighted = |eps| Norm::unweighted(spec.head_dim, eps, root.dtype(), parallel);
     Ok(Some(match spec.qk_norm {
         None => return Ok(None),
         Some(QkNorm::PerHead) => {
             let load = |module: &String| parts.norm(&root.at(module), spec.head_dim);
             let keys = if spec.source_layer.is_some() {
                 // The layer that keeps the keys has normalised them; there are none here.
-                Norm::unweighted(spec.head_dim, parts.model.norm_eps, root.dtype(), parallel)
+                unweighted(parts.model.norm_eps)
             } else {
                 load(k_norm)?
             };
-            alone([load(q_norm)?, keys])
+            in_order([load(q_norm)?, keys])
         }
         Some(QkNorm::OfSharedKeys) => {
             let weights = [q_norm, k_norm].map(|module| root.at(module));
-            let queries =
-                Norm::of_product(&weights, spec.head_dim, parts.vector_settings(), parallel)?;
-            let (eps, dtype) = (parts.model.norm_eps, root.dtype());
-            let keys = Norm::unweighted(spec.head_dim, eps, dtype, parallel);
-            HeadNorms::Rotated([queries, keys])
+            let settings = parts.vector_settings();
+            let queries = Norm::of_product(&weights, spec.head_dim, settings, parallel)?;
+            HeadNorms::Rotated([queries, unweighted(settings.eps)])
         }
         Some(QkNorm::OwnWeights) => {
             assert!(!spec.norm_follows_rotation, "no family has such norms after the rotation");
@@ -372,11 +365,10 @@ fn head_norms(
                 Norm::load_heads(&w, spec.head_dim, cut, parts.vector_settings(), parallel)
             };
             let HeadCut { heads, kv_heads } = &heads.cut;
-            alone([load(q_norm, heads)?, load(k_norm, kv_heads)?])
+            in_order([load(q_norm, heads)?, load(k_norm, kv_heads)?])
         }
         Some(QkNorm::RotatedUnweighted { eps }) => {
-            let norm = || Norm::unweighted(spec.head_dim, eps, root.dtype(), parallel);
-            HeadNorms::Rotated([norm(), norm()])
+            HeadNorms::Rotated([unweighted(eps), unweighted(eps)])
         }
         Some(QkNorm::AllHeads) => {
             let block = root.at(&spec.modules.block);
