@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use jackalope_mlx::{
-    Array, ArrayType, Backend, Buffer, BufferMut, Dtype, Error, Group, custom, eval,
+    Array, ArrayType, Backend, Buffer, BufferMut, Dtype, Error, Group, custom, eval, memory,
 };
 use jackalope_transport::{self as transport, GroupConfig, Listener};
 
@@ -91,6 +91,32 @@ fn a_sum_over_the_ranks_is_a_node_like_any_other() {
             assert!(group.failure().is_none());
         });
     }
+}
+
+#[test]
+fn a_sum_lies_in_the_memory_of_its_argument() {
+    const NUM_ELEMENTS: i32 = 4 << 20;
+    let meetings = [Meeting::default(), Meeting::default()];
+    let held_before = Mutex::new(0);
+    with_ranks(2, |seat| {
+        let group = seat.join(1);
+        let x = Array::full(&[NUM_ELEMENTS], 1.0, Dtype::F32);
+        x.eval().unwrap();
+        meetings[0].wait_for(2);
+        if seat.rank == 0 {
+            memory::reset_peak();
+            *held_before.lock().unwrap() = memory::active_bytes();
+        }
+        meetings[1].wait_for(2);
+        // Nothing else holds the product, which the group sends.
+        let total = group.all_sum(&(&x + number(seat.rank)));
+        total.eval().unwrap();
+        assert_eq!(total.slice_axis(0, 0, 1).to_vec::<f32>().unwrap(), [3.0]);
+    });
+    let taken = memory::peak_bytes() - held_before.into_inner().unwrap();
+    let products = 2 * NUM_ELEMENTS as usize * size_of::<f32>();
+    // Tests that run at the same time take little.
+    assert!(taken < products + products / 4, "{taken} bytes for {products} bytes of products");
 }
 
 #[test]
