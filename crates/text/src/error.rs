@@ -78,21 +78,13 @@ pub enum TextLoadError {
         /// Type of the decoder, as written in the file.
         decoder: String,
     },
-    /// The chat template is not valid Jinja.
+    /// The chat template cannot be used.
     #[error("chat template of {}: {reason}", path.display())]
     Template {
         /// The file that holds the template.
         path: PathBuf,
-        /// The syntax error, with its line.
+        /// A syntax error with its line, or why there is no text that could have one.
         reason: String,
-    },
-    /// The list of templates has neither a `default` nor a `tool_use` template.
-    #[error("{}: chat_template lists {found:?}, but none is named default or tool_use", path.display())]
-    NoDefaultTemplate {
-        /// Path of the file.
-        path: PathBuf,
-        /// Names in the list.
-        found: Vec<String>,
     },
 }
 
@@ -118,7 +110,7 @@ pub enum TextError {
         "this model has no chat template\nhint: send the whole prompt to /v1/completions instead"
     )]
     NoTemplate,
-    /// The model's chat template is not valid Jinja.
+    /// The model's chat template cannot be used.
     #[error(
         "the chat template of this model, in {file}, cannot be used: {reason}\n\
          hint: correct it and restart the server, or send the whole prompt to /v1/completions instead"
@@ -126,7 +118,7 @@ pub enum TextError {
     BrokenTemplate {
         /// Name of the file that holds the template.
         file: String,
-        /// The syntax error, with its line.
+        /// A syntax error with its line, or why there is no text that could have one.
         reason: String,
     },
     /// The conversation has no message.

@@ -29,8 +29,8 @@ impl ModelText {
     /// Reads the text files of the checkpoint in `dir`.
     ///
     /// # Errors
-    /// Fails if a file is missing, unreadable, too large or malformed; a template that is not valid
-    /// Jinja is an error of [`ModelText::template`] instead.
+    /// Fails if a file is missing, unreadable, too large or malformed; a template that cannot be
+    /// used is an error of [`ModelText::template`] instead.
     pub fn load(dir: &Path) -> Result<ModelText, TextLoadError> {
         let tokenizer = Tokenizer::load(dir)?;
         let template = match ChatTemplate::load(dir, &tokenizer) {

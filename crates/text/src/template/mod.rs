@@ -68,7 +68,7 @@ impl ChatTemplate {
     /// `tokenizer_config.json`, else the one in `chat_template.json`. `None` if it has none.
     ///
     /// # Errors
-    /// Fails if a file is unreadable or corrupt, or the template is not valid Jinja.
+    /// Fails if a file is unreadable or corrupt, or the template cannot be used.
     pub fn load(dir: &Path, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, TextLoadError> {
         let Some(found) = source::find(dir)? else { return Ok(None) };
         let special_tokens = tokenizer.special_tokens().iter();
@@ -100,7 +100,7 @@ impl ChatTemplate {
     /// Checks that the chat template of the checkpoint in `dir`, if it has one, can be used.
     ///
     /// # Errors
-    /// Fails if a file is unreadable or corrupt, or the template is not valid Jinja.
+    /// Fails if a file is unreadable or corrupt, or the template cannot be used.
     pub fn check(dir: &Path) -> Result<(), TextLoadError> {
         let Some(found) = source::find(dir)? else { return Ok(()) };
         let sources = [Some(&found.default), found.tool_use.as_ref()];

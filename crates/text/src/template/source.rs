@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::error::TextLoadError;
 use crate::files::{self, CONFIG_BYTES_MAX};
@@ -22,11 +23,11 @@ pub(super) struct TemplateSource {
 /// The template field of a configuration file.
 #[derive(Deserialize)]
 struct HasTemplate {
-    chat_template: Option<Written>,
+    chat_template: Option<Value>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "chat_template is neither a text nor a list of named texts")]
 enum Written {
     One(String),
     Named(Vec<Named>),
@@ -42,45 +43,67 @@ struct Named {
 /// processors, but some checkpoints have nothing else, so it comes last.
 pub(super) fn find(dir: &Path) -> Result<Option<TemplateSource>, TextLoadError> {
     let path = dir.join("chat_template.jinja");
-    if let Some(default) = files::read_text(&path, TEMPLATE_BYTES_MAX)? {
-        let tool_use = dir.join("additional_chat_templates").join("tool_use.jinja");
-        let tool_use = files::read_text(&tool_use, TEMPLATE_BYTES_MAX)?;
+    if let Some(default) = read(&path)? {
+        let tool_use = read(&dir.join("additional_chat_templates").join("tool_use.jinja"))?;
         return Ok(Some(TemplateSource { path, default, tool_use }));
     }
     for name in ["tokenizer_config.json", "chat_template.json"] {
         let path = dir.join(name);
         let file: Option<HasTemplate> = files::read_json(&path, CONFIG_BYTES_MAX)?;
         if let Some(written) = file.and_then(|file| file.chat_template) {
-            let found = select(path, written)?;
-            for source in [Some(&found.default), found.tool_use.as_ref()].into_iter().flatten() {
-                let size_bytes = source.len() as u64;
-                if size_bytes > TEMPLATE_BYTES_MAX {
-                    let (path, limit_bytes) = (found.path, TEMPLATE_BYTES_MAX);
-                    return Err(TextLoadError::TooLarge { path, size_bytes, limit_bytes });
-                }
-            }
-            return Ok(Some(found));
+            let found = Written::deserialize(written).map_err(|err| err.to_string());
+            let found = found.and_then(Written::select);
+            let (default, tool_use) =
+                found.map_err(|reason| TextLoadError::Template { path: path.clone(), reason })?;
+            return Ok(Some(TemplateSource { path, default, tool_use }));
         }
     }
     Ok(None)
 }
 
-/// Selects the templates from a list; a checkpoint that has only a template for tools uses it for
-/// everything.
-fn select(path: PathBuf, written: Written) -> Result<TemplateSource, TextLoadError> {
-    let named = match written {
-        Written::One(default) => return Ok(TemplateSource { path, default, tool_use: None }),
-        Written::Named(named) => named,
-    };
-    let pick = |name: &str| {
-        named.iter().find(|entry| entry.name == name).map(|entry| entry.template.clone())
-    };
-    match (pick("default"), pick("tool_use")) {
-        (Some(default), tool_use) => Ok(TemplateSource { path, default, tool_use }),
-        (None, Some(default)) => Ok(TemplateSource { path, default, tool_use: None }),
-        (None, None) => {
-            let found = named.into_iter().map(|entry| entry.name).collect();
-            Err(TextLoadError::NoDefaultTemplate { path, found })
+/// Reads a file that holds a template; `None` if there is no such file.
+fn read(path: &Path) -> Result<Option<String>, TextLoadError> {
+    files::read_text(path, TEMPLATE_BYTES_MAX).map_err(|err| {
+        let reason = match &err {
+            TextLoadError::TooLarge { size_bytes, .. } => too_large(*size_bytes),
+            TextLoadError::NotText { source, .. } => format!("it is not UTF-8 text: {source}"),
+            _ => return err,
+        };
+        TextLoadError::Template { path: path.to_owned(), reason }
+    })
+}
+
+fn too_large(size_bytes: u64) -> String {
+    format!("it has {size_bytes} bytes, more than the {TEMPLATE_BYTES_MAX} that are read")
+}
+
+impl Written {
+    /// Returns the template and the one for tools. A checkpoint that has only a template for tools uses it
+    /// for everything.
+    ///
+    /// # Errors
+    /// Fails if there is no such template, or it is too large.
+    fn select(self) -> Result<(String, Option<String>), String> {
+        let mut named = match self {
+            Written::One(default) => vec![Named { name: "default".to_owned(), template: default }],
+            Written::Named(named) => named,
+        };
+        let mut pick = |name: &str| {
+            let idx = named.iter().position(|entry| entry.name == name)?;
+            Some(named.swap_remove(idx).template)
+        };
+        let (default, tool_use) = match (pick("default"), pick("tool_use")) {
+            (Some(default), tool_use) => (default, tool_use),
+            (None, Some(default)) => (default, None),
+            (None, None) => {
+                let found: Vec<String> = named.into_iter().map(|entry| entry.name).collect();
+                return Err(format!("it lists {found:?}, but none is named default or tool_use"));
+            }
+        };
+        let longest = default.len().max(tool_use.as_ref().map_or(0, String::len)) as u64;
+        if TEMPLATE_BYTES_MAX < longest {
+            return Err(too_large(longest));
         }
+        Ok((default, tool_use))
     }
 }

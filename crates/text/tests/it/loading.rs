@@ -3,7 +3,7 @@
 use jackalope_text::{
     ChatPrompt, ChatTemplate, GenerationDefaults, ModelText, TextError, TextLoadError, Tokenizer,
 };
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use crate::checkpoint::{Checkpoint, data};
 
@@ -12,7 +12,7 @@ fn eos(checkpoint: &Checkpoint) -> Vec<u32> {
 }
 
 /// Renders one message with the template of a checkpoint.
-fn rendered(checkpoint: &Checkpoint, tools: Option<&[serde_json::Value]>) -> Option<String> {
+fn rendered(checkpoint: &Checkpoint, tools: Option<&[Value]>) -> Option<String> {
     let text = ModelText::load(checkpoint.dir()).unwrap();
     let messages = [json!({"role": "user", "content": "Hi"})];
     let prompt =
@@ -139,7 +139,6 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
         let config = r#"{"tokenizer_class": "TikTokenTokenizer"}"#;
         Checkpoint::empty().with("tokenizer_config.json", config).with("tiktoken.model", model)
     };
-    let long = "x".repeat((1 << 20) + 1);
     let regex = r#"{"version": "1.0", "added_tokens": [], "normalizer": null,
         "pre_tokenizer": null, "post_processor": null, "truncation": null, "padding": null,
         "decoder": {"type": "CTC", "pad_token": "x", "word_delimiter_token": "|", "cleanup": true},
@@ -168,15 +167,6 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
         (qwen().with("config.json", "nonsense"), "config.json: expected", "hint:"),
         (qwen().with("tokenizer_config.json", "[]"), "tokenizer_config.json", "hint:"),
         (qwen().with("generation_config.json", "{\"eos_token_id\": \"x\"}"), "generation", "hint:"),
-        (qwen().with("chat_template.jinja", &long), "has 1048577 bytes", "hint:"),
-        (
-            qwen().with(
-                "chat_template.json",
-                r#"{"chat_template": [{"name": "rag", "template": ""}]}"#,
-            ),
-            "lists [\"rag\"]",
-            "none is named default",
-        ),
     ];
     for (checkpoint, what, remedy) in cases {
         let error = ModelText::load(checkpoint.dir()).unwrap_err().to_string();
@@ -190,17 +180,36 @@ fn a_bad_checkpoint_is_refused_by_the_name_of_the_file() {
 }
 
 #[test]
-fn a_template_with_a_syntax_error_is_an_error_of_chats_only() {
-    let checkpoint = Checkpoint::of("qwen").with("chat_template.jinja", "a\n{% if %}");
-    let error = ChatTemplate::check(checkpoint.dir()).unwrap_err().to_string();
-    assert!(error.contains("chat_template.jinja: syntax error"), "{error}");
-    let text = ModelText::load(checkpoint.dir()).unwrap();
-    let error = text.chat_template().unwrap_err();
-    assert!(
-        matches!(&error, TextError::BrokenTemplate { file, .. } if file == "chat_template.jinja")
-    );
-    let error = error.to_string();
-    assert!(error.contains("(in chat template:2)") && error.contains("hint: "), "{error}");
+fn a_template_that_cannot_be_used_is_an_error_of_chats_only() {
+    let long = "x".repeat((1 << 20) + 1);
+    let of_config = |template: Value| json!({"chat_template": template}).to_string();
+    let (file, config) = ("chat_template.jinja", "tokenizer_config.json");
+    let tools = "additional_chat_templates/tool_use.jinja";
+    for (files, at_fault, reason) in [
+        (vec![(file, "a\n{% if %}".to_owned())], file, "(in chat template:2)"),
+        (vec![(file, long.clone())], file, "it has 1048577 bytes"),
+        (vec![(file, "a".to_owned()), (tools, long.clone())], "tool_use.jinja", "1048577 bytes"),
+        (vec![(config, of_config(json!(long)))], config, "it has 1048577 bytes"),
+        (vec![(config, of_config(json!([])))], config, "none is named default"),
+        (
+            vec![(config, of_config(json!([{"name": "rag", "template": ""}])))],
+            config,
+            "it lists [\"rag\"], but none is named default or tool_use",
+        ),
+        (vec![(config, of_config(json!(7)))], config, "neither a text nor a list"),
+    ] {
+        let checkpoint = files
+            .iter()
+            .fold(Checkpoint::of("qwen"), |checkpoint, (name, text)| checkpoint.with(name, text));
+        let error = ChatTemplate::check(checkpoint.dir()).unwrap_err().to_string();
+        assert!(error.contains(at_fault) && error.contains(reason), "{error}");
+        let text = ModelText::load(checkpoint.dir()).unwrap();
+        let error = text.chat_template().unwrap_err();
+        let is_named = matches!(&error, TextError::BrokenTemplate { file, .. } if file == at_fault);
+        assert!(is_named, "{error}");
+        let error = error.to_string();
+        assert!(error.contains(reason) && error.contains("hint: "), "{error}");
+    }
     assert!(ChatTemplate::check(Checkpoint::of("qwen").dir()).is_ok());
 }
 
