@@ -10,6 +10,10 @@ use super::{AnswerFormat, AnswerParser, ReasoningFormat, Segment, ToolFormat};
 /// cut.
 const WORK_PER_BYTE_MAX: u64 = 1024;
 
+/// Bytes of each text that the parser gets in the smallest pieces: as many as show work that grows
+/// with their square.
+const BYTES_IN_PIECES: usize = 64 << 10;
+
 /// Each family once.
 fn formats() -> impl Iterator<Item = AnswerFormat> {
     let names = ToolFormat::names().filter(|name| ToolFormat::named(name).unwrap().name() == *name);
@@ -72,16 +76,17 @@ fn hostile(format: &AnswerFormat) -> Vec<String> {
 fn the_work_grows_with_the_text_alone() {
     for format in formats() {
         for text in hostile(&format) {
-            for cut in [5, usize::MAX] {
+            let text = text.as_str();
+            let in_pieces = beginning(text, BYTES_IN_PIECES);
+            for (cut, text) in [(5, in_pieces), (500, text), (usize::MAX, text)] {
                 let mut parser = AnswerParser::new(&format, None, false);
-                let (mut rest, mut passed) = (text.as_str(), 0);
+                let (mut rest, mut passed) = (text, 0);
                 while !rest.is_empty() {
-                    let len = (cut.min(rest.len())..).find(|len| rest.is_char_boundary(*len));
-                    let len = len.unwrap();
-                    let segments = parser.push(&rest[..len]);
+                    let piece = beginning(rest, cut);
+                    let segments = parser.push(piece);
                     passed += segments.iter().map(len_of).sum::<usize>();
-                    rest = &rest[len..];
-                    assert!(parser.held_bytes() <= CALL_BYTES_MAX + 512 || cut > 7);
+                    rest = &rest[piece.len()..];
+                    assert!(parser.held_bytes() <= CALL_BYTES_MAX + 512 || cut == usize::MAX);
                 }
                 passed += parser.finish(AnswerEnd::Stopped).iter().map(len_of).sum::<usize>();
                 assert!(passed <= text.len());
@@ -96,6 +101,12 @@ fn the_work_grows_with_the_text_alone() {
             }
         }
     }
+}
+
+/// Returns the first `len` bytes of a text, and those of a character that they end in.
+fn beginning(text: &str, len: usize) -> &str {
+    let mut ends = len.min(text.len())..;
+    &text[..ends.find(|end| text.is_char_boundary(*end)).unwrap()]
 }
 
 fn len_of(segment: &Segment) -> usize {
