@@ -1,6 +1,6 @@
 //! Tests with clients and a real server, each set with Python packages of its own.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 
@@ -35,12 +35,15 @@ impl Environment {
         let python = venv.join("bin/python");
         let program = python.to_string_lossy().into_owned();
         let installing = std::thread::spawn(move || {
-            if !Path::new(&program).is_file() {
-                quietly(command(&system_python()).args(["-m", "venv"]).arg(&venv))?;
+            // Written at the end: what an interrupted installation has left cannot be mended by another one.
+            let is_whole = venv.join("installed");
+            if !is_whole.is_file() {
+                quietly(command(&system_python()).args(["-m", "venv", "--clear"]).arg(&venv))?;
             }
             let requirements = format!("{tests}/requirements.txt");
             let arguments = ["-m", "pip", "install", "--quiet", "-r", &requirements];
-            quietly(command(&program).args(arguments))
+            quietly(command(&program).args(arguments))?;
+            std::fs::write(&is_whole, []).with_context(|| format!("writing {}", is_whole.display()))
         });
         Environment { name, tests, python, installing }
     }
