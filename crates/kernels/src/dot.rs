@@ -65,7 +65,7 @@ pub(crate) struct TermPart {
 
 /// Results of some tokens for the rows of a tile, and the sums of terms between their parts.
 pub(crate) struct TileResults<F> {
-    // One for each `TOKENS_MAX` tokens. Tokens and rows that are computed together are neighbours; see `place`.
+    // One for each `TOKENS_MAX` tokens. Tokens and rows that are computed together are neighbours; see `of_rows`.
     results: Vec<[F; TOKENS_MAX * TILE_ROWS]>,
     sums: Vec<[Lanes; TOKENS_MAX * TILE_ROWS]>,
     num_tokens: usize,
@@ -85,14 +85,18 @@ impl<F: Fold> TileResults<F> {
         self.results.fill([F::EMPTY; _]);
     }
 
+    /// Returns the results of a token for the rows of the tile.
     #[inline(always)]
-    pub(crate) fn value(&self, token: usize, row: usize) -> F::Value {
+    pub(crate) fn of_token(&self, token: usize) -> [F::Value; TILE_ROWS] {
         let strip = token / TOKENS_MAX;
-        let strip_tokens = (self.num_tokens - strip * TOKENS_MAX).min(TOKENS_MAX);
-        let block_rows = BLOCK_SUMS / strip_tokens;
-        let place =
-            row / block_rows * BLOCK_SUMS + token % TOKENS_MAX * block_rows + row % block_rows;
-        self.results[strip][place].value()
+        let (results, token) = (&self.results[strip], token % TOKENS_MAX);
+        // Constant numbers of rows: two divisions for each result would take longer than a short product.
+        match self.num_tokens - strip * TOKENS_MAX {
+            1 => of_rows::<F, 12>(results, token),
+            2 => of_rows::<F, 6>(results, token),
+            3 => of_rows::<F, 4>(results, token),
+            _ => of_rows::<F, 3>(results, token),
+        }
     }
 
     /// Adds the products over a part of a term for all tokens; `x` begins with the first one.
@@ -117,6 +121,22 @@ impl<F: Fold> TileResults<F> {
             }
         }
     }
+}
+
+/// Returns the results of one of the tokens that are computed together, `ROWS` rows at a time.
+#[inline(always)]
+fn of_rows<F: Fold, const ROWS: usize>(
+    results: &[F; TOKENS_MAX * TILE_ROWS],
+    token: usize,
+) -> [F::Value; TILE_ROWS] {
+    let mut values = [F::Value::default(); TILE_ROWS];
+    let blocks = results.as_chunks::<BLOCK_SUMS>().0;
+    for (values, block) in values.as_chunks_mut::<ROWS>().0.iter_mut().zip(blocks) {
+        for (value, result) in values.iter_mut().zip(&block[token * ROWS..]) {
+            *value = result.value();
+        }
+    }
+    values
 }
 
 /// A few tokens with all rows of the tile.

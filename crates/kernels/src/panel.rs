@@ -130,10 +130,7 @@ fn multiply_rows_with<S: Simd, R: Results>(
                 x_start += width.next_multiple_of(LANES);
             }
             for (token, out) in out.iter_mut().enumerate() {
-                let mut values = [<R::Fold as Fold>::Value::default(); TILE_ROWS];
-                for (row, value) in values.iter_mut().enumerate() {
-                    *value = results.value(token, row);
-                }
+                let values = results.of_token(token);
                 out.store(start - rows.start, &values[..tile_rows.len()]);
             }
         }

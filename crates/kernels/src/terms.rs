@@ -99,7 +99,7 @@ impl Results for &mut [f64] {
 /// Combines terms into a result.
 pub(crate) trait Fold: Copy {
     /// Type of a result.
-    type Value;
+    type Value: Copy + Default;
 
     /// The state without any term.
     const EMPTY: Self;
