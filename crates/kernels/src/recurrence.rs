@@ -243,7 +243,7 @@ fn gather(
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let mut start = 0;
             for (head, out) in out.chunks_exact_mut(sizes.value_dim).enumerate() {
-                debug_assert_eq!(start, head * sizes.value_dim * len, "heads follow one another");
+                assert_eq!(start, head * sizes.value_dim * len, "heads follow one another");
                 for lanes in sizes.blocks() {
                     let from = start + row * lanes.len();
                     out[lanes.clone()].copy_from_slice(&own[from..from + lanes.len()]);

@@ -108,11 +108,7 @@ impl Norm {
         settings: NormSettings,
         parallel: &Parallel,
     ) -> Result<Norm, LoadError> {
-        // As with `adds_one`, our kernels do not round the weights.
-        let dtype = match parallel.compute() {
-            Compute::Kernels(_) => Dtype::F32,
-            Compute::Stock => w.dtype(),
-        };
+        let dtype = weight_dtype(w, parallel);
         let weight = &w.vector_as(dtype, width, Part::Whole)? * factor;
         weight.eval()?;
         Norm::new(weight, settings, parallel)
@@ -122,19 +118,19 @@ impl Norm {
     ///
     /// # Errors
     /// Fails if a tensor cannot be read.
+    ///
+    /// # Panics
+    /// Panics if the settings say that one is added to weights.
     pub fn of_product(
         norms: &[Weights<'_>; 2],
         width: usize,
         settings: NormSettings,
         parallel: &Parallel,
     ) -> Result<Norm, LoadError> {
-        // As with `adds_one`, our kernels do not round the weights.
-        let dtype = match parallel.compute() {
-            Compute::Kernels(_) => Dtype::F32,
-            Compute::Stock => norms[0].dtype(),
-        };
+        assert!(!settings.kind.adds_one, "weights that lack one are not multiplied");
         let load = |w: &Weights<'_>| w.floats_as(Dtype::F32, "weight", &[width], Part::Whole);
-        let weight = load(&norms[0])?.mul(&load(&norms[1])?).astype(dtype);
+        let weight = load(&norms[0])?.mul(&load(&norms[1])?);
+        let weight = weight.astype(weight_dtype(&norms[0], parallel));
         weight.eval()?;
         Norm::new(weight, settings, parallel)
     }
@@ -173,6 +169,15 @@ impl Norm {
             eps: self.eps,
         };
         self.kernel.get_or_init(kernel).clone()
+    }
+}
+
+/// Returns the type of weights that are computed from those at `w`: as with `adds_one`, our kernels do not
+/// round them.
+fn weight_dtype(w: &Weights<'_>, parallel: &Parallel) -> Dtype {
+    match parallel.compute() {
+        Compute::Kernels(_) => Dtype::F32,
+        Compute::Stock => w.dtype(),
     }
 }
 

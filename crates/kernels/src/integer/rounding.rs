@@ -78,6 +78,7 @@ impl Rounded {
         threads: &Threads,
     ) -> Rounded {
         let (input, group_size) = (matrix.input, matrix.format.group_size as usize);
+        assert!(group_size.is_power_of_two(), "groups of every format have a power of two");
         let tokens = x.len() / input;
         let padded_groups = (input / group_size).next_multiple_of(SUMS);
         let mut values = vec![0; tokens * input];
@@ -150,8 +151,7 @@ impl Rounded {
 
     /// Returns the number of groups of a row, without padding.
     pub(super) fn num_groups(&self) -> usize {
-        debug_assert!(self.group_size.is_power_of_two());
-        // A division would be measurable, because this is called for every row.
+        // A power of two. A division would be measurable, because this is called for every row.
         self.input >> self.group_size.trailing_zeros()
     }
 }
