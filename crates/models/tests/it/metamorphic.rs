@@ -415,23 +415,22 @@ fn a_sequence_alone_is_the_sequence_in_a_batch_of_eight() {
             tokens.rotate_left(idx * 5 % prompt.len());
             tokens
         };
-        let prepare = |idx: usize, cached: usize| {
-            let mut cache = model.new_cache();
-            if 0 < cached {
-                extend(model, &mut cache, &tokens(idx)[..cached]);
-            }
-            cache
-        };
         let mut batch_tokens = Vec::new();
         let (mut rows, mut alone, mut caches) = (Vec::new(), Vec::new(), Vec::new());
         for (idx, (cached, len)) in MIXED_BATCH.into_iter().enumerate() {
             let (cached, end) = (at(prompt, cached), at(prompt, cached + len));
             let len = (end - cached).max(1);
-            let next = &tokens(idx)[cached..cached + len];
+            let tokens = tokens(idx);
+            let mut cache = model.new_cache();
+            if 0 < cached {
+                extend(model, &mut cache, &tokens[..cached]);
+                cache.keep();
+            }
+            let next = &tokens[cached..cached + len];
             rows.push(Span { start_idx: batch_tokens.len(), len });
             batch_tokens.extend_from_slice(next);
-            alone.extend(extend(model, &mut prepare(idx, cached), next));
-            caches.push(prepare(idx, cached));
+            alone.extend(extend(model, &mut cache.fork(cached, 0).unwrap(), next));
+            caches.push(cache);
         }
         let logits_at = (0..batch_tokens.len()).collect();
         let batch = Batch { tokens: &batch_tokens, rows, logits_at };
