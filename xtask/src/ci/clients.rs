@@ -1,10 +1,11 @@
 //! Tests with clients and a real server, each set with Python packages of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 
 use super::PROFILE;
 use super::lanes::Job;
@@ -19,6 +20,9 @@ pub(super) const ENVIRONMENTS: [(&str, &str); 6] = [
     ("spec", "tests/spec"),
     ("packaging", "tests/packaging"),
 ];
+
+/// Python with pip, which installs the packages of all sets.
+static PIP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
 /// A separate set of Python packages, so that pins of one set do not hold back the others.
 pub(super) struct Environment {
@@ -35,14 +39,16 @@ impl Environment {
         let python = venv.join("bin/python");
         let program = python.to_string_lossy().into_owned();
         let installing = std::thread::spawn(move || {
+            let pip = PIP.get_or_init(installer).as_ref().map_err(|reason| anyhow!("{reason}"))?;
             // Written at the end: what an interrupted installation has left cannot be mended by another one.
             let is_whole = venv.join("installed");
             if !is_whole.is_file() {
-                quietly(command(&system_python()).args(["-m", "venv", "--clear"]).arg(&venv))?;
+                make_venv(&venv, &["--without-pip"])?;
             }
-            let requirements = format!("{tests}/requirements.txt");
-            let arguments = ["-m", "pip", "install", "--quiet", "-r", &requirements];
-            quietly(command(&program).args(arguments))?;
+            // Python compiles what tests use when they use it.
+            let mut install = command(&pip.to_string_lossy());
+            install.args(["-m", "pip", "--python", &program, "install", "--quiet", "--no-compile"]);
+            quietly(install.args(["-r", &format!("{tests}/requirements.txt")]))?;
             std::fs::write(&is_whole, []).with_context(|| format!("writing {}", is_whole.display()))
         });
         Environment { name, tests, python, installing }
@@ -58,6 +64,18 @@ impl Environment {
         pytest.env("JACKALOPE_BIN", target_dir().join(PROFILE.folder()).join("jackalope"));
         Ok(Job { name: self.name.to_owned(), command: pytest, num_lanes: 1 })
     }
+}
+
+/// Makes a place for Python packages with pip, and returns its Python; or why there is none.
+fn installer() -> Result<PathBuf, String> {
+    let venv = target_dir().join("pip");
+    let made = if venv.join("bin/pip").is_file() { Ok(()) } else { make_venv(&venv, &[]) };
+    made.map_err(|err| format!("{err:#}"))?;
+    Ok(venv.join("bin/python"))
+}
+
+fn make_venv(venv: &Path, options: &[&str]) -> anyhow::Result<()> {
+    quietly(command(&system_python()).args(["-m", "venv", "--clear"]).args(options).arg(venv))
 }
 
 fn quietly(command: &mut Command) -> anyhow::Result<()> {
