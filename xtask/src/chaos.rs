@@ -15,7 +15,7 @@ use crate::process::{command, workspace_dir};
 const MINUTES: &str = "5";
 
 pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
-    let mut chaos = chaos(args)?;
+    let mut chaos = chaos(command("cargo"), args)?;
     if !args.iter().any(|it| it.starts_with("--minutes") || it == "--help") {
         chaos.args(["--minutes", MINUTES]);
     }
@@ -24,17 +24,16 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     Err(err).with_context(|| format!("starting {:?}", chaos.get_program()))
 }
 
-/// The command of the run. It uses the programs that the tests use and rebuilds nothing that
+/// The command of the run. It uses the programs that the tests use, and `cargo` rebuilds nothing that
 /// exists.
-pub(crate) fn chaos(args: &[String]) -> anyhow::Result<Command> {
-    let mut chaos = command(&program()?.to_string_lossy());
+pub(crate) fn chaos(cargo: Command, args: &[String]) -> anyhow::Result<Command> {
+    let mut chaos = command(&program(cargo)?.to_string_lossy());
     chaos.args(args).current_dir(workspace_dir());
     Ok(chaos)
 }
 
 /// Builds the program with cargo, if needed, and returns its path.
-fn program() -> anyhow::Result<PathBuf> {
-    let mut build = command("cargo");
+fn program(mut build: Command) -> anyhow::Result<PathBuf> {
     // Built like all tests, because another selection of packages could enable other features.
     build.args(["test", "--workspace", "--test", "chaos", "--no-run", "--message-format=json"]);
     build.current_dir(workspace_dir()).stderr(Stdio::inherit());

@@ -1,8 +1,9 @@
 //! `cargo xtask ci`: runs exactly the checks of CI, in the same order. Packages are installed while the
-//! first steps run. Programs with tests run several at a time; what measures time, or uses all cores to
+//! programs are built. Programs with tests run several at a time; what measures time, or uses all cores to
 //! build, runs alone.
 
 mod clients;
+mod compiler;
 mod lanes;
 mod programs;
 
@@ -13,6 +14,8 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 
 use self::clients::{ENVIRONMENTS, Environment};
+use self::compiler::Compiler;
+pub(crate) use self::compiler::run_as_compiler;
 use self::lanes::Job;
 use crate::demo::Profile;
 use crate::process::{command, in_path, target_dir, workspace_dir};
@@ -30,26 +33,19 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     crate::mlx::run(&[])?;
     let web = Tools::prepare();
     let environments = ENVIRONMENTS.map(|(name, tests)| Environment::prepare(name, tests));
-    step("format", cargo(&["fmt", "--all", "--check"]))?;
+    let mut format = command("cargo");
+    step("format", format.args(["fmt", "--all", "--check"]))?;
     println!("── tidy");
     crate::tidy::run(&[])?;
-    step(
-        "lints",
-        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
-    )?;
-    let mut doc =
-        cargo(&["doc", "--workspace", "--no-deps", "--quiet", "--document-private-items"]);
-    // Links to private items resolve here, because these are documented as well.
-    doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links");
-    step("documentation", doc)?;
+    let compiler = Compiler::prepare()?;
     // Tests of the commands start both programs, and `cargo test` builds only those of the tested crate.
     // Building programs and tests together builds every dependency once, with the features of both.
     // Clients speak to the same programs: they check arithmetic and assertions, which released ones do not.
-    let mut build = cargo(&["build", "--workspace"]);
-    build.args(programs::TARGETS);
-    step("programs and tests", build)?;
-    let mut jobs = programs::jobs()?;
-    step("examples in documentation", cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
+    let mut build = compiler.cargo(&["build", "--workspace", "--all-targets"]);
+    step("programs and tests, their lints and documentation", &mut build)?;
+    let mut jobs = programs::jobs(&compiler)?;
+    let mut examples = compiler.cargo(&["test", "--workspace", "--doc", "--quiet"]);
+    step("examples in documentation", &mut examples)?;
     // The programs that the tests have built: a release would be built from nothing.
     println!("── dist");
     crate::dist::pack_twice(PROFILE)?;
@@ -62,23 +58,24 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     let mut page = web.tests(&target_dir().join(PROFILE.folder()))?;
     page.current_dir(workspace_dir());
     clients.push(Job { name: "web page".to_owned(), command: page, num_lanes: 1 });
+    let mutations = compiler.xtask(&["mutants", "--of-ci"]);
+    clients.push(Job { name: "mutations".to_owned(), command: mutations, num_lanes: 1 });
     // After the longest and before the shortest, so that all lanes end at about the same time.
     let after_longest = programs::LONGEST.len();
     jobs.splice(after_longest..after_longest, clients);
     println!("── tests, built and installed after {:.0} s", started.elapsed().as_secs_f64());
     programs::report(&lanes::run(jobs)?);
-    println!("── mutations");
-    crate::mutants::run_in_ci()?;
-    step("chaos", crate::chaos::chaos(&CHAOS.map(str::to_owned))?)?;
+    let chaos = crate::chaos::chaos(compiler.cargo(&[]), &CHAOS.map(str::to_owned));
+    step("chaos", &mut chaos?)?;
     match arm_tests() {
-        Ok(arm) => step("kernels on ARM, emulated", arm)?,
+        Ok(mut arm) => step("kernels on ARM, emulated", &mut arm)?,
         Err(lack) => println!("── kernels on ARM, emulated: left out, for there is no {lack}"),
     }
     println!("── everything passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
-fn step(name: &str, mut command: Command) -> anyhow::Result<()> {
+fn step(name: &str, command: &mut Command) -> anyhow::Result<()> {
     println!("── {name}");
     let started = Instant::now();
     let status = command
@@ -88,12 +85,6 @@ fn step(name: &str, mut command: Command) -> anyhow::Result<()> {
     ensure!(status.success(), "{name} failed: {status}\nhint: run it alone: {command:?}");
     println!("   {name} took {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
-}
-
-fn cargo(args: &[&str]) -> Command {
-    let mut command = command("cargo");
-    command.args(args);
-    command
 }
 
 /// Returns the command for the kernels' tests for 64-bit ARM under QEMU, or what this machine lacks
@@ -114,8 +105,8 @@ fn arm_tests() -> Result<Command, &'static str> {
     if !libraries.is_ok_and(|dir| !dir.is_empty() && Path::new(&dir).is_dir()) {
         return Err("Rust library for it (rustup target add aarch64-unknown-linux-gnu)");
     }
-    let mut tests = cargo(&["test", "--release", "--quiet"]);
-    tests.args(["-p", "jackalope-simd", "-p", "jackalope-kernels"]);
+    let mut tests = command("cargo");
+    tests.args(["test", "--release", "--quiet", "-p", "jackalope-simd", "-p", "jackalope-kernels"]);
     tests.args(["--target", TARGET, "--tests"]);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
     let runner = format!("{EMULATOR} -cpu max -L /usr/aarch64-linux-gnu");

@@ -22,7 +22,7 @@ use test_bed::{MUTATION_DEADLINE, Outcome, TestBed};
 use crate::process::workspace_dir;
 
 const USAGE: &str = "usage: cargo xtask mutants \
-                     NAME…|--all|--attacks|--changed BASE|--sample N [--seed S] [--json]";
+                     NAME…|--all|--attacks|--of-ci|--changed BASE|--sample N [--seed S] [--json]";
 
 /// Number of random mutations in CI.
 const CI_SAMPLE: usize = 3;
@@ -38,6 +38,8 @@ enum Selection {
     All,
     /// Those that name the tests that must find them.
     Attacks,
+    /// Those of the scheduler whose files changed since the default branch, and a few others at random.
+    OfCi,
     /// Those whose files changed since the merge base with this revision.
     Changed(String),
     /// A number of them, at random from a seed.
@@ -57,27 +59,26 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
     try_all(&selected, options.json)
 }
 
-/// Tries the searched mutations whose files changed since the default branch, and a few at random.
-/// The others build and start whole programs, which takes too long here.
-pub(crate) fn run_in_ci() -> anyhow::Result<()> {
+/// Selects the searched mutations whose files changed since the default branch, and a few at random.
+/// The others build and start whole programs, which takes too long in CI.
+fn select_for_ci(mut all: Vec<Mutation>) -> Vec<Mutation> {
     let seed = seed_of_now();
-    let mut all = Mutation::load_all()?;
     all.retain(Mutation::is_searched);
     let mut selected = Vec::new();
     let changed = default_branch().and_then(|branch| Some((changed_since(&branch).ok()?, branch)));
     if let Some((files, branch)) = changed {
         let about: Vec<Mutation> = all.iter().filter(|it| it.is_about(&files)).cloned().collect();
-        println!("   files of {} mutations changed since {branch}", about.len());
+        eprintln!("files of {} mutations changed since {branch}", about.len());
         selected = sample(about, CI_CHANGED_MAX, seed);
     } else {
-        println!(
-            "   where this left the default branch is not known: none is chosen by changed files"
+        eprintln!(
+            "where this left the default branch is not known: none is chosen by changed files"
         );
     }
-    println!("   {} of these, and {CI_SAMPLE} others at random from seed {seed}", selected.len());
+    eprintln!("{} of these, and {CI_SAMPLE} others at random from seed {seed}", selected.len());
     let others = all.into_iter().filter(|it| !selected.contains(it)).collect();
     selected.extend(sample(others, CI_SAMPLE, seed));
-    try_all(&selected, false)
+    selected
 }
 
 impl Options {
@@ -91,6 +92,7 @@ impl Options {
             match arg {
                 "--all" => selections.push(Selection::All),
                 "--attacks" => selections.push(Selection::Attacks),
+                "--of-ci" => selections.push(Selection::OfCi),
                 "--changed" => selections.push(Selection::Changed(value()?.to_owned())),
                 "--sample" => count = Some(value()?.parse().context("--sample takes a number")?),
                 "--seed" => seed = Some(value()?.parse().context("--seed takes a number")?),
@@ -118,6 +120,7 @@ fn select(selection: Selection, all: Vec<Mutation>) -> anyhow::Result<Vec<Mutati
     match selection {
         Selection::All => Ok(all),
         Selection::Attacks => Ok(all.into_iter().filter(|it| !it.is_searched()).collect()),
+        Selection::OfCi => Ok(select_for_ci(all)),
         Selection::Changed(base) => {
             let files = changed_since(&base)?;
             Ok(all.into_iter().filter(|it| it.is_about(&files)).collect())

@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use super::compiler::Compiler;
 use super::lanes::{Job, JobResult};
-use crate::process::{command, workspace_dir};
+use crate::process::command;
 
 /// Programs that take longest, in the order in which they begin. The others follow.
 pub(super) const LONGEST: [&str; 3] = ["models/it", "cli/it", "cli/hosts"];
@@ -24,14 +25,10 @@ const WAITING: (&str, &str) = ("cli/hosts", "3");
 /// Targets that a step of its own runs.
 const LEFT_OUT: [&str; 1] = ["cli/chaos"];
 
-/// What is built: all but the examples, which lints check, of which a test starts one.
-pub(super) const TARGETS: [&str; 5] = ["--lib", "--bins", "--tests", "--example", "two_ranks"];
-
 /// Builds all programs of tests, and returns them as jobs named `CRATE/TARGET`, the longest first.
-pub(super) fn jobs() -> anyhow::Result<Vec<Job>> {
-    let mut build = command("cargo");
-    build.args(["test", "--workspace", "--no-run", "--message-format=json"]).args(TARGETS);
-    build.current_dir(workspace_dir()).stderr(Stdio::inherit());
+pub(super) fn jobs(compiler: &Compiler) -> anyhow::Result<Vec<Job>> {
+    let mut build = compiler.cargo(&["test", "--workspace", "--no-run", "--message-format=json"]);
+    build.args(["--lib", "--bins", "--tests"]).stderr(Stdio::inherit());
     let built = build.output().context("starting cargo")?;
     ensure!(built.status.success(), "the build failed; cargo's messages above say why");
     let text = String::from_utf8_lossy(&built.stdout).into_owned();
