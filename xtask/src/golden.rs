@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::mlx::wheels::MLX_VERSION;
-use crate::process;
+use crate::{process, python};
 
 /// The Python packages for the references: the MLX version that we link, and mlx-lm.
 pub(crate) const PACKAGES: &[(&str, &str)] = &[("mlx", MLX_VERSION), ("mlx-lm", "0.32.2")];
@@ -74,27 +74,11 @@ fn environment(dir: &Path, packages: &[(&str, &str)]) -> Result<PathBuf> {
     if has_packages(&python, packages) {
         return Ok(python);
     }
-    if !python.exists() {
-        println!("making a Python environment in {}", dir.display());
-        let arguments = ["-m".into(), "venv".into(), dir.as_os_str().to_owned()];
-        let status = process::command("python3").args(arguments).status();
-        let is_made = status.context("starting python3\nhint: install Python 3.10 or newer")?;
-        if !is_made.success() {
-            bail!("python3 -m venv failed\nhint: on Debian and Ubuntu, install python3-venv");
-        }
-    }
     let wanted: Vec<String> =
         packages.iter().map(|(name, version)| format!("{name}=={version}")).collect();
-    println!("installing {}", wanted.join(" "));
-    let status = process::command(&python.to_string_lossy())
-        .args(["-m", "pip", "install", "--disable-pip-version-check"])
-        .args(&wanted)
-        .status()
-        .with_context(|| format!("starting {}", python.display()))?;
-    if !status.success() || !has_packages(&python, packages) {
-        bail!("pip could not install {}", wanted.join(" "));
-    }
-    Ok(python)
+    println!("installing {} in {}", wanted.join(" "), dir.display());
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    python::environment(dir, &wanted)
 }
 
 /// Returns true if the interpreter exists and has exactly these versions of the packages.

@@ -16,6 +16,7 @@ mod loc;
 mod mlx;
 mod mutants;
 mod process;
+mod python;
 mod running;
 mod sample;
 mod tidy;
