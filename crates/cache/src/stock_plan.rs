@@ -142,10 +142,9 @@ impl GroupRows {
         GroupRows { indices: (!is_all).then(numbers), positions: indices(&positions), rows }
     }
 
-    /// Returns the rows of `x` `[tokens, heads, dim]`, as `[sequences, heads, 1, dim]`.
+    /// Returns the rows `[sequences, …]` of `x` `[tokens, …]`.
     pub fn of(&self, x: &Array) -> Array {
-        let own = self.indices.as_ref().map_or(x.clone(), |rows| x.take(rows, 0));
-        own.reshape(&[own.dim(0), own.dim(1), 1, own.dim(2)])
+        self.indices.as_ref().map_or(x.clone(), |rows| x.take(rows, 0))
     }
 }
 

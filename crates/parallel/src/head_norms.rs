@@ -66,7 +66,7 @@ impl AllHeadsNorm {
     }
 
     fn stock(&self, x: &[Array; 2]) -> [Array; 2] {
-        let flat = x.each_ref().map(|x| x.flatten(1, 2)); // [tokens, heads * head_dim]
+        let flat = x.each_ref().map(|x| x.flatten(1, 3)); // [tokens, heads * head_dim]
         let normed = if self.parallel.size() == 1 {
             array::from_fn(|idx| fast::rms_norm(&flat[idx], Some(&self.weights[idx]), self.eps))
         } else {
@@ -100,7 +100,7 @@ impl HeadNorms {
         }
     }
 
-    /// Normalises queries and keys `[tokens, heads, head_dim]` with MLX.
+    /// Normalises queries and keys `[tokens, heads, 1, head_dim]` with MLX.
     pub fn stock(&self, x: [Array; 2]) -> [Array; 2] {
         match self {
             HeadNorms::Rotated(_) => x,
@@ -109,7 +109,7 @@ impl HeadNorms {
         }
     }
 
-    /// Normalises queries `[tokens, heads, head_dim]` alone with MLX.
+    /// Normalises queries `[tokens, heads, 1, head_dim]` alone with MLX.
     ///
     /// # Panics
     /// Panics if they are normalised together.

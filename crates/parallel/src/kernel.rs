@@ -33,8 +33,27 @@ pub struct WeightMatrix {
 
 #[derive(Debug)]
 enum Stored {
-    Plain(Array),
+    Plain(PlainMatrix),
     Quantized(quant::Quantized),
+}
+
+/// A matrix that is not quantised.
+#[derive(Debug)]
+struct PlainMatrix {
+    weight: Array, // [output, input]
+    /// The same elements as `[input, output]`, when MLX first needs them: the graphs of later steps then have no
+    /// node for this.
+    transposed: OnceCell<Array>,
+}
+
+impl PlainMatrix {
+    fn new(weight: Array) -> PlainMatrix {
+        PlainMatrix { weight, transposed: OnceCell::new() }
+    }
+
+    fn transposed(&self) -> &Array {
+        self.transposed.get_or_init(|| self.weight.transpose(&[1, 0]))
+    }
 }
 
 /// The dimension in which a matrix is divided.
@@ -203,7 +222,8 @@ impl WeightMatrix {
         let stored = match format {
             None => {
                 let shape = shape(input);
-                Stored::Plain(w.floats("weight", &shape, cut.part(shape.len(), None))?)
+                let weight = w.floats("weight", &shape, cut.part(shape.len(), None))?;
+                Stored::Plain(PlainMatrix::new(weight))
             }
             Some(format) => Stored::Quantized(load_quantized(w, shape, cut, format)?),
         };
@@ -230,7 +250,7 @@ impl WeightMatrix {
         let kernel = || {
             let WeightMatrix { format, output, input, .. } = *self;
             let values = match &self.stored {
-                Stored::Plain(weight) => Values::Plain(pinned(weight)),
+                Stored::Plain(PlainMatrix { weight, .. }) => Values::Plain(pinned(weight)),
                 Stored::Quantized(weight) => Values::Quantized {
                     words: pinned(&weight.words),
                     scales: pinned(&weight.scales),
@@ -245,7 +265,7 @@ impl WeightMatrix {
     /// Computes `x · selfᵀ` with MLX, for `x` `[tokens, input]`.
     pub fn stock_product(&self, x: &Array) -> Array {
         match &self.stored {
-            Stored::Plain(weight) => x.matmul(&weight.transpose(&[1, 0])),
+            Stored::Plain(plain) => x.matmul(plain.transposed()),
             Stored::Quantized(weight) => quant::quantized_matmul(x, weight, true),
         }
     }
@@ -254,12 +274,12 @@ impl WeightMatrix {
     /// MLX. The result is `[rows, 1, output]`.
     pub fn stock_gathered(&self, x: &Array, gather: quant::Gather<'_>) -> Array {
         match &self.stored {
-            Stored::Plain(weight) if mlx::device() == mlx::Device::Cpu => {
+            Stored::Plain(PlainMatrix { weight, .. }) if mlx::device() == mlx::Device::Cpu => {
                 // On the CPU, MLX has this operation for f32 only.
                 let [wide_x, wide_weight] = [x, weight].map(|it| it.astype(Dtype::F32));
                 quant::gather_matmul(&wide_x, &wide_weight, gather).astype(x.dtype())
             }
-            Stored::Plain(weight) => quant::gather_matmul(x, weight, gather),
+            Stored::Plain(PlainMatrix { weight, .. }) => quant::gather_matmul(x, weight, gather),
             Stored::Quantized(weight) => quant::gather_quantized_matmul(x, weight, gather),
         }
     }
@@ -274,7 +294,9 @@ impl WeightMatrix {
             Ok::<_, jackalope_mlx::Error>(rows)
         };
         let stored = match &self.stored {
-            Stored::Plain(weight) => Stored::Plain(rows_of(weight)?),
+            Stored::Plain(PlainMatrix { weight, .. }) => {
+                Stored::Plain(PlainMatrix::new(rows_of(weight)?))
+            }
             Stored::Quantized(weight) => Stored::Quantized(quant::Quantized {
                 words: rows_of(&weight.words)?,
                 scales: rows_of(&weight.scales)?,
@@ -290,10 +312,10 @@ impl WeightMatrix {
     /// transpose of that, with MLX.
     pub fn stock_heads_product(&self, x: &Array, part: HeadPart, is_transposed: bool) -> Array {
         match &self.stored {
-            Stored::Plain(weight) if is_transposed => {
+            Stored::Plain(PlainMatrix { weight, .. }) if is_transposed => {
                 x.matmul(&part.of(weight).transpose(&[0, 2, 1]))
             }
-            Stored::Plain(weight) => x.matmul(&part.of(weight)),
+            Stored::Plain(PlainMatrix { weight, .. }) => x.matmul(&part.of(weight)),
             Stored::Quantized(weight) => {
                 let heads = quant::Quantized {
                     words: part.of(&weight.words),
@@ -309,8 +331,8 @@ impl WeightMatrix {
     /// Returns the elements in `dtype`, computed.
     pub fn plain(&self, dtype: Dtype) -> Result<Array, jackalope_mlx::Error> {
         let plain = match &self.stored {
-            Stored::Plain(weight) if weight.dtype() == dtype => weight.clone(),
-            Stored::Plain(weight) => weight.astype(dtype),
+            Stored::Plain(PlainMatrix { weight, .. }) if weight.dtype() == dtype => weight.clone(),
+            Stored::Plain(PlainMatrix { weight, .. }) => weight.astype(dtype),
             Stored::Quantized(weight) => quant::dequantize(weight, dtype),
         };
         plain.eval()?;
@@ -325,7 +347,7 @@ impl WeightMatrix {
             _ => tensor.reshape(&[-1, tensor.dim(-1)]).take(ids, 0),
         };
         match &self.stored {
-            Stored::Plain(weight) => rows(weight),
+            Stored::Plain(PlainMatrix { weight, .. }) => rows(weight),
             Stored::Quantized(weight) => {
                 let rows = quant::Quantized {
                     words: rows(&weight.words),

@@ -34,7 +34,7 @@ pub struct VectorNorm {
 /// difference from its mean. Every rank holds the whole weight.
 #[derive(Debug)]
 pub struct Norm {
-    weight: Array,       // [width], or [heads, width]
+    weight: Array,       // [width], or [heads, 1, width]
     bias: Option<Array>, // [width]
     kernel: OnceCell<NormKernel>,
     is_centred: bool,
@@ -66,7 +66,8 @@ impl Norm {
         settings: NormSettings,
         parallel: &Parallel,
     ) -> Result<Norm, LoadError> {
-        let weight = w.floats("weight", &[heads.full, width], Part::rows(heads))?;
+        let weight = w.floats("weight", &[heads.full, width], Part::rows(heads))?.expand_dims(1);
+        weight.eval()?;
         Norm::new(weight, settings, parallel)
     }
 
@@ -144,7 +145,8 @@ impl Norm {
         })
     }
 
-    /// Normalises `x` with MLX; `x` and the result are `[…, width]`.
+    /// Normalises `x` with MLX; `x` and the result are `[…, width]`, or `[…, heads, 1, width]` if each head has weights of
+    /// its own.
     pub fn stock(&self, x: &Array) -> Array {
         let norm = |weight: Option<&Array>, bias: Option<&Array>| {
             if self.is_centred {

@@ -9,7 +9,11 @@ use super::kernel::{elements, pinned};
 
 /// A matrix f32 `[output, input]` that every rank holds.
 #[derive(Debug)]
-pub struct WideMatrix(Array);
+pub struct WideMatrix {
+    values: Array,
+    /// The same elements as `[input, output]`.
+    transposed: Array,
+}
 
 impl WideMatrix {
     /// Loads the tensor `name` at `w`, `[output, input]`.
@@ -17,18 +21,19 @@ impl WideMatrix {
     /// # Errors
     /// Fails if the tensor cannot be read.
     pub fn load(w: &Weights<'_>, name: &str, shape: [usize; 2]) -> Result<WideMatrix, LoadError> {
-        Ok(WideMatrix(w.floats_as(Dtype::F32, name, &shape, Part::Whole)?))
+        let values = w.floats_as(Dtype::F32, name, &shape, Part::Whole)?;
+        Ok(WideMatrix { transposed: values.transpose(&[1, 0]), values })
     }
 
     /// Computes `[tokens, output]` for f32 `x` `[tokens, input]` with MLX.
     pub fn stock(&self, x: &Array) -> Array {
-        x.matmul(&self.0.transpose(&[1, 0]))
+        x.matmul(&self.transposed)
     }
 
     /// Returns the matrix for use inside a primitive.
     pub fn kernel(&self) -> WideMatrixKernel {
-        let [output, input] = [0, 1].map(|axis| self.0.dim(axis) as usize);
-        WideMatrixKernel { values: pinned(&self.0), output, input }
+        let [output, input] = [0, 1].map(|axis| self.values.dim(axis) as usize);
+        WideMatrixKernel { values: pinned(&self.values), output, input }
     }
 }
 

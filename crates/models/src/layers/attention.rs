@@ -278,7 +278,7 @@ impl Attention {
     /// Computes the heads' results `[tokens, heads * head_dim]` with MLX.
     fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
-        let mut q = split(&parts.q_proj.stock(x), parts.heads.head_dim); // [tokens, heads, head_dim]
+        let mut q = split(&parts.q_proj.stock(x), parts.heads.head_dim);
         let mut kv = self.stock_key_values(x);
         if let Some(norms) = &parts.head_norms {
             match &mut kv {
@@ -288,7 +288,7 @@ impl Attention {
         }
         if let Some(growth) = parts.query_growth {
             let factors = query_factors(growth, step);
-            let factors = Array::from_slice(&factors, &[dim(factors.len()), 1, 1]);
+            let factors = Array::from_slice(&factors, &[dim(factors.len()), 1, 1, 1]);
             q = q.mul(&factors.astype(q.dtype()));
         }
         let index = self.indexer().map(|indexer| indexer.stock(x, x));
@@ -322,7 +322,7 @@ impl Attention {
         }
     }
 
-    /// Computes keys and values `[tokens, kv_heads, …]` with MLX, keys before their norm.
+    /// Computes keys and values `[tokens, kv_heads, 1, …]` with MLX, keys before their norm.
     fn stock_key_values(&self, x: &Array) -> StockKv {
         let Heads { head_dim, value_dim, .. } = self.parts.heads;
         match &self.parts.key_values {
@@ -342,9 +342,9 @@ impl Attention {
     }
 }
 
-/// Returns the heads of each row, `[tokens, heads, width]`.
+/// Returns the heads of each row, `[tokens, heads, 1, width]`.
 fn split(x: &Array, width: usize) -> Array {
-    x.reshape(&[x.dim(0), -1, dim(width)])
+    x.reshape(&[x.dim(0), -1, 1, dim(width)])
 }
 
 /// Returns the factor of the query of each row.

@@ -160,18 +160,21 @@ impl Indexer {
     pub(super) fn stock(&self, x: &Array, low_rank: &Array) -> StockIndex<'_> {
         let IndexerSizes { heads, head_dim, .. } = self.sizes;
         let tokens = x.dim(0);
-        let queries = self.queries.stock(low_rank).reshape(&[tokens, dim(heads), dim(head_dim)]);
+        let queries = self.queries.stock(low_rank);
+        let queries = queries.reshape(&[tokens, dim(heads), 1, dim(head_dim)]);
         let normed = self.query_norm.as_ref().map(|norm| norm.stock(&queries));
         let keys = self.keys.stock(x);
         let keys = self.key_norm.as_ref().map_or(keys.clone(), |norm| norm.stock(&keys));
         let kept = self.pools.as_ref().map(|pools| pools.stock_kept(x, &keys));
         StockIndex {
             queries: normed.unwrap_or(queries),
-            kept: kept.unwrap_or(keys).expand_dims(1),
+            kept: kept.unwrap_or(keys).reshape(&[tokens, 1, 1, -1]),
             weights: match &self.weights {
-                IndexWeights::Projected(weights) => Some(weights.stock(x).expand_dims(2)),
+                IndexWeights::Projected(weights) => {
+                    Some(weights.stock(x).reshape(&[tokens, dim(heads), 1, 1]))
+                }
                 IndexWeights::Constant(factor) => {
-                    Some(Array::full(&[tokens, dim(heads), 1], *factor, Dtype::F32))
+                    Some(Array::full(&[tokens, dim(heads), 1, 1], *factor, Dtype::F32))
                 }
                 IndexWeights::None => None,
             },
@@ -216,11 +219,11 @@ impl<'a> StockChooser<'a> {
 /// What an indexer computes of the rows of a step, for MLX.
 #[derive(Debug)]
 pub(super) struct StockIndex<'a> {
-    /// `[tokens, heads, head_dim]`.
+    /// `[tokens, heads, 1, head_dim]`.
     pub(super) queries: Array,
-    /// What is kept of each position, `[tokens, 1, kept_dim]`: its key, perhaps with gates.
+    /// What is kept of each position, `[tokens, 1, 1, kept_dim]`: its key, perhaps with gates.
     pub(super) kept: Array,
-    /// `[tokens, heads, 1]`, if heads choose together.
+    /// `[tokens, heads, 1, 1]`, if heads choose together.
     pub(super) weights: Option<Array>,
     rope: Option<&'a Rc<Rope>>,
     pub(super) pools: Option<&'a IndexPools>,

@@ -233,8 +233,8 @@ impl LatentAttention {
             sinks: None,
         };
         let v = StockValues::OfKeys { dim: rank };
-        let kv = StockKv::New { k: k.expand_dims(1), v };
-        let out = attention.forward(&StockHeads { q, kv }, step);
+        let kv = StockKv::New { k: k.reshape(&[tokens, 1, 1, -1]), v };
+        let out = attention.forward(&StockHeads { q: q.expand_dims(2), kv }, step);
         let out = self.parts.unembed.stock(&of_heads(&out.reshape(&[tokens, -1, rank])));
         let out = of_heads(&out); // [tokens, heads, value]
         let gated = self.parts.gate.as_ref().map(|gate| {

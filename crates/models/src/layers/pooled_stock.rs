@@ -17,11 +17,11 @@ const ROWS_MAX: usize = 512;
 
 /// What is computed of the rows of a step, before the rotation.
 struct StockRows {
-    q: Array,  // [tokens, heads, head_dim]
-    kv: Array, // [tokens, 1, head_dim]
-    /// What pools and then those of the indexer are computed from, `[tokens, 1, raw_dim]`.
+    q: Array,  // [tokens, heads, 1, head_dim]
+    kv: Array, // [tokens, 1, 1, head_dim]
+    /// What pools and then those of the indexer are computed from, `[tokens, 1, 1, raw_dim]`.
     raw: Option<Array>,
-    /// Queries of the indexer, `[tokens, heads, head_dim]`, and their factors, `[tokens, heads, 1]`.
+    /// Queries of the indexer, `[tokens, heads, 1, head_dim]`, and their factors, `[tokens, heads, 1, 1]`.
     index: Option<[Array; 2]>,
     /// The choice of pools that the layer makes, or reads, for each part of the step.
     choice: SharedChoice,
@@ -71,19 +71,19 @@ impl PooledAttention {
         let parts = &self.parts;
         let (tokens, head_dim) = (x.dim(0), dim(parts.sizes.head_dim));
         let low_rank = parts.q_norm.stock(&parts.q_down.stock(x));
-        let q = parts.q_up.stock(&low_rank).reshape(&[tokens, -1, head_dim]);
+        let q = parts.q_up.stock(&low_rank).reshape(&[tokens, -1, 1, head_dim]);
         let pools = parts.pools.as_ref();
         let indexer = pools.and_then(|pools| pools.chooser.as_ref()?.indexer());
         let own = pools.and_then(PooledPools::own);
         let normed = || fast::rms_norm(&q, None, parts.sizes.norm_eps);
         StockRows {
             q: if parts.sizes.has_query_norm { normed() } else { q.clone() },
-            kv: parts.kv_norm.stock(&parts.kv.stock(x)).expand_dims(1),
-            raw: own.map(|own| own.stock_raw(x).expand_dims(1)),
+            kv: parts.kv_norm.stock(&parts.kv.stock(x)).reshape(&[tokens, 1, 1, -1]),
+            raw: own.map(|own| own.stock_raw(x).reshape(&[tokens, 1, 1, -1])),
             index: indexer.map(|indexer| {
-                let shape = [tokens, dim(indexer.heads), dim(indexer.head_dim)];
+                let shape = [tokens, -1, 1, dim(indexer.head_dim)];
                 let queries = indexer.queries.stock(&low_rank).reshape(&shape);
-                [queries, indexer.weights.stock(x).expand_dims(2)]
+                [queries, indexer.weights.stock(x).reshape(&[tokens, -1, 1, 1])]
             }),
             choice: SharedChoice::new(pools, step),
         }
@@ -95,11 +95,11 @@ impl PooledAttention {
         let written = step.written_rows();
         let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
         let place = RopeOffset::Each(&written.positions);
-        let placed = parts.rope.stock(&rows.kv.expand_dims(2), place);
+        let placed = parts.rope.stock(&rows.kv, place);
         let new = KvArrays {
             keys: parts.sizes.codes.map_or(placed.clone(), |codes| stock_rounded(codes, &placed)),
             values: None,
-            index: rows.raw.as_ref().map(|raw| raw.expand_dims(2)),
+            index: rows.raw.clone(),
         };
         slots.borrow_mut().blocks.write(layer, &new, &written.places);
         let Some((pools, own)) = parts.pools.as_ref().and_then(|it| Some((it, it.own()?))) else {
@@ -168,7 +168,7 @@ impl PooledAttention {
         let place = || RopeOffset::First(dim(span.start));
         let own = |x: &Array| {
             let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
-            rows.transpose(&[1, 0, 2]).expand_dims(0)
+            rows.transpose(&[2, 1, 0, 3])
         };
         let q = parts.rope.stock(&own(&rows.q), place());
         let keys = self.stock_keys(&prompt.places, cache);

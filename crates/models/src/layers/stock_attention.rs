@@ -27,7 +27,7 @@ const PADDED_QUERIES: usize = 128;
 /// On CUDA, the keys of a prompt are padded to a multiple of this number; arrays of keys have as many.
 const PADDED_KEYS: usize = KV_BLOCK_TOKENS as usize;
 
-/// Queries `[tokens, heads, key_dim]`, keys and values of a step's rows, before the rotation.
+/// Queries `[tokens, heads, 1, key_dim]`, keys and values of a step's rows, before the rotation.
 #[derive(Debug)]
 pub(super) struct StockHeads {
     pub(super) q: Array,
@@ -37,7 +37,7 @@ pub(super) struct StockHeads {
 /// The keys and values of a step's rows.
 #[derive(Debug)]
 pub(super) enum StockKv {
-    /// Keys `[tokens, kv_heads, key_dim]` and values that are appended to the caches.
+    /// Keys `[tokens, kv_heads, 1, key_dim]` and values that are appended to the caches.
     New { k: Array, v: StockValues },
     /// Those that the layer of this number has appended.
     OfLayer(usize),
@@ -46,7 +46,7 @@ pub(super) enum StockKv {
 /// The values of a step's rows.
 #[derive(Debug)]
 pub(super) enum StockValues {
-    /// Values of their own, `[tokens, kv_heads, value_dim]`.
+    /// Values of their own, `[tokens, kv_heads, 1, value_dim]`.
     Own(Array),
     /// The last `dim` elements of the keys; they are not rotated.
     OfKeys { dim: i32 },
@@ -144,7 +144,7 @@ impl StockAttention<'_> {
         let written = step.written_rows();
         let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
         let of_pools = |keys: Array| KvArrays { keys, values: None, index: None };
-        let new = of_pools(index.kept.expand_dims(2));
+        let new = of_pools(index.kept.clone());
         slots.borrow_mut().blocks.write(layer, &new, &written.places);
         let Some(ended) = step.ended_pools(pools.kind()) else { return };
         let raw = slots.borrow().blocks.read_raw(layer, &ended.sources);
@@ -256,8 +256,8 @@ impl StockAttention<'_> {
         let layer = step.caches[0].layer(self.layer_idx);
         let layer = match &heads.kv {
             StockKv::New { k, v } => {
-                let keys = self.placed(&k.expand_dims(2), 1, RopeOffset::Each(&written.positions));
-                let new = KvArrays { keys, values: v.rows(|v| v.expand_dims(2)), index: None };
+                let keys = self.placed(k, 1, RopeOffset::Each(&written.positions));
+                let new = KvArrays { keys, values: v.rows(Array::clone), index: None };
                 blocks.write(layer, &new, &written.places);
                 layer
             }
@@ -418,10 +418,9 @@ fn in_rows(out: &Array) -> Array {
     out.transpose(&[0, 2, 1, 3]).reshape(&[out.dim(2), -1])
 }
 
-/// Returns the rows of one sequence, `[1, heads, seq, dim]`.
+/// Returns the rows of one sequence, `[1, heads, seq, dim]`, from those of a step, `[tokens, heads, 1, dim]`.
 fn rows(x: &Array, span: &StepSpan) -> Array {
-    let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
-    rows.transpose(&[1, 0, 2]).expand_dims(0)
+    x.slice_axis(0, dim(span.rows.start), dim(span.rows.end)).transpose(&[2, 1, 0, 3])
 }
 
 #[cfg(test)]
