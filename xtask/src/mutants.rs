@@ -293,6 +293,7 @@ mod tests {
         let sample = parse(&["--sample", "3", "--seed", "7", "--json"]).unwrap();
         assert!(sample.json);
         assert_eq!(sample.selection, Selection::Sample(3, 7));
+        assert_eq!(parse(&["--of-ci"]).unwrap().selection, Selection::OfCi);
         let names = parse(&["a", "b"]).unwrap().selection;
         assert_eq!(names, Selection::Names(vec!["a".to_owned(), "b".to_owned()]));
         for wrong in [&[][..], &["--all", "a"], &["--seed", "1"], &["--sample"], &["--what"]] {

@@ -7,6 +7,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::{Context, ensure};
+
 /// Returns a command to run in the foreground. It does not inherit the variables by which Cargo
 /// describes this package to it: some build scripts of dependencies depend on them, so a build that
 /// inherits them would compile again what a build from the command line has compiled.
@@ -18,6 +20,14 @@ pub(crate) fn command(program: &str) -> Command {
         command.env_remove(name);
     }
     command
+}
+
+/// Runs a command, and fails with what it printed if it fails.
+pub(crate) fn quietly(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output().with_context(|| format!("starting {command:?}"))?;
+    let said = [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
+    ensure!(output.status.success(), "{command:?} failed: {}\n{}", output.status, said.concat());
+    Ok(())
 }
 
 /// Whether Cargo sets this variable to describe the package that it runs.

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 
-use crate::process::{command, env, target_dir, workspace_dir};
+use crate::process::{command, env, quietly, target_dir, workspace_dir};
 
 /// The installer, a package of Python itself.
 const UV: &str = "uv==0.13.9";
 
-/// Name of the file that says that an environment is whole, with what was installed: what an interrupted
-/// installation has left cannot be mended by another one.
+/// Name of the file that says that an environment is whole: what an interrupted installation has left cannot be
+/// mended by another one.
 const INSTALLED: &str = "installed";
 
 /// Settings of pip, and the variables by which uv is told the same.
@@ -48,7 +48,10 @@ pub(crate) fn environment(dir: &Path, wanted: &[&str]) -> anyhow::Result<PathBuf
         let make = ["venv", "--clear", "--python", &system_python()];
         quietly(installer.command().args(make).arg(dir))?;
     }
-    quietly(installer.command().args(["pip", "install", "--python"]).arg(&python).args(wanted))?;
+    let mut install = installer.command();
+    install.args(["pip", "install", "--python"]).arg(&python).args(wanted);
+    // Files of requirements are named from there.
+    quietly(install.current_dir(workspace_dir()))?;
     fs::write(&mark, []).with_context(|| format!("writing {}", mark.display()))?;
     Ok(python)
 }
@@ -122,14 +125,6 @@ fn is_there(place: &str) -> bool {
 /// Returns `PYTHON`, or the default name.
 fn system_python() -> String {
     env("PYTHON").map_or("python3".to_owned(), |python| python.to_string_lossy().into_owned())
-}
-
-fn quietly(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.current_dir(workspace_dir()).output();
-    let output = output.with_context(|| format!("starting {:?}", command.get_program()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?} failed: {}\n{said}", output.status);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, ensure};
 
-use crate::process::{command, in_path, target_dir, workspace_dir};
+use crate::process::{command, in_path, quietly, target_dir, workspace_dir};
 
 /// Folders with packages of npm: the page, and its tests.
 const PACKAGES: [&str; 2] = ["web", "tests/web"];
@@ -152,11 +152,4 @@ fn files(root: &Path) -> anyhow::Result<BTreeMap<PathBuf, Vec<u8>>> {
 
 fn dir(folder: &str) -> PathBuf {
     workspace_dir().join(folder)
-}
-
-fn quietly(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.output().with_context(|| format!("starting {command:?}"))?;
-    let said = [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
-    ensure!(output.status.success(), "{command:?} failed: {}\n{}", output.status, said.concat());
-    Ok(())
 }

@@ -36,19 +36,12 @@ impl Compiler {
     /// # Errors
     /// Fails if the toolchain lacks clippy or rustdoc, or on input or output.
     pub(super) fn prepare() -> anyhow::Result<Compiler> {
-        let mut rustc = command("rustc");
-        let found = rustc.args(["--print", "sysroot"]).output().context("starting rustc")?;
-        let sysroot = String::from_utf8(found.stdout).context("rustc's folder")?;
-        let toolchain = Path::new(sysroot.trim()).join("bin");
-        for program in ["clippy-driver", "rustdoc"] {
-            let is_there = toolchain.join(format!("{program}{EXE_SUFFIX}")).is_file();
-            let toolchain = toolchain.display();
-            ensure!(is_there, "{toolchain} has no {program}\nhint: rustup component add clippy");
-        }
+        let toolchain = toolchain()?;
         let folder = target_dir().join("ci");
         fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         // Cargo knows a compiler by its path, and compiles again what another one has compiled.
-        let settings = fs::read(workspace_dir().join(SETTINGS)).context(SETTINGS)?;
+        let mut settings = fs::read(workspace_dir().join(SETTINGS)).context(SETTINGS)?;
+        settings.extend(OF_LINTER.iter().chain(&OF_DOCUMENTER).flat_map(|it| it.bytes()));
         let hash: String =
             Sha256::digest(&settings)[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let path = std::path::absolute(folder.join(format!("compiler-{hash}{EXE_SUFFIX}")))?;
@@ -74,6 +67,19 @@ impl Compiler {
         xtask.args(args).current_dir(workspace_dir());
         xtask
     }
+}
+
+/// Returns the folder with the programs of the toolchain.
+fn toolchain() -> anyhow::Result<PathBuf> {
+    let found = command("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
+    let sysroot = String::from_utf8(found.stdout).context("rustc's folder")?;
+    let toolchain = Path::new(sysroot.trim()).join("bin");
+    for program in ["clippy-driver", "rustdoc"] {
+        let is_there = toolchain.join(format!("{program}{EXE_SUFFIX}")).is_file();
+        let toolchain = toolchain.display();
+        ensure!(is_there, "{toolchain} has no {program}\nhint: rustup component add clippy");
+    }
+    Ok(toolchain)
 }
 
 /// Compiles, if cargo has started this program as its compiler; `None` otherwise.
@@ -277,6 +283,29 @@ mod tests {
             "--crate-name cost --crate-type bin --out-dir target/debug/examples"
         ));
         assert!(!is_documented("--crate-name build_script_build --out-dir target/debug/build/mlx"));
+    }
+
+    #[test]
+    fn what_does_not_compile_or_pass_the_checks_is_refused() {
+        let folder = target_dir().join("ci/planted");
+        fs::create_dir_all(&folder).unwrap();
+        let (source, toolchain) = (folder.join("lib.rs"), toolchain().unwrap());
+        let args = format!(
+            "--crate-name planted --edition=2024 {} --error-format=json --crate-type lib \
+             --emit=metadata --out-dir {}",
+            source.display(),
+            folder.display()
+        );
+        let args: Vec<OsString> = args.split_whitespace().map(OsString::from).collect();
+        let compiles = |text: &str| {
+            fs::write(&source, text).unwrap();
+            compile(&toolchain, OsStr::new("rustc"), &args).unwrap()
+        };
+        assert!(compiles("/// Does nothing.\npub fn fine() {}\n"));
+        assert!(!compiles("pub fn wrong() -> u8 { true }\n"), "a type");
+        assert!(!compiles("fn unused() {}\n"), "what the compiler warns of");
+        assert!(!compiles("pub fn none(x: &[u8]) -> bool { x.len() == 0 }\n"), "a lint of clippy");
+        assert!(!compiles("/// As [`Nothing`].\npub fn linked() {}\n"), "a link to nothing");
     }
 
     #[test]
