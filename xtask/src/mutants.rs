@@ -172,7 +172,7 @@ fn try_all(mutations: &[Mutation], json: bool) -> anyhow::Result<()> {
     let mut results: Vec<Value> = Vec::new();
     let mut missed = Vec::new();
     if !mutations.is_empty() {
-        let test_bed = TestBed::prepare()?;
+        let test_bed = TestBed::prepare(mutations)?;
         let started = Instant::now();
         test_bed.check_clean(mutations)?;
         eprintln!("the tests pass without a mutation ({:.0} s)", started.elapsed().as_secs_f64());

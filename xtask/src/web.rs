@@ -90,7 +90,8 @@ fn browser() -> anyhow::Result<PathBuf> {
     }
     // Without rights, this fails at once, and the hint says what to do.
     if in_path("apt-get").is_some() {
-        quietly(command("apt-get").args(["install", "-y", "-qq", "chromium"])).ok();
+        let install = ["install", "-y", "-qq", "--no-install-recommends", "chromium"];
+        quietly(command("apt-get").args(install)).ok();
     }
     find().with_context(|| {
         format!("there is no browser: none of {BROWSERS:?}\nhint: apt-get install chromium")

@@ -1,6 +1,9 @@
 //! The compiler of CI: it also lints and documents each crate of the workspace while it compiles it, so
 //! that dependencies are compiled once for all three. Cargo starts this program in place of `rustc`
 //! (`RUSTC_WORKSPACE_WRAPPER`).
+//!
+//! Clippy lints the code of a library or a program once: with its unit tests, where it has any. Without
+//! them, the compiler says what it would warn of, such as code that only tests use.
 
 use std::env::consts::EXE_SUFFIX;
 use std::ffi::{OsStr, OsString};
@@ -10,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, ensure};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::process::{command, target_dir, workspace_dir};
@@ -17,11 +21,21 @@ use crate::process::{command, target_dir, workspace_dir};
 /// Folder with the programs of the toolchain. Set for cargo, and by it for this program.
 const TOOLCHAIN: &str = "JACKALOPE_CI_TOOLCHAIN";
 
+/// Names of the crates that are compiled with their unit tests as well, each between two commas. Set for
+/// cargo, and by it for this program.
+const TESTED: &str = "JACKALOPE_CI_TESTED";
+
+/// Settings of the profile in CI. Several units of code per crate take more work to compile than one, and pay
+/// only where a changed crate is compiled again; and nobody debugs what CI has built.
+const OF_PROFILE: [(&str, &str); 2] =
+    [("CARGO_PROFILE_DEV_CODEGEN_UNITS", "1"), ("CARGO_PROFILE_DEV_DEBUG", "false")];
+
 /// What decides lints without being an argument of the compiler.
 const SETTINGS: &str = "clippy.toml";
 
-/// Arguments of clippy and rustdoc beside those of the compiler. Links to private items resolve, because
-/// these are documented as well.
+/// Arguments of the compiler, clippy and rustdoc beside those that cargo gives to the compiler. Links to
+/// private items resolve, because these are documented as well.
+const OF_COMPILER: [&str; 2] = ["-D", "warnings"];
 const OF_LINTER: [&str; 3] = ["-D", "warnings", "--emit=metadata"];
 const OF_DOCUMENTER: [&str; 5] =
     ["-D", "warnings", "-A", "rustdoc::private_intra_doc_links", "--document-private-items"];
@@ -30,18 +44,21 @@ const OF_DOCUMENTER: [&str; 5] =
 pub(super) struct Compiler {
     path: PathBuf,
     toolchain: PathBuf,
+    /// See [`TESTED`].
+    tested: String,
 }
 
 impl Compiler {
     /// # Errors
     /// Fails if the toolchain lacks clippy or rustdoc, or on input or output.
     pub(super) fn prepare() -> anyhow::Result<Compiler> {
-        let toolchain = toolchain()?;
+        let (toolchain, tested) = (toolchain()?, tested()?);
         let folder = target_dir().join("ci");
         fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         // Cargo knows a compiler by its path, and compiles again what another one has compiled.
         let mut settings = fs::read(workspace_dir().join(SETTINGS)).context(SETTINGS)?;
-        settings.extend(OF_LINTER.iter().chain(&OF_DOCUMENTER).flat_map(|it| it.bytes()));
+        let arguments = OF_COMPILER.iter().chain(&OF_LINTER).chain(&OF_DOCUMENTER);
+        settings.extend(arguments.flat_map(|it| it.bytes()).chain(tested.bytes()));
         let hash: String =
             Sha256::digest(&settings)[..4].iter().map(|byte| format!("{byte:02x}")).collect();
         let path = std::path::absolute(folder.join(format!("compiler-{hash}{EXE_SUFFIX}")))?;
@@ -50,14 +67,15 @@ impl Compiler {
         let copy = folder.join("compiler.new");
         fs::copy(&this, &copy).with_context(|| format!("copying {}", this.display()))?;
         fs::rename(&copy, &path).with_context(|| format!("writing {}", path.display()))?;
-        Ok(Compiler { path, toolchain })
+        Ok(Compiler { path, toolchain, tested })
     }
 
     /// Returns a command of cargo that compiles with this compiler.
     pub(super) fn cargo(&self, args: &[&str]) -> Command {
         let mut cargo = command("cargo");
         cargo.args(args).env("RUSTC_WORKSPACE_WRAPPER", &self.path);
-        cargo.env(TOOLCHAIN, &self.toolchain).current_dir(workspace_dir());
+        cargo.env(TOOLCHAIN, &self.toolchain).env(TESTED, &self.tested);
+        cargo.envs(OF_PROFILE).current_dir(workspace_dir());
         cargo
     }
 
@@ -82,13 +100,38 @@ fn toolchain() -> anyhow::Result<PathBuf> {
     Ok(toolchain)
 }
 
+/// Returns the value of [`TESTED`].
+fn tested() -> anyhow::Result<String> {
+    let mut cargo = command("cargo");
+    cargo.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(workspace_dir());
+    let found = cargo.output().context("starting cargo")?;
+    ensure!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    let metadata: Value = serde_json::from_slice(&found.stdout).context("cargo's metadata")?;
+    let names = names_of_tested(&metadata);
+    ensure!(!names.is_empty(), "cargo names no library with tests");
+    Ok(format!(",{},", names.join(",")))
+}
+
+fn names_of_tested(metadata: &Value) -> Vec<String> {
+    let has_unit_tests = |target: &&Value| {
+        let is = |kind: &str| target["kind"][0] == kind;
+        target["test"] == true && (is("lib") || is("bin"))
+    };
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let targets = packages.flat_map(|it| it["targets"].as_array().into_iter().flatten());
+    let names = targets.filter(has_unit_tests).filter_map(|it| it["name"].as_str());
+    names.map(|it| it.replace('-', "_")).collect()
+}
+
 /// Compiles, if cargo has started this program as its compiler; `None` otherwise.
 pub(crate) fn run_as_compiler() -> Option<ExitCode> {
     let toolchain = PathBuf::from(crate::process::env(TOOLCHAIN)?);
     let mut args = std::env::args_os().skip(1);
     let rustc = args.next()?;
     let args: Vec<OsString> = args.collect();
-    Some(match compile(&toolchain, &rustc, &args) {
+    let tested = crate::process::env(TESTED).unwrap_or_default();
+    let tested = tested.to_string_lossy();
+    Some(match compile(&toolchain, &tested, &rustc, &args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(err) => {
@@ -98,17 +141,26 @@ pub(crate) fn run_as_compiler() -> Option<ExitCode> {
     })
 }
 
-/// Compiles, lints and documents one crate; whether all of it succeeded.
-fn compile(toolchain: &Path, rustc: &OsStr, args: &[OsString]) -> anyhow::Result<bool> {
+/// Compiles, lints and documents one crate; whether all of it succeeded. `tested` is that of [`TESTED`].
+fn compile(
+    toolchain: &Path,
+    tested: &str,
+    rustc: &OsStr,
+    args: &[OsString],
+) -> anyhow::Result<bool> {
     let mut compiler = program(Path::new(rustc));
     compiler.args(args);
     let mut checks = Vec::new();
     if let Some(arguments) = Arguments::read(args) {
-        // The linter says all that the compiler would warn of.
-        compiler.args(["--cap-lints", "allow"]);
-        let mut linter = program(&toolchain.join("clippy-driver"));
-        linter.arg(rustc).args(arguments.of_linter()).args(OF_LINTER);
-        checks.push(start(linter, "ci/lints")?);
+        if arguments.is_linted_with_tests(tested) {
+            compiler.args(OF_COMPILER);
+        } else {
+            // The linter says all that the compiler would warn of.
+            compiler.args(["--cap-lints", "allow"]);
+            let mut linter = program(&toolchain.join("clippy-driver"));
+            linter.arg(rustc).args(arguments.of_linter()).args(OF_LINTER);
+            checks.push(start(linter, "ci/lints")?);
+        }
         if arguments.is_documented() {
             let mut documenter = program(&toolchain.join("rustdoc"));
             documenter.args(arguments.of_documenter()).args(OF_DOCUMENTER);
@@ -198,12 +250,21 @@ impl Arguments {
         self.0.iter().find(|group| option(group) == name)?.get(1)?.to_str()
     }
 
+    /// Whether this is a crate that is also compiled with its unit tests, without them.
+    fn is_linted_with_tests(&self, tested: &str) -> bool {
+        let name = self.value("--crate-name").unwrap_or_default();
+        self.is_documented() && tested.contains(&format!(",{name},"))
+    }
+
+    fn is_test(&self) -> bool {
+        self.0.iter().any(|group| option(group) == "--test")
+    }
+
     /// Whether this is a library or a program, and neither tests, an example nor a build script.
     fn is_documented(&self) -> bool {
-        let is_test = self.0.iter().any(|group| option(group) == "--test");
         let is_script = self.value("--crate-name").is_some_and(|it| it.starts_with("build_script"));
         let is_example = self.value("--out-dir").is_some_and(|it| it.ends_with("examples"));
-        !is_test && !is_script && !is_example
+        !self.is_test() && !is_script && !is_example
     }
 
     fn of_linter(&self) -> impl Iterator<Item = &OsString> {
@@ -296,16 +357,47 @@ mod tests {
             source.display(),
             folder.display()
         );
-        let args: Vec<OsString> = args.split_whitespace().map(OsString::from).collect();
-        let compiles = |text: &str| {
+        let compiles_with = |text: &str, tested: &str, more: &str| {
             fs::write(&source, text).unwrap();
-            compile(&toolchain, OsStr::new("rustc"), &args).unwrap()
+            let args = format!("{args} {more}");
+            let args: Vec<OsString> = args.split_whitespace().map(OsString::from).collect();
+            compile(&toolchain, tested, OsStr::new("rustc"), &args).unwrap()
         };
+        let compiles = |text: &str| compiles_with(text, ",other,", "");
         assert!(compiles("/// Does nothing.\npub fn fine() {}\n"));
         assert!(!compiles("pub fn wrong() -> u8 { true }\n"), "a type");
         assert!(!compiles("fn unused() {}\n"), "what the compiler warns of");
         assert!(!compiles("pub fn none(x: &[u8]) -> bool { x.len() == 0 }\n"), "a lint of clippy");
         assert!(!compiles("/// As [`Nothing`].\npub fn linked() {}\n"), "a link to nothing");
+        // Clippy sees the code with its tests, and the compiler without them.
+        let linted = "pub fn none(x: &[u8]) -> bool { x.len() == 0 }\n";
+        assert!(compiles_with(linted, ",planted,", ""));
+        assert!(!compiles_with(linted, ",planted,", "--test"));
+        let tested = "fn used() -> u8 { 1 }\n#[test]\nfn test() { assert_eq!(used(), 1); }\n";
+        assert!(compiles_with(tested, ",planted,", "--test"));
+        assert!(!compiles_with(tested, ",planted,", ""), "code that only tests use");
+    }
+
+    #[test]
+    fn libraries_and_programs_with_unit_tests_are_linted_with_these() {
+        let metadata = serde_json::json!({"packages": [
+            {"targets": [
+                {"name": "jackalope-spec", "kind": ["lib"], "test": true},
+                {"name": "it", "kind": ["test"], "test": true},
+            ]},
+            {"targets": [
+                {"name": "kernels", "kind": ["lib"], "test": false},
+                {"name": "rank", "kind": ["bin"], "test": true},
+                {"name": "build-script-build", "kind": ["custom-build"], "test": false},
+            ]},
+        ]});
+        assert_eq!(names_of_tested(&metadata), ["jackalope_spec", "rank"]);
+        let is_linted_with_tests =
+            |text: &str, tested: &str| read(text).unwrap().is_linted_with_tests(tested);
+        assert!(is_linted_with_tests(LIBRARY, ",spec,rank,"));
+        assert!(!is_linted_with_tests(LIBRARY, ",jackalope_spec,rank,"));
+        let tests = "--crate-name spec --test --out-dir target/debug/deps";
+        assert!(!is_linted_with_tests(tests, ",spec,"));
     }
 
     #[test]

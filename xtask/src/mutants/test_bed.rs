@@ -74,9 +74,13 @@ enum Built {
 }
 
 impl TestBed {
-    /// Copies the working tree.
-    pub(crate) fn prepare() -> anyhow::Result<TestBed> {
+    /// Copies the working tree, for these mutations.
+    pub(crate) fn prepare(mutations: &[Mutation]) -> anyhow::Result<TestBed> {
         let dir = target_dir().join("mutants");
+        // The search is a program of the copy alone, with dependencies that the workspace may have built already.
+        // Other tests start programs, which would replace those of the workspace.
+        let starts_programs = mutations.iter().any(|it| !it.is_searched());
+        let target = if starts_programs { dir.join("target") } else { target_dir() };
         let (tree, logs) = (dir.join("tree"), dir.join("logs"));
         for folder in [&tree, &logs] {
             fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
@@ -86,7 +90,7 @@ impl TestBed {
             bail!("another `cargo xtask mutants` is running\nhint: wait until it has ended");
         }
         copy_workspace(&tree)?;
-        Ok(TestBed { tree, target: dir.join("target"), logs, _lock: lock })
+        Ok(TestBed { tree, target, logs, _lock: lock })
     }
 
     /// Builds the unmutated tests that these mutations need, and checks that they pass.
