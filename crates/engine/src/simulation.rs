@@ -48,7 +48,7 @@ const NUM_REQUESTS: usize = 24;
 const POISON_FAILURES_MAX: usize = 30;
 
 /// Number of seeds; `JACKALOPE_SIMULATION_SEEDS` sets another one.
-const NUM_SEEDS: u64 = 10_000;
+const NUM_SEEDS: u64 = 20_000;
 
 /// The first of these seeds, which search for the mutations of `tests/mutations`.
 const SEARCH_SEEDS: u64 = 3000;
