@@ -5,7 +5,7 @@
 //! cargo run --release -p jackalope-server --example token_cost [-- MODEL_DIR]
 //! ```
 //!
-//! Ranks without a model draw a token for every stream in each step of two milliseconds, so that
+//! Ranks without a model sample a token for every stream in each step of two milliseconds, so that
 //! every token is an event and a write of its own, as it is with a real model. Each line is the
 //! processor time of the thread that serves, per token, for 1, 8 and 64 streams: reading the
 //! engine's events alone, the same through the router, and through sockets.

@@ -13,9 +13,10 @@ use axum::http::{Request, StatusCode};
 use jackalope_serving::body::{parse_json, read_json};
 use jackalope_serving::error::ApiError;
 use jackalope_serving::memory::MemoryUse;
-use jackalope_serving::models::Kept;
+use jackalope_serving::models::UnloadRefusal;
 use jackalope_serving::models::control::{freed_json, memory, memory_json, slot_json};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
@@ -26,10 +27,13 @@ use crate::state::ServerState;
 /// Default time to wait for requests that use a model to be unloaded.
 const UNLOAD_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The body of the requests that load and unload models.
+/// What a client does instead of naming a directory.
+const NAME_A_MODEL: &str = "name a model of GET /v1/models as `model`";
+
+/// The body of `POST /model/load`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct ControlRequest {
+struct LoadRequest {
     /// Id or alias of the model. Default: `default`, the default model.
     model: Option<String>,
     /// Older name of `model`.
@@ -38,49 +42,60 @@ struct ControlRequest {
     model_dir: Option<Value>,
     /// Clients cannot choose directories.
     model_path: Option<Value>,
-    /// For `/model/load`: answer only when the model is loaded. Default: `true`.
+    /// Answer only when the model is loaded. Default: `true`.
     wait: Option<bool>,
-    /// For `/model/unload`: maximum time to wait for requests that use the model, in seconds.
-    /// Default: 30.
+}
+
+/// The body of `POST /model/unload`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
+struct UnloadRequest {
+    /// Id or alias of the model. Default: `default`, the default model.
+    model: Option<String>,
+    /// Older name of `model`.
+    model_id: Option<String>,
+    /// Clients cannot choose directories.
+    model_dir: Option<Value>,
+    /// Clients cannot choose directories.
+    model_path: Option<Value>,
+    /// Maximum time to wait for requests that use the model, in seconds. Default: 30.
     #[schema(minimum = 0)]
     timeout_seconds: Option<f64>,
 }
 
-impl ControlRequest {
-    async fn read(state: &ServerState, request: Request<Body>) -> Result<Self, ApiError> {
-        if !state.config().model_control {
-            let hint =
-                "start the server with `--admin-key`, or with several models on this machine";
-            return Err(ApiError::NoModelControl { hint });
-        }
-        // An empty body need not be declared as JSON, unless the request comes from a page of
-        // another site.
-        let says_nothing = request.body().size_hint().exact() == Some(0);
-        if says_nothing && !request.headers().contains_key(ORIGIN) {
-            return Ok(ControlRequest::default());
-        }
-        let said: ControlRequest =
-            parse_json(read_json(request, state.limits(), state.body_memory()).await?)
-                .await?
-                .read()?;
-        let hint = "name a model of GET /v1/models as `model`";
-        ApiError::refuse_set(&[
-            ("model_dir", said.model_dir.is_some(), hint),
-            ("model_path", said.model_path.is_some(), hint),
-        ])?;
-        Ok(said)
-    }
+/// The body of `POST /model/gc`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
+struct UnloadUnusedRequest {
+    /// Only `/model/unload` unloads a model by its name.
+    model: Option<Value>,
+    /// Only `/model/unload` unloads a model by its name.
+    model_id: Option<Value>,
+}
 
-    fn name(&self) -> Option<&str> {
-        self.model.as_deref().or(self.model_id.as_deref())
+/// Reads the body of a request that loads or unloads models. An absent one has all defaults.
+async fn read<T>(state: &ServerState, request: Request<Body>) -> Result<T, ApiError>
+where
+    T: Default + DeserializeOwned + Send + 'static,
+{
+    if !state.config().model_control {
+        let hint = "start the server with `--admin-key`, or with several models on this machine";
+        return Err(ApiError::NoModelControl { hint });
     }
+    // An empty body need not be declared as JSON, unless the request comes from a page of
+    // another site.
+    let says_nothing = request.body().size_hint().exact() == Some(0);
+    if says_nothing && !request.headers().contains_key(ORIGIN) {
+        return Ok(T::default());
+    }
+    parse_json(read_json(request, state.limits(), state.body_memory()).await?).await?.read()
 }
 
 /// The routes of this module.
 pub(crate) fn routes() -> Vec<Route> {
     vec![
         post("/model/load", load, "Loads a model; without a name, the default model.", |it| {
-            let it = it.takes::<ControlRequest>();
+            let it = it.takes::<LoadRequest>();
             let it = it.status::<LoadedModel>("200", "The model is loaded.");
             it.status::<LoadedModel>("202", "The model is loading.")
         }),
@@ -88,13 +103,13 @@ pub(crate) fn routes() -> Vec<Route> {
             "/model/unload",
             unload,
             "Unloads a model once no request uses it; without a name, the default model.",
-            |it| it.takes::<ControlRequest>().answers::<UnloadedModel>(),
+            |it| it.takes::<UnloadRequest>().answers::<UnloadedModel>(),
         ),
         post(
             "/model/gc",
             unload_unused,
             "Unloads all idle models except pinned ones and the default model.",
-            |it| it.takes::<ControlRequest>().answers::<UnloadedModels>(),
+            |it| it.takes::<UnloadUnusedRequest>().answers::<UnloadedModels>(),
         ),
     ]
 }
@@ -103,8 +118,12 @@ async fn load(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let said = ControlRequest::read(&state, request).await?;
-    let name = said.name().unwrap_or("default");
+    let said = read::<LoadRequest>(&state, request).await?;
+    ApiError::refuse_set(&[
+        ("model_dir", said.model_dir.is_some(), NAME_A_MODEL),
+        ("model_path", said.model_path.is_some(), NAME_A_MODEL),
+    ])?;
+    let name = said.model.as_deref().or(said.model_id.as_deref()).unwrap_or("default");
     let mut limits = state.limits().as_ref().clone();
     if said.wait == Some(false) {
         limits.load_wait = Duration::ZERO;
@@ -130,8 +149,12 @@ async fn unload(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
-    let said = ControlRequest::read(&state, request).await?;
-    let name = said.name().unwrap_or("default");
+    let said = read::<UnloadRequest>(&state, request).await?;
+    ApiError::refuse_set(&[
+        ("model_dir", said.model_dir.is_some(), NAME_A_MODEL),
+        ("model_path", said.model_path.is_some(), NAME_A_MODEL),
+    ])?;
+    let name = said.model.as_deref().or(said.model_id.as_deref()).unwrap_or("default");
     let unknown =
         || ApiError::UnknownModel { found: name.to_owned(), served: state.models().served() };
     let before = state.models().status(name).ok_or_else(unknown)?;
@@ -146,14 +169,16 @@ async fn unload(
     let model = before.id;
     match state.models().unload(name, patience).await {
         Ok(()) => {}
-        Err(Kept::NotLoaded) => {
+        Err(UnloadRefusal::NotLoaded) => {
             let message = format!("the model {model} is not loaded");
             let memory = memory_json(MemoryUse::default());
             return Ok(Json(json!({"status": "no_model", "message": message, "memory": memory})));
         }
-        Err(Kept::InUse(num_open)) => return Err(ApiError::ModelInUse { model, num_open }),
-        Err(Kept::Unknown) => return Err(unknown()),
-        Err(Kept::Fixed) => {
+        Err(UnloadRefusal::InUse(num_open)) => {
+            return Err(ApiError::ModelInUse { model, num_open });
+        }
+        Err(UnloadRefusal::Unknown) => return Err(unknown()),
+        Err(UnloadRefusal::Fixed) => {
             return Err(ApiError::NoModelControl { hint: "this server's one model stays" });
         }
     }
@@ -169,7 +194,12 @@ async fn unload_unused(
     State(state): State<ServerState>,
     request: Request<Body>,
 ) -> Result<Json<Value>, ApiError> {
-    ControlRequest::read(&state, request).await?;
+    let said = read::<UnloadUnusedRequest>(&state, request).await?;
+    let hint = "/model/unload unloads one model, /model/gc all idle ones";
+    ApiError::refuse_set(&[
+        ("model", said.model.is_some(), hint),
+        ("model_id", said.model_id.is_some(), hint),
+    ])?;
     let sum = |state: &ServerState| {
         let all = state.models().list();
         all.iter().map(memory).fold(MemoryUse::default(), MemoryUse::plus)

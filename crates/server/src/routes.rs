@@ -57,7 +57,7 @@ mod tests {
     use crate::openapi::{STATUS_OF_FIELDS, STATUS_OF_SCHEMAS};
 
     #[test]
-    fn every_status_is_that_of_a_field_there_is() {
+    fn every_documented_status_belongs_to_an_existing_field() {
         let document = serde_json::to_value(api_document()).unwrap();
         let schemas = &document["components"]["schemas"];
         for (name, status) in STATUS_OF_SCHEMAS {

@@ -35,7 +35,7 @@ const PLAIN_HTTP_BODY: &str = "{\"error\":{\"message\":\"this port speaks HTTPS,
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file is missing or invalid.
-    #[error("{what} {}: {reason}\nhint: it has to be a file in PEM form", path.display())]
+    #[error("{what} {}: {reason}\nhint: name a readable file in PEM form", path.display())]
     File {
         /// Whether it is the certificate's file or the key's, for the message.
         what: &'static str,

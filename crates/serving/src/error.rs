@@ -51,7 +51,7 @@ pub enum ApiError {
          hint: send the body uncompressed"
     )]
     Encoded { found: String },
-    #[error("a request of HTTP/1.1 has exactly one header host, and this one has {found}")]
+    #[error("an HTTP/1.1 request must have exactly one Host header; this one has {found}")]
     HostHeaders { found: usize },
     #[error("the body is not UTF-8 text: the byte at offset {offset} does not belong there")]
     NotUtf8 { offset: usize },
@@ -82,7 +82,7 @@ pub enum ApiError {
     )]
     ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
     #[error(
-        "the prompt has {}, which come to at least {}, but the context holds {limit_tokens}\n\
+        "the prompt has {}, which come to at least {}, more than the {limit_tokens} that are accepted\n\
          hint: send a shorter prompt",
         counted(prompt_bytes, "byte"),
         counted(fewest_tokens, "token")
@@ -551,6 +551,9 @@ impl ApiError {
             | E::PromptLimit { param, .. }
             | E::PromptBytes { param, .. }
             | E::NeverFits { param, .. } => F::field("context_length_exceeded", param),
+            E::Structure { source: GrammarError::Busy { .. }, .. } => {
+                F::unavailable("compilers_busy")
+            }
             E::Structure { param, .. } => F::field("invalid_schema", param),
             E::Text { param, .. } => F::field("invalid_prompt", param),
             E::UnknownModel { .. } => {

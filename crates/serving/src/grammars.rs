@@ -7,6 +7,7 @@ use jackalope_text::grammar::{CompiledGrammar, Constraint, GrammarError};
 use sha2::{Digest, Sha256};
 
 use crate::model::RunningModel;
+use crate::prompt_workers::without_slot;
 
 /// Maximum number of cached grammars. One takes some hundred kilobytes; a large schema, some
 /// megabytes.
@@ -23,7 +24,7 @@ type Key = [u8; 32];
 
 impl Grammars {
     /// Compiles a constraint, or returns it from the cache. Takes long for large constraints, so it
-    /// must not run on a thread that serves streams.
+    /// must not run on a thread that serves streams. The request has no slot of prompts meanwhile.
     pub(crate) fn compile(
         &self,
         constraint: &Constraint,
@@ -33,7 +34,8 @@ impl Grammars {
         if let Some(grammar) = self.find(&key) {
             return Ok(grammar);
         }
-        let grammar = Arc::new(model.text.grammar_compiler()?.compile(constraint)?);
+        let compile = || model.text.grammar_compiler()?.compile(constraint);
+        let grammar = Arc::new(without_slot(compile)?);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_front((key, Arc::clone(&grammar)));
         kept.truncate(GRAMMARS_KEPT_MAX);

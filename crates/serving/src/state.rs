@@ -20,6 +20,10 @@ use crate::model::RunningModel;
 use crate::models::{Lease, ModelStatus, Models};
 use crate::prompt_workers::PromptWorkers;
 
+/// Maximum length of a text whose tokens are only counted or listed, in longest prompts: a text of
+/// several megabytes takes gigabytes while it is tokenised.
+const COUNTED_PROMPTS_MAX: u32 = 4;
+
 /// The models of a server, and what their requests share. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ServingState {
@@ -131,11 +135,9 @@ impl ServingState {
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let caller = ApiCaller::current();
-        let place = self.shared.prompt_workers.acquire(caller.body_bytes()).await;
-        let working = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            caller.scope_blocking(work)
-        });
+        let slot = self.shared.prompt_workers.acquire(caller.body_bytes()).await;
+        let working =
+            tokio::task::spawn_blocking(move || slot.hold_while(|| caller.scope_blocking(work)));
         working.await.unwrap_or_else(|err| {
             Err(ApiError::Internal { what: format!("preparing the prompt failed: {err}") })
         })
@@ -191,8 +193,24 @@ impl Serving {
     /// Rejects a text that has more tokens than a prompt may have under any tokenisation, without
     /// tokenising it.
     pub fn check_length(&self, text: &str, param: &'static str) -> Result<(), ApiError> {
+        self.check_length_within(1, text, param)
+    }
+
+    /// Like [`Serving::check_length`], for a text whose tokens are only counted or listed: it may have
+    /// those of [`COUNTED_PROMPTS_MAX`] prompts.
+    pub fn check_countable(&self, text: &str, param: &'static str) -> Result<(), ApiError> {
+        self.check_length_within(COUNTED_PROMPTS_MAX, text, param)
+    }
+
+    fn check_length_within(
+        &self,
+        num_prompts: u32,
+        text: &str,
+        param: &'static str,
+    ) -> Result<(), ApiError> {
         let limits = self.engine_limits()?;
         let limit_tokens = limits.max_prompt_tokens.min(limits.context_tokens);
+        let limit_tokens = limit_tokens.saturating_mul(num_prompts);
         let fewest_tokens = self.text.tokenizer.fewest_tokens(text);
         if limit_tokens as usize <= fewest_tokens {
             let prompt_bytes = text.len();

@@ -77,7 +77,7 @@ impl PressureStatus {
     }
 }
 
-/// AdmissionQueue readings into tiers.
+/// Turns readings into tiers.
 #[derive(Debug)]
 pub(super) struct PressureGuard {
     policy: PressurePolicy,
@@ -112,10 +112,13 @@ impl PressureGuard {
             PressureTier::Critical => self.critical_since.or(Some(now)),
             _ => None,
         };
+        // While readings are better already, refusing may go on but does not begin.
+        let begins = |from: &Instant| self.better_since.is_none_or(|better| *from <= better);
+        let refuses_from = self.critical_since.map(|since| since + self.policy.critical_max);
         PressureStatus {
             reading: MemoryReading { tier: self.tier, ..reading },
             critical_since: self.critical_since,
-            refuses_from: self.critical_since.map(|since| since + self.policy.critical_max),
+            refuses_from: refuses_from.filter(begins),
         }
     }
 }
@@ -178,5 +181,18 @@ mod tests {
         let normal = MemoryReading::default();
         assert!(guard.take(normal.clone(), at(50)).refuses(at(50)).is_some());
         assert_eq!(guard.take(normal, at(60)).refuses(at(60)), None);
+    }
+
+    #[test]
+    fn a_shortage_that_is_over_refuses_nothing() {
+        let mut guard = PressureGuard::new(PressurePolicy::default());
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let critical = MemoryReading { tier: PressureTier::Critical, ..MemoryReading::default() };
+        guard.take(critical.clone(), at(0));
+        let better = guard.take(MemoryReading::default(), at(25));
+        assert_eq!(better.reading.tier, PressureTier::Critical, "it has to last");
+        assert_eq!(better.refuses(at(34)), None);
+        assert!(guard.take(critical, at(34)).refuses(at(34)).is_some(), "it did not last");
     }
 }

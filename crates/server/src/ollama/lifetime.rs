@@ -10,7 +10,7 @@ use super::names::{known, open};
 use super::request::Shared;
 use crate::state::ServerState;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::models::Kept;
+use jackalope_serving::models::UnloadRefusal;
 use jackalope_serving::state::Serving;
 
 /// Sets how long the model stays loaded, if the request has a `keep_alive`.
@@ -28,7 +28,7 @@ async fn unload(state: &ServerState, name: Option<&str>) -> Result<String, ApiEr
     let known = known(state, name)?;
     if state.models().may_expire() && !known.is_pinned {
         let unloaded = state.models().unload(&known.id, Duration::ZERO).await;
-        if let Err(Kept::InUse(_)) = unloaded {
+        if let Err(UnloadRefusal::InUse(_)) = unloaded {
             // The model is unloaded as soon as the requests in progress have ended.
             state.models().keep_alive(&known.id, Some(Duration::ZERO));
         }

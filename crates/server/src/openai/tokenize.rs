@@ -102,6 +102,7 @@ fn tokenized(body: JsonBody, serving: &Serving) -> Result<Tokenized, ApiError> {
         }
         (None, _) => chat::conversation(body, chat, serving.state().limits())?.encode(serving)?,
         (Some(prompt), false) => {
+            serving.check_countable(&prompt, "prompt")?;
             let tokens = encode(&prompt, request.add_special_tokens.unwrap_or(true), serving);
             tokens.map_err(|err| ApiError::from_text(err, "prompt"))?
         }

@@ -52,12 +52,14 @@ pub(crate) const STATUS_OF_SCHEMAS: [(&str, &str); 6] = [
 ];
 
 /// Fields of other schemas that are ignored, or refused unless their value asks for nothing.
-pub(crate) const STATUS_OF_FIELDS: [(&str, &[&str], &str); 9] = [
+pub(crate) const STATUS_OF_FIELDS: [(&str, &[&str], &str); 11] = [
     ("ChatRequest", &["verbosity"], IGNORED),
     ("ResponseRequest", &["background", "conversation", "prompt"], REFUSED),
     ("ResponseRequest", &["max_tool_calls"], IGNORED),
     ("TextOptions", &["verbosity"], IGNORED),
-    ("ControlRequest", &["model_dir", "model_path"], REFUSED),
+    ("LoadRequest", &["model_dir", "model_path"], REFUSED),
+    ("UnloadRequest", &["model_dir", "model_path"], REFUSED),
+    ("UnloadUnusedRequest", &["model", "model_id"], REFUSED),
     ("MessagesRequest", &["mcp_servers", "container"], REFUSED),
     ("MessagesRequest", &["metadata"], IGNORED),
     ("OllamaGenerateFields", &["suffix", "template", "context", "images"], REFUSED),

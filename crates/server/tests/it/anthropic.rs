@@ -238,7 +238,7 @@ async fn one_call_is_the_last_if_calls_may_not_be_parallel() {
     assert_eq!(answer["stop_reason"], "end_turn");
 }
 
-/// The text of the prompt that a conversation becomes, told by a model that counts it.
+/// The text of the prompt that a conversation becomes, recorded by a model that receives it.
 async fn prompt_of(more: Value) -> String {
     let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let told = seen.clone();
@@ -382,7 +382,10 @@ async fn cached_tokens_are_no_input_tokens() {
     let again = accumulate(&events)["usage"].clone();
     let cached = again["cache_read_input_tokens"].as_u64().unwrap();
     assert!(cached > 0);
-    assert_eq!(started["cache_read_input_tokens"], cached, "known before the first token is told");
+    assert_eq!(
+        started["cache_read_input_tokens"], cached,
+        "known before the first token is returned"
+    );
     assert_eq!(
         again["input_tokens"].as_u64().unwrap() + cached,
         first["input_tokens"].as_u64().unwrap()

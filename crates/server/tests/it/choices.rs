@@ -93,9 +93,10 @@ async fn a_stop_string_cuts_the_text_before_it_wherever_tokens_end() {
 }
 
 #[tokio::test]
-async fn logprobs_tell_every_token_of_the_text_and_none_behind_a_stop() {
+async fn logprobs_have_every_token_of_the_text_and_none_behind_a_stop() {
     let server = Setup::says("Hello world again").start().await;
-    // A token is told if any of its text is: " world" begins before "world", but not before itself.
+    // A token is returned if any of its text is: " world" begins before "world", but not before
+    // itself.
     for (stop, wanted) in [
         ("world", vec!["Hello", " world"]),
         (" world", vec!["Hello"]),
@@ -111,8 +112,9 @@ async fn logprobs_tell_every_token_of_the_text_and_none_behind_a_stop() {
             let entries = chunks
                 .iter()
                 .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned());
-            let told: Vec<Value> = entries.flatten().collect();
-            let tokens: Vec<&str> = told.iter().map(|it| it["token"].as_str().unwrap()).collect();
+            let returned: Vec<Value> = entries.flatten().collect();
+            let tokens: Vec<&str> =
+                returned.iter().map(|it| it["token"].as_str().unwrap()).collect();
             assert_eq!(tokens, wanted, "{stop:?}");
         }
     }

@@ -155,7 +155,7 @@ async fn a_key_has_so_many_requests_a_minute_and_others_have_theirs() {
     assert!(reply.headers.contains_key("x-ratelimit-reset-requests"));
     let wait: u64 = reply.headers["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((25..=30).contains(&wait), "{wait}");
-    // Looking costs nothing, and others have their own.
+    // Listing models does not count against the limit, and each key has its own limit.
     assert_eq!(ask(&server, Method::GET, "/v1/models", "sekret-alice").await.status, 200);
     let reply = server.send(chat_request("sekret-bob", json!({}))).await;
     reply.ok();

@@ -34,7 +34,7 @@ async fn a_request_names_its_host_exactly_once() {
     for (head, status, said) in [
         ("GET /version HTTP/1.1\r\nhost: a\r\n", "200 OK", ""),
         ("GET /version HTTP/1.0\r\n", "200 OK", ""),
-        ("GET /version HTTP/1.1\r\n", "400 Bad Request", "exactly one header host"),
+        ("GET /version HTTP/1.1\r\n", "400 Bad Request", "exactly one Host header"),
         ("GET /version HTTP/1.1\r\nhost: a\r\nHost: b\r\n", "400 Bad Request", "this one has 2"),
         ("GET /version HTTP/1.0\r\nhost: a\r\nhost: a\r\n", "400 Bad Request", "this one has 2"),
     ] {

@@ -89,7 +89,7 @@ async fn a_load_that_fails_under_a_stream_is_reported_in_it() {
         house.post("/model/unload", json!({"model": "a"})).await.ok();
     }
     assert_eq!(house.get("/errors").await.ok()["count"], 3);
-    // Whoever leaves while it is loaded leaves nothing behind.
+    // A client that disconnects while the model loads leaves no request behind.
     house.open_gate(false);
     let mut live = open(&house.state, House::streaming("a")).await;
     live.next_frame().await.unwrap();
@@ -199,7 +199,7 @@ async fn a_failed_load_is_reported_to_all_waiting_requests_and_retried_later() {
     assert_eq!(house.log(), ["load b"]);
     let card = house.get("/v1/models/b").await.ok();
     assert_eq!(card["state"], "failed");
-    // Who asks for it by name of the command does not wait.
+    // An explicit `/model/load` skips the pause after a failed load.
     let loaded = house.post("/model/load", json!({"model": "b"})).await.ok();
     assert_eq!((&loaded["status"], &loaded["slot"]["loaded"]), (&json!("loaded"), &json!(true)));
     assert_eq!(text(&house.ask("b").await), "bbb");
@@ -340,9 +340,16 @@ async fn models_are_controlled_by_those_who_may_and_never_by_path() {
     assert_eq!(reply.error()["code"], "admin_key_needed");
     send(&house.state, with_key("sekret", "{}")).await.ok();
     let house = kept(true, ApiKeys::default());
-    for field in ["model_dir", "model_path"] {
-        let reply = house.post("/model/load", json!({"model": "a", field: "/etc"})).await;
-        assert_eq!(reply.status, StatusCode::BAD_REQUEST);
+    for (path, field) in [
+        ("/model/load", "model_dir"),
+        ("/model/load", "model_path"),
+        ("/model/unload", "model_dir"),
+        ("/model/unload", "model_path"),
+        ("/model/gc", "model"),
+        ("/model/gc", "model_id"),
+    ] {
+        let reply = house.post(path, json!({field: "a"})).await;
+        assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{path} {field}");
         assert_eq!(reply.error()["param"], field);
     }
     assert_eq!(house.post("/model/load", json!({"model": "/etc"})).await.status, 404);

@@ -1,4 +1,4 @@
-//! What the founding systems' own endpoints tell.
+//! Endpoints of other servers that are reproduced here.
 
 use axum::body::Body;
 use axum::http::{Method, Request};

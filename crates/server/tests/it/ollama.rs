@@ -59,7 +59,7 @@ fn lines(reply: &Reply) -> Vec<Value> {
     lines
 }
 
-/// What the lines come to: text, calls, reason, tokens drawn.
+/// What the lines come to: text, calls, reason, number of sampled tokens.
 fn joined(lines: &[Value]) -> (String, Vec<Value>, Value, Value) {
     let (mut text, mut calls) = (String::new(), Vec::new());
     for line in lines {

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use crate::ollama::{CHAT, GENERATE, body};
 use crate::support::{MODEL, Server, Setup};
 
-/// What is told of each body, which is refused with status 400.
+/// Returns the error for each body, which is refused with status 400.
 async fn refusals(server: &Server, path: &str, cases: &[Value]) -> String {
-    let mut told = format!("{path}\n");
+    let mut errors = format!("{path}\n");
     for more in cases {
         let reply = server.post(path, &body(path, more)).await;
         let answer: Value = serde_json::from_str(&reply.body).unwrap();
@@ -17,12 +17,12 @@ async fn refusals(server: &Server, path: &str, cases: &[Value]) -> String {
         assert_eq!(answer.as_object().unwrap().len(), 1);
         let message = answer["error"].as_str().unwrap();
         let shown: String = more.to_string().chars().take(120).collect();
-        told.push_str(&format!("{shown}\n  {}\n", message.replace('\n', "\n  ")));
+        errors.push_str(&format!("{shown}\n  {}\n", message.replace('\n', "\n  ")));
     }
     let mut alive = body(CHAT, &json!({"stream": false}));
     alive["model"] = MODEL.into();
     assert_eq!(server.post(CHAT, &alive).await.ok()["message"]["content"], "Hello");
-    told
+    errors
 }
 
 #[tokio::test]
@@ -62,11 +62,11 @@ async fn options_are_refused_by_their_path() {
         json!({"top_logprobs": 2}),
         json!({"logprobs": true, "top_logprobs": 21}),
     ];
-    let mut told = String::new();
+    let mut errors = String::new();
     for path in [CHAT, GENERATE] {
-        told = refusals(&server, path, &cases).await;
+        errors = refusals(&server, path, &cases).await;
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(errors);
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn requests_are_refused_with_the_place() {
         json!({"context": [1, 2, 3]}),
         json!({"images": ["AAAA"]}),
     ];
-    let told = [
+    let errors = [
         refusals(&server, CHAT, &chats).await,
         refusals(&server, GENERATE, &prompts).await,
         refusals(
@@ -126,7 +126,7 @@ async fn requests_are_refused_with_the_place() {
         refusals(&server, "/api/push", &[json!({})]).await,
         refusals(&server, "/api/blobs/sha256:ab", &[json!({})]).await,
     ];
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[tokio::test]

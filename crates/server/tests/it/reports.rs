@@ -1,4 +1,4 @@
-//! Every answer leaves one record, from which metrics, the request log and traces are told.
+//! Every answer leaves one record, from which metrics, the request log and traces are written.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

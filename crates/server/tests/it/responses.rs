@@ -177,7 +177,7 @@ async fn a_continued_conversation_is_answered_like_the_whole_one() {
     }
 }
 
-/// The prompt of a request, told back by the model itself.
+/// The prompt of a request, returned by the model itself.
 async fn prompt_of(input: Value, more: Value) -> String {
     let mut setup = Setup::answers(|prompt| {
         let end = prompt.iter().rposition(|token| *token == end_token()).unwrap();

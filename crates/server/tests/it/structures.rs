@@ -86,3 +86,37 @@ async fn parameters_of_tools_that_are_not_objects_are_refused() {
         }
     }
 }
+
+#[tokio::test]
+async fn an_error_in_the_schema_of_an_answer_does_not_name_the_tools() {
+    let server = Setup::says("Hello").start().await;
+    let tools = json!([{"type": "function", "function": {"name": "x", "parameters": {}}}]);
+    // Only grammars of tool calls may mark a schema as lenient.
+    for schema in [
+        json!({"type": "array", "uniqueItems": true}),
+        json!({"x-guidance": {"lenient": true}, "type": "array", "uniqueItems": true}),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+        for tools in [json!(null), tools.clone()] {
+            let refused = server.chat(json!({"response_format": format, "tools": tools})).await;
+            assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+            assert_eq!(refused.error()["param"], "response_format.json_schema.schema");
+            assert_eq!(refused.error()["code"], "invalid_schema");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_text_of_many_contexts_is_not_tokenised() {
+    let server = Setup::says("Hello").start().await;
+    let tokenize = |text: String| json!({"model": MODEL, "prompt": text});
+    let within = server.post("/tokenize", &tokenize("Hello ".repeat(300))).await.ok();
+    assert!(within["max_model_len"].as_u64() < within["count"].as_u64(), "{within}");
+    let conversation =
+        json!({"model": MODEL, "messages": [{"role": "user", "content": "Hello ".repeat(9000)}]});
+    for body in [tokenize("Hello ".repeat(9000)), conversation] {
+        let refused = server.post("/tokenize", &body).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+        assert!(refused.body.contains("more than the"), "{}", refused.body);
+    }
+}

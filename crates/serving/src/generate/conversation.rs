@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use jackalope_protocol::TokenId;
-use jackalope_text::grammar::Constraint;
+use jackalope_text::grammar::{self, Constraint};
 use jackalope_text::{AnswerFormat, CallCount, ChatPrompt, RenderedPrompt, ToolDemand, ToolSpec};
 use serde_json::{Map, Value, json};
 
@@ -128,6 +128,11 @@ impl Conversation {
         if tools.is_empty() || !(is_forced || is_strict || structure.is_some()) {
             return Ok(());
         }
+        if let Some(StructuredOutput { param, constraint }) = &structure {
+            // An error of the grammar below would name the tools.
+            let refused = |source| ApiError::Structure { param: param.clone(), source };
+            grammar::check(constraint).map_err(refused)?;
+        }
         let instead = match structure.filter(|_| !is_forced) {
             None => None,
             Some(StructuredOutput { constraint: Constraint::JsonObject, .. }) => {
@@ -190,7 +195,9 @@ impl Conversation {
 
     /// Renders the conversation and returns the prompt's tokens.
     pub fn encode(&self, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
-        self.tokenize(&self.render(serving)?, serving)
+        let rendered = self.render(serving)?;
+        serving.check_countable(rendered.text(), self.param)?;
+        self.tokenize(&rendered, serving)
     }
 
     /// Returns the number of leading tokens that this prompt shares with the prompt of the next

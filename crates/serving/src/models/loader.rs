@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use jackalope_protocol::counted;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -175,7 +174,7 @@ pub enum LoadFailure {
     #[error("{0}")]
     Failed(#[from] ModelLoadError),
     /// A machine has too little memory even without other models.
-    #[error("{} has {} for models, and it needs {}", .0.machine, counted(.0.budget_bytes, "byte"), .0.needed_bytes)]
+    #[error("{} has {} MiB for models, and this one needs {} MiB", .0.machine, .0.budget_bytes >> 20, .0.needed_bytes.div_ceil(1 << 20))]
     NeverFits(Shortage),
     /// Other models take the memory.
     #[error("{} are in the way", .models.join(", "))]

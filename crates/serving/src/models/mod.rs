@@ -29,4 +29,4 @@ pub use loader::{
 };
 pub use opening::Lease;
 pub use table::{KeptBecause, ModelStatus, Models, ModelsConfig, ShutdownMode};
-pub use tasks::Kept;
+pub use tasks::UnloadRefusal;

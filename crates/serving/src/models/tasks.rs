@@ -30,7 +30,7 @@ type Stop = oneshot::Receiver<ShutdownMode>;
 
 /// Reason why a model was not unloaded.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Kept {
+pub enum UnloadRefusal {
     /// There is no model of this name.
     Unknown,
     /// The model was not loaded.
@@ -59,10 +59,10 @@ impl Models {
 
     /// Unloads a model, waiting at most `patience` until no request uses it. Returns when its
     /// memory is free.
-    pub async fn unload(&self, name: &str, patience: Duration) -> Result<(), Kept> {
-        let idx = self.find(Some(name)).ok_or(Kept::Unknown)?;
+    pub async fn unload(&self, name: &str, patience: Duration) -> Result<(), UnloadRefusal> {
+        let idx = self.find(Some(name)).ok_or(UnloadRefusal::Unknown)?;
         if self.is_fixed() {
-            return Err(Kept::Fixed);
+            return Err(UnloadRefusal::Fixed);
         }
         let deadline = Instant::now() + patience;
         loop {
@@ -70,7 +70,7 @@ impl Models {
             let num_users = {
                 let entries = self.lock();
                 if matches!(entries[idx].state, State::Unloaded) {
-                    return Err(Kept::NotLoaded);
+                    return Err(UnloadRefusal::NotLoaded);
                 }
                 entries[idx].num_open + entries[idx].num_waiting
             };
@@ -79,7 +79,7 @@ impl Models {
                 return Ok(());
             }
             if timeout_at(deadline, changed.changed()).await.is_err() {
-                return Err(Kept::InUse(num_users));
+                return Err(UnloadRefusal::InUse(num_users));
             }
         }
     }
@@ -501,6 +501,6 @@ mod tests {
         }
         models.give_up("b").await;
         assert_eq!(models.status("b").unwrap().state, "unloaded");
-        assert_eq!(models.unload("b", Duration::ZERO).await, Err(Kept::NotLoaded));
+        assert_eq!(models.unload("b", Duration::ZERO).await, Err(UnloadRefusal::NotLoaded));
     }
 }

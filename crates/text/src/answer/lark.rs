@@ -41,7 +41,7 @@ pub enum CallCount {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolGrammarError {
     /// The request has no tools.
-    #[error("a call is asked for, but there are no tools")]
+    #[error("a tool call is required, but the request has no tools")]
     NoTools,
     /// A schema has a keyword that cannot be enforced, because the model writes text parameters
     /// without quotes.

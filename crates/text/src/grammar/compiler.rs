@@ -12,6 +12,7 @@ use llguidance::{ParserFactory, regex_to_lark};
 use serde_json::json;
 
 use super::matcher::{Matcher, first_line};
+use super::schema::Leniency;
 use super::vocabulary::Vocabulary;
 use super::{
     CHOICES_BYTES_MAX, CHOICES_MAX, COMPILE_TIME_MAX, Constraint, GRAMMAR_BYTES_MAX, GrammarError,
@@ -115,7 +116,8 @@ impl GrammarCompiler {
     ///
     /// # Errors
     /// Fails if the constraint is too large, too deep, too complex or malformed, or contains
-    /// something that cannot be enforced.
+    /// something that cannot be enforced; with [`GrammarError::Busy`] if others are compiled for so
+    /// long.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
         let deadline = Instant::now() + COMPILE_TIME_MAX;
         let (what, grammar) = grammar(constraint)?;
@@ -123,7 +125,7 @@ impl GrammarCompiler {
             what,
             reason: format!("compiling it takes more than {} s", COMPILE_TIME_MAX.as_secs()),
         };
-        let slot = CompileSlots::take(&self.slots, deadline).ok_or_else(too_long)?;
+        let slot = CompileSlots::take(&self.slots, deadline).ok_or(GrammarError::Busy { what })?;
         let factory = Arc::clone(&self.factory);
         let (sender, receiver) = mpsc::sync_channel(1);
         let work = move || {
@@ -188,15 +190,25 @@ impl CompiledGrammar {
     }
 }
 
+/// Checks a constraint without compiling it.
+///
+/// # Errors
+/// Fails if the constraint is too large, too deep or malformed, or contains something that cannot be
+/// enforced; what only the compiler finds is not found here.
+pub fn check(constraint: &Constraint) -> Result<(), GrammarError> {
+    grammar(constraint).map(drop)
+}
+
 fn grammar(constraint: &Constraint) -> Result<(&'static str, TopLevelGrammar), GrammarError> {
     match constraint {
         Constraint::JsonObject => {
-            let schema = schema::prepare(&json!({"type": "object"}))?;
+            let schema = schema::prepare(&json!({"type": "object"}), Leniency::None)?;
             Ok(("schema", TopLevelGrammar::from_json_schema(schema)))
         }
-        Constraint::JsonSchema(schema) => {
-            Ok(("schema", TopLevelGrammar::from_json_schema(schema::prepare(schema)?)))
-        }
+        Constraint::JsonSchema(schema) => Ok((
+            "schema",
+            TopLevelGrammar::from_json_schema(schema::prepare(schema, Leniency::None)?),
+        )),
         Constraint::Regex(regex) => {
             check_bytes("regular expression", regex.len(), REGEX_BYTES_MAX)?;
             let what = "regular expression";

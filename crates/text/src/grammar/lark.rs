@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::schema::Leniency;
 use super::{GRAMMAR_DEFINITIONS_MAX, GRAMMAR_DEPTH_MAX, GrammarError, schema};
 
 /// The keyword before a JSON schema.
@@ -29,7 +30,7 @@ pub(super) fn prepare(grammar: &str) -> Result<String, GrammarError> {
         rest = &text[values.byte_offset()..];
         prepared.push_str(JSON);
         prepared.push(' ');
-        prepared.push_str(&schema::prepare(&found)?.to_string());
+        prepared.push_str(&schema::prepare(&found, Leniency::IfMarked)?.to_string());
     }
     prepared.push_str(rest);
     Ok(prepared)

@@ -20,7 +20,7 @@ mod matcher;
 mod schema;
 mod vocabulary;
 
-pub use compiler::{CompiledGrammar, GrammarCompiler};
+pub use compiler::{CompiledGrammar, GrammarCompiler, check};
 pub use matcher::Matcher;
 
 use std::time::Duration;
@@ -100,7 +100,7 @@ pub enum GrammarError {
         reason: String,
     },
     /// The list of choices is empty, or one of them is an empty text.
-    #[error("the choices must be texts that are not empty, and at least one")]
+    #[error("choices must be a non-empty list of non-empty strings")]
     NoChoice,
     /// The grammar is written in a notation other than Lark.
     #[error(
@@ -115,6 +115,12 @@ pub enum GrammarError {
         what: &'static str,
         /// Message of the compiler.
         reason: String,
+    },
+    /// Too many other constraints are being compiled.
+    #[error("the {what} could not be compiled within {} s, because others are being compiled", COMPILE_TIME_MAX.as_secs())]
+    Busy {
+        /// Kind of the constraint.
+        what: &'static str,
     },
     /// A compiled grammar became too complex to follow for the text of this answer.
     #[error(

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use numbers::Multiple;
+use numbers::{EXACT_MAX, Multiple};
 use references::Targets;
 
 use super::formats::{self, Format};
@@ -43,17 +43,24 @@ const ANNOTATIONS: [&str; 16] = [
 
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
-/// Largest number up to which a 64-bit float holds every whole number.
-const EXACT_MAX: u64 = 1 << 53;
+/// Whether keywords that cannot be enforced are removed instead of refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Leniency {
+    /// They are refused.
+    None,
+    /// They are removed from schemas with `"x-guidance": {"lenient": true}`, as grammars of tool calls
+    /// mark those that need not be strict.
+    IfMarked,
+}
 
-/// Returns the schema as it is compiled, including settings for the compiler. A schema with
-/// `"x-guidance": {"lenient": true}` is enforced as far as possible.
+/// Returns the schema as it is compiled, including settings for the compiler.
 ///
 /// # Errors
 /// Fails if the schema is too large, or has a keyword that cannot be enforced.
-pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
+pub(super) fn prepare(schema: &Value, leniency: Leniency) -> Result<Value, GrammarError> {
     check_bytes("schema", schema.to_string().len(), SCHEMA_BYTES_MAX)?;
-    let is_lenient = schema.get("x-guidance").is_some_and(|it| it["lenient"] == true);
+    let is_marked = schema.get("x-guidance").is_some_and(|it| it["lenient"] == true);
+    let is_lenient = is_marked && leniency == Leniency::IfMarked;
     let comparisons_left = Cell::new(disjoint::COMPARISONS_MAX);
     let reader = Reader { root: schema, is_lenient, targets: Targets::default(), comparisons_left };
     let mut prepared = match reader.schema(schema, "#", 0)? {
@@ -75,7 +82,9 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     check_resolved_depth(&prepared)?;
     check_multiples(&prepared)?;
     if !references::replace_endless(&mut prepared) {
-        return Err(refused("$ref", "#", "every value of it would refer to itself without an end"));
+        let reason = "no value satisfies it: a part that must be there is refused by its own schema, or \
+                      refers to itself without an end";
+        return Err(GrammarError::Compile { what: "schema", reason: reason.to_owned() });
     }
     Ok(prepared)
 }
@@ -101,7 +110,7 @@ fn check_multiples(root: &Value) -> Result<(), GrammarError> {
     }
     if !is_computed || (is_combined && !numbers::are_combinable(&multiples)) {
         let reason = "the common multiple of those that are combined is too large\n\
-                      hint: use multiples whose common multiple has at most eight digits";
+                      hint: use multiples whose common multiple is at most 20000";
         return Err(refused("multipleOf", "#", reason));
     }
     Ok(())
@@ -285,10 +294,12 @@ impl Reader<'_> {
             "enum" | "const" => checked_constants(keyword, value, path),
             "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
                 let is_draft4 = keyword.starts_with("exclusive") && value.is_boolean();
-                if value.is_number() || is_draft4 {
-                    checked_constants(keyword, value, path)
-                } else {
-                    wrong("a number")
+                match value.as_f64().and_then(|it| numbers::nearest_exact_bound(keyword, it)) {
+                    Some(bound) => Ok(bound),
+                    None if value.is_number() || is_draft4 => {
+                        checked_constants(keyword, value, path)
+                    }
+                    None => wrong("a number"),
                 }
             }
             "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
@@ -389,7 +400,7 @@ fn compiled_multiples(value: &Value, path: &str) -> Result<Vec<f64>, GrammarErro
     };
     Multiple::read(number).and_then(Multiple::as_compiled).ok_or_else(|| {
         let reason = format!(
-            "found {number}, which the compiler of schemas cannot represent exactly\n\
+            "found {number}, which the compiler of schemas cannot enforce exactly\n\
              hint: use a multiple with fewer digits, such as 0.01"
         );
         refused("multipleOf", path, reason)
@@ -460,7 +471,8 @@ fn checked_constants(keyword: &str, value: &Value, path: &str) -> Result<Value, 
     let is_exact = |number: &serde_json::Number| match (number.as_u64(), number.as_i64()) {
         (Some(whole), _) => whole <= EXACT_MAX,
         (None, Some(whole)) => whole.unsigned_abs() <= EXACT_MAX,
-        (None, None) => number.as_f64().is_some_and(f64::is_finite),
+        // Whole numbers of more than 64 bits are read as floats.
+        (None, None) => number.as_f64().is_some_and(|it| it.abs() <= EXACT_MAX as f64),
     };
     let mut left = vec![value];
     while let Some(value) = left.pop() {

@@ -214,7 +214,7 @@ fn a_template_that_cannot_be_used_is_an_error_of_chats_only() {
 }
 
 #[test]
-fn how_to_draw_tokens_is_what_the_makers_recommend() {
+fn sampling_defaults_come_from_generation_config() {
     let found = |config: Option<&str>| {
         let qwen = Checkpoint::of("qwen");
         let qwen = match config {

@@ -339,12 +339,12 @@ fn check_all(special: &[&str]) {
 }
 
 #[test]
-fn what_a_grammar_with_special_tokens_allows_is_a_call_to_the_parser() {
+fn text_that_a_grammar_with_special_tokens_allows_parses_as_a_call() {
     check_all(SPECIAL);
 }
 
 #[test]
-fn what_a_grammar_of_text_alone_allows_is_a_call_to_the_parser() {
+fn text_that_a_grammar_without_special_tokens_allows_parses_as_a_call() {
     check_all(&SPECIAL[SPECIAL.len() - 1..]);
 }
 

@@ -152,9 +152,12 @@ impl Ends {
 
     /// Whether some type that all parts allow has a finite value.
     fn some_type(&self, parts: &[&Map<String, Value>]) -> bool {
+        let is_of = |stated: &Value, name: &str| {
+            stated == name || (stated == "number" && name == "integer")
+        };
         let allows = |part: &&Map<String, Value>, name: &str| match part.get("type") {
-            Some(Value::Array(list)) => list.iter().any(|it| it == name),
-            Some(one) => one == name,
+            Some(Value::Array(list)) => list.iter().any(|it| is_of(it, name)),
+            Some(one) => is_of(one, name),
             None => true,
         };
         let allowed = |name: &str| parts.iter().all(|part| allows(part, name));

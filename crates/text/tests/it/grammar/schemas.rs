@@ -196,6 +196,60 @@ fn exclusive_bounds_are_enforced() {
     );
 }
 
+#[test]
+fn numbers_beyond_exact_ones_are_refused_or_bound_by_the_nearest_exact_one() {
+    let min: Value = serde_json::from_str("-1e20").unwrap();
+    for kind in ["integer", "number"] {
+        let all = json!({"type": kind, "minimum": min, "maximum": 1e300});
+        check(&all, &["9007199254740992", "-9007199254740992", "0"], &["9007199254740993"]);
+        let beyond = json!({"type": kind, "exclusiveMinimum": i64::MIN, "maximum": u64::MAX});
+        check(&beyond, &["9007199254740992", "-7"], &["-9223372036854775808"]);
+        for bounds in [
+            json!({"minimum": -1e20, "maximum": -1e19}),
+            json!({"minimum": 1e19, "maximum": 1e21}),
+            json!({"minimum": 1e20}),
+            json!({"exclusiveMaximum": i64::MIN}),
+        ] {
+            let mut schema = json!({"type": kind});
+            schema.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
+            assert!(refusal(&schema).contains("beyond 2^53"), "{schema}");
+        }
+    }
+    for schema in ["12345678901234567890123", "-9007199254740993", "1e300"] {
+        for schema in [format!(r#"{{"const": {schema}}}"#), format!(r#"{{"enum": [{schema}]}}"#)] {
+            let schema: Value = serde_json::from_str(&schema).unwrap();
+            assert!(refusal(&schema).contains("beyond 2^53"), "{schema}");
+        }
+    }
+}
+
+#[test]
+fn whole_numbers_are_numbers_where_schemas_are_combined() {
+    check(&json!({"type": "number", "allOf": [{"type": "integer"}]}), &["3", "-7"], &["1.5"]);
+    let bounded =
+        json!({"allOf": [{"type": "number", "minimum": 0}, {"type": "integer", "maximum": 5}]});
+    check(&bounded, &["0", "5"], &["6", "-1", "0.5"]);
+    let member = json!({"type": "object", "required": ["a"], "additionalProperties": false,
+        "properties": {"a": {"allOf": [{"type": "number"}, {"type": "integer"}]}}});
+    check(&member, &[r#"{"a":3}"#], &[r#"{"a":3.5}"#, "{}"]);
+    let never = json!({"type": "object", "properties": {"a": false}, "required": ["a"]});
+    assert!(refusal(&never).contains("no value satisfies it"), "{}", refusal(&never));
+}
+
+#[test]
+fn decimals_are_read_as_the_nearest_floats() {
+    let schema = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let constant = schema(r#"{"const": 123456789.123456789123}"#);
+    check(&constant, &["123456789.12345679"], &["123456789.1234568"]);
+    let narrow = schema(
+        r#"{"type": "number", "minimum": 123456789.987654321, "maximum": 123456789.987654343}"#,
+    );
+    check(&narrow, &["123456789.98765433"], &["123456789.98765431", "123456789.98765436"]);
+    let small = schema(r#"{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-29}"#);
+    let just_above = "0.00000000000000000000000000001000000000000000046";
+    check(&small, &["0.000000000000000000000000000005"], &[just_above]);
+}
+
 /// The bounds are quarters, so floats hold all of these numbers exactly.
 #[test]
 fn all_kinds_of_bounds_are_enforced_around_whole_numbers() {
@@ -243,15 +297,33 @@ fn multiples_are_enforced_or_refused_if_their_common_one_is_too_large() {
     let schema = json!({"type": "number",
         "allOf": [{"multipleOf": 49}, {"multipleOf": 15_000}, {"multipleOf": 20_000}]});
     assert!(refusal(&schema).contains("common multiple"), "{schema}");
-    for (left, right) in [(65536.0, 65537.0), (100_000.0, 99_999.0), (1_000_000.0, 0.000_01)] {
+    for (left, right) in [(19_997.0, 19_991.0), (100_000.0, 19_999.0), (1_000_000.0, 0.000_01)] {
         let schema =
             json!({"allOf": [{"type": "number", "multipleOf": left}, {"multipleOf": right}]});
         assert!(refusal(&schema).contains("common multiple"), "{schema}");
     }
-    for number in [json!(1e-300), json!(0.53), json!(0.123_456_789), json!(4_294_967_291_u64)] {
+    // The compiler would visit a million remainders of the last one, for minutes.
+    for number in [
+        json!(1e-300),
+        json!(0.53),
+        json!(0.123_456_789),
+        json!(4_294_967_291_u64),
+        json!(1_000_003),
+    ] {
         let schema = json!({"type": "number", "multipleOf": number});
         assert!(refusal(&schema).contains("multipleOf at # cannot be enforced"), "{schema}");
     }
+}
+
+#[test]
+fn large_multiples_are_enforced_if_few_digits_precede_their_zeros() {
+    for number in [3_600_u64, 19_997, 97_000_000, 300_000_000] {
+        let twice = (2 * number).to_string();
+        let (below, above) = ((number - 1).to_string(), (number + 10).to_string());
+        let schema = json!({"type": "integer", "multipleOf": number});
+        check(&schema, &[&twice, "0", &format!("-{number}")], &[&below, &above]);
+    }
+    assert!(refusal(&json!({"type": "integer", "multipleOf": 86_400})).contains("multipleOf"));
 }
 
 #[test]
