@@ -59,7 +59,10 @@ fn without_python_numbers(text: &str) -> String {
 /// for: many more than any model has.
 const FIELDS_SEARCHED_MAX: usize = 1000;
 
-/// Returns the fields that `C` declares.
+/// Reads the fields that `C` declares from `config`; others are ignored unless `C` denies them.
+///
+/// # Errors
+/// Fails if a field is missing or has a value of the wrong type; the error names the field.
 pub fn parse<C: DeserializeOwned>(config: &Value) -> Result<C, SpecError> {
     C::deserialize(config).map_err(|err| {
         let reason = err.to_string();
@@ -106,11 +109,16 @@ fn value_in(reason: &str) -> Option<&str> {
 
 /// Returns `config` in which a field that a family names differently, `(theirs, ours)`, has our name, and
 /// absent fields have their default. The family's own name counts if both are stated; of several
-/// names for one field, the last one. A default of `null` removes the field.
+/// names for one field, the last one. A default of `null` removes the field. A base of the rotation that
+/// `rope_parameters` states is not absent.
 pub fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> Value {
     let mut fields = config.as_object().cloned().unwrap_or_default();
-    let is_absent =
-        |fields: &Map<String, Value>, name: &str| fields.get(name).is_none_or(Value::is_null);
+    let reads_parameters = !defaults.get("rope_parameters").is_some_and(Value::is_null);
+    let is_absent = |fields: &Map<String, Value>, name: &str| {
+        let parameters = fields.get("rope_parameters").filter(|_| name == "rope_theta");
+        let is_elsewhere = parameters.is_some_and(|it| it["rope_theta"].is_number());
+        fields.get(name).is_none_or(Value::is_null) && !(is_elsewhere && reads_parameters)
+    };
     for (theirs, ours) in renames {
         if let Some(value) = fields.get(*theirs).filter(|value| !value.is_null()).cloned() {
             fields.insert((*ours).to_owned(), value);
@@ -209,6 +217,9 @@ pub fn defaulted(config: &Value, defaults: &Value) -> Value {
 }
 
 /// Returns a factor after checking that it is a positive number.
+///
+/// # Errors
+/// Fails if it is zero, negative, subnormal, infinite or NaN.
 pub fn factor(field: &'static str, value: f32) -> Result<f32, SpecError> {
     if value.is_normal() && 0.0 < value {
         return Ok(value);
@@ -217,16 +228,25 @@ pub fn factor(field: &'static str, value: f32) -> Result<f32, SpecError> {
 }
 
 /// Returns a size after checking its bounds.
+///
+/// # Errors
+/// Fails if it is not in 1 to 2^24.
 pub fn dimension(field: &'static str, size: u32) -> Result<usize, SpecError> {
     bounded(field, size, 1..=MAX_DIMENSION)
 }
 
 /// Returns a number of layers or of experts after checking its bounds.
+///
+/// # Errors
+/// Fails if it is not in 1 to 4096.
 pub fn count(field: &'static str, number: u32) -> Result<usize, SpecError> {
     bounded(field, number, 1..=MAX_COUNT)
 }
 
 /// Returns the number of experts that a token passes after checking it.
+///
+/// # Errors
+/// Fails if it is 0 or more than `num_experts`.
 pub fn experts_per_token(number: u32, num_experts: usize) -> Result<usize, SpecError> {
     let field = "num_experts_per_tok";
     match count(field, number)? {
@@ -247,6 +267,9 @@ fn bounded(
 }
 
 /// Refuses a setting that is stated and not one of `supported`; anything passes if none is listed.
+///
+/// # Errors
+/// Fails if the setting is refused.
 pub fn setting(
     what: &'static str,
     found: Option<&str>,
@@ -311,11 +334,17 @@ enum Tag {
 }
 
 /// Deserializes an `Option<f64>`, for `#[serde(deserialize_with = "float")]`.
+///
+/// # Errors
+/// Fails if the value is neither `null` nor a number, in JSON's or transformers' notation.
 pub fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     Ok(Option::<Float>::deserialize(deserializer)?.map(Float::value))
 }
 
 /// Deserializes an `Option<[f64; 2]>`, for `#[serde(deserialize_with = "float_pair")]`.
+///
+/// # Errors
+/// Fails if the value is neither `null` nor two numbers, in JSON's or transformers' notation.
 pub fn float_pair<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<[f64; 2]>, D::Error> {
@@ -371,6 +400,11 @@ mod tests {
         let renames = [("theirs", "ours"), ("none", "other"), ("absent", "other")];
         let fields = completed(&config, &renames, &serde_json::json!({"none": 4, "other": 5}));
         assert_eq!(fields, serde_json::json!({"theirs": 1, "ours": 1, "none": 4, "other": 3}));
+        let config_with_base = serde_json::json!({"rope_parameters": {"rope_theta": 5.0}});
+        let base = serde_json::json!({"rope_theta": 1.0});
+        assert_eq!(completed(&config_with_base, &[], &base), config_with_base);
+        let unread = serde_json::json!({"rope_theta": 1.0, "rope_parameters": null});
+        assert_eq!(completed(&config_with_base, &[], &unread), base);
         let defaults = serde_json::json!({"none": 4, "absent": 5});
         let fields = defaulted(&config, &defaults);
         assert_eq!((&fields["none"], &fields["absent"]), (&Value::Null, &5.into()));

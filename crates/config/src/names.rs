@@ -1,5 +1,5 @@
 //! Names of tensors in checkpoints that contain more than a language model: encoders of images, or
-//! layers that predict several tokens.
+//! multi-token prediction (MTP) layers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,9 +12,9 @@ pub enum UnusedPart {
     Images,
     /// Encoders of audio, and what connects them to the language model.
     Audio,
-    /// Models that speak what the language model has written.
+    /// Speech generators, such as the "talker" of Qwen.
     Speech,
-    /// Layers that predict several tokens at once.
+    /// Multi-token prediction (MTP) layers.
     Prediction,
     /// Corrections of routers that mlx-lm does not compute either.
     Routers,
@@ -53,7 +53,7 @@ impl TensorNames {
     pub const PLAIN: TensorNames =
         TensorNames { replaced: &[], renamed: &[], ignored: &[], ignored_within: &[] };
 
-    /// A language model beside a vision tower and layers that draft, in conversions and originals.
+    /// A language model beside a vision tower and MTP layers, in conversions and originals.
     pub const WRAPPED: TensorNames = TensorNames {
         replaced: &[("language_model.", ""), ("model.language_model.", "model.")],
         ignored: &[
@@ -91,7 +91,7 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
-    /// Names of a language model beside layers that draft.
+    /// Names of a language model beside MTP layers.
     pub const DRAFTING: TensorNames = TensorNames {
         ignored: &[(UnusedPart::Prediction, &["mtp.", "model.mtp_layers."])],
         ..TensorNames::PLAIN
@@ -300,7 +300,7 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
-    /// Names of Qwen3-Omni, whose language model is within the part that thinks.
+    /// Names of Qwen3-Omni, whose language model is inside the "thinker".
     pub const OMNI: TensorNames = TensorNames {
         replaced: &[
             ("thinker.language_model.", ""),

@@ -108,7 +108,6 @@ fn layers(
         let block = feed_forward(config, sizes, layer_idx, shared)?;
         layers.push(mixed_layer(prefix, hidden, mixer, block));
     }
-    let drafting = num_layers..num_layers + hybrid.num_nextn_predict_layers;
-    let unused = drafting.map(|layer_idx| format!("model.layers.{layer_idx}."));
-    Ok(describe(config, sizes, layers).without(unused))
+    let num_predicting = Some(hybrid.num_nextn_predict_layers);
+    Ok(describe(config, sizes, layers).without_prediction(num_layers, num_predicting))
 }

@@ -59,6 +59,7 @@ pub(super) struct Description {
     /// How a checkpoint names the tensors.
     pub(super) names: TensorNames,
     pub(super) unused: Vec<String>,
+    pub(super) unstated_prediction: Option<String>,
     pub(super) original_numbers: Option<OriginalNumbers>,
     pub(super) packed: Option<PackedExperts>,
 }
@@ -145,6 +146,7 @@ impl DecoderConfig {
             layers,
             names: TensorNames::PLAIN,
             unused: Vec::new(),
+            unstated_prediction: None,
             original_numbers: None,
             packed: None,
         }
@@ -199,6 +201,20 @@ impl Description {
         Description { unused: unused.into_iter().collect(), ..self }
     }
 
+    /// Returns the description for checkpoints in which this many layers of multi-token prediction
+    /// follow the `num_layers` of the model; `None` if `config.json` does not state it, where one may.
+    pub(super) fn without_prediction(
+        self,
+        num_layers: usize,
+        num_predicting: Option<usize>,
+    ) -> Description {
+        let prefix = |idx: usize| format!("model.layers.{}.", num_layers + idx);
+        match num_predicting {
+            Some(stated @ 1..) => self.without((0..stated.min(16)).map(prefix)),
+            _ => Description { unstated_prediction: Some(prefix(0)), ..self },
+        }
+    }
+
     /// Returns the description for a family whose head is used if it is stored, even if
     /// `tie_word_embeddings` is set, as in mlx-lm.
     pub(super) fn with_stored_head(self) -> Description {
@@ -245,6 +261,7 @@ impl Description {
             quantization: of_language_model(quantization, self.names),
             names: self.names,
             unused: self.unused,
+            unstated_prediction: self.unstated_prediction,
             original_numbers: self.original_numbers,
             packed: self.packed,
         }

@@ -109,9 +109,9 @@ fn describe(value: &Value, variant: &Variant) -> Result<Description, SpecError> 
         mixed_layer(prefix, sizes.hidden, mixer, block)
     });
     let layers = layers.collect();
-    // Layers that predict several tokens are not used; conversions drop the first one.
-    let extra = config.num_nextn_predict_layers.unwrap_or(1).clamp(1, 16);
-    let extra = (0..extra).map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
-    let description = config.decoder.with_layers(sizes, layers).without(extra);
+    // Layers of multi-token prediction are not used; conversions drop the first one.
+    let (num_layers, num_predicting) = (sizes.num_layers, config.num_nextn_predict_layers);
+    let description = config.decoder.with_layers(sizes, layers);
+    let description = description.without_prediction(num_layers, num_predicting);
     if variant.may_be_tied { Ok(description) } else { Ok(description.with_stored_head()) }
 }

@@ -62,7 +62,7 @@ pub(super) fn read_text(config: &Value) -> Result<Description, SpecError> {
     Ok(Description {
         norm_kind: NORM_KIND,
         head_table: HeadTable::IfPresent,
-        // Rounded to brain floats, whatever the model is computed in.
+        // Rounded to bfloat16, whatever the model is computed in.
         embedding_scale: Some(rounded((sizes.hidden as f64).sqrt() as f32)),
         ..dense.decoder.with_layers(sizes, layers)
     })
@@ -77,7 +77,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     Ok(read_text(&text)?.with_names(TensorNames::WRAPPED))
 }
 
-/// Returns the nearest brain float, ties to even.
+/// Returns the nearest bfloat16, ties to even.
 fn rounded(value: f32) -> f32 {
     let bits = value.to_bits();
     f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000)

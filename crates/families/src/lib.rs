@@ -243,7 +243,9 @@ pub fn model_spec(config: &Value) -> Result<ModelSpec, SpecError> {
         return Err(SpecError::Setting { what, found, supported });
     }
     let Some(family) = FAMILIES.iter().find(|family| family.model_type == model_type) else {
-        return Err(SpecError::Architecture { found: model_type, supported: computed_types() });
+        let mut supported = computed_types();
+        supported.sort_unstable();
+        return Err(SpecError::Architecture { found: model_type, supported });
     };
     let quantization = QuantizationMap::from_config(config)?;
     let config = null_as_false(config);

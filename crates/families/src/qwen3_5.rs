@@ -1,5 +1,5 @@
 //! Qwen3.5, 3.6 and 3.8, dense and with experts: the layers of Qwen3-Next with other names. The
-//! language model of a checkpoint that may also see.
+//! language model of a checkpoint that may have a vision encoder.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

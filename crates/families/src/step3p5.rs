@@ -38,9 +38,9 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
         let block = block(&config, layer_idx, moe_layers.contains(&layer_idx))?;
         layers.push(pre_norm_layer(layer_idx, sizes.hidden, attention, block));
     }
-    let drafting = num_layers..num_layers + config.num_nextn_predict_layers;
-    let unused = drafting.map(|layer_idx| format!("model.layers.{layer_idx}."));
-    let description = config.decoder.with_layers(sizes, layers).without(unused);
+    let num_predicting = Some(config.num_nextn_predict_layers);
+    let description = config.decoder.with_layers(sizes, layers);
+    let description = description.without_prediction(num_layers, num_predicting);
     let numbers = OriginalNumbers {
         sign: OriginalSign::Names,
         edits: vec![("norm.weight", NumberEdit::AddOne)],

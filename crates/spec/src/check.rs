@@ -51,9 +51,26 @@ impl ModelSpec {
     /// if it may use the tensor.
     pub fn unused_part(&self, stored: &str) -> Option<UnusedPart> {
         let Some(name) = self.names.of_model(stored) else { return self.names.unused_part(stored) };
-        // Layers after the last one draft.
-        let is_unused = self.unused.iter().any(|prefix| name.starts_with(prefix));
-        is_unused.then_some(UnusedPart::Prediction)
+        // Multi-token prediction (MTP) layers follow the last layer.
+        self.is_unused(&name).then_some(UnusedPart::Prediction)
+    }
+
+    fn is_unused(&self, name: &str) -> bool {
+        let mut prefixes = self.unused.iter().chain(&self.unstated_prediction);
+        prefixes.any(|prefix| name.starts_with(prefix))
+    }
+
+    /// Returns the tensors of the layer behind the last one if it does not predict tokens: then
+    /// `config.json` states too few layers.
+    fn layer_too_many(&self, headers: &TensorHeaders) -> Vec<String> {
+        let Some(prefix) = &self.unstated_prediction else { return Vec::new() };
+        let names = headers.keys().filter(|name| name.starts_with(prefix));
+        let names: Vec<String> = names.cloned().collect();
+        let is_own = |name: &String| {
+            let name = &name[prefix.len()..];
+            ["eh_proj.", "enorm.", "hnorm."].iter().any(|own| name.starts_with(own))
+        };
+        if names.iter().any(is_own) { Vec::new() } else { names }
     }
 
     /// Returns the tensors of a checkpoint that the model does not use, by the part that they belong
@@ -105,10 +122,11 @@ impl ModelSpec {
         let is_unneeded = |name: &str| {
             name.ends_with(".inv_freq")
                 || (is_tied && name.starts_with(&head))
-                || self.unused.iter().any(|prefix| name.starts_with(prefix))
+                || self.is_unused(name)
         };
         let names = headers.keys().filter(|name| !used.contains(*name) && !is_unneeded(name));
-        let names: Vec<String> = names.cloned().collect();
+        let mut names: Vec<String> = names.cloned().collect();
+        names.extend(self.layer_too_many(headers));
         if !names.is_empty() {
             let model_type = self.model_type.clone();
             check.problems.push(TensorProblem::Unexpected { model_type, names });
@@ -208,8 +226,28 @@ impl<'a> Check<'a> {
                 // One missing expert says enough, however many config.json names.
                 break;
             }
+            self.same_types(&format!("{before}0{after}"), &name);
         }
         stored
+    }
+
+    /// Compares the element types of the tensors of one part of a stack with those of the first part:
+    /// a stack has one type, and is read without converting elements.
+    fn same_types(&mut self, first: &str, name: &str) {
+        let tensors = |name: &str| {
+            let module = module_of(name);
+            [name.to_owned(), format!("{module}.scales"), format!("{module}.biases")]
+        };
+        for (first, name) in tensors(first).into_iter().zip(tensors(name)) {
+            let (first, found) = (self.headers.get(&first), self.headers.get(&name));
+            if let (Some(first), Some(found)) = (first, found)
+                && first.element_type != found.element_type
+            {
+                let found = found.element_type.name().to_owned();
+                let expected = "the type that the first tensor of the same stack has";
+                self.problems.push(TensorProblem::ElementType { name, found, expected });
+            }
+        }
     }
 
     /// Compares a tensor that has a projection of all experts with another one. Returns its format
@@ -274,8 +312,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Returns the shape that a tensor of this name is expected to have: matrices of which each rank has some
-    /// may also follow one another as the rows of one.
+    /// Returns the shape that a tensor of this name is expected to have in the file: a stack
+    /// `[count, rows, columns]` may also be stored as `[count * rows, columns]`.
     fn stored_shape(&self, spec: &TensorSpec, name: &str, shape: &[usize]) -> Vec<usize> {
         let is_one = self.headers.get(name).is_some_and(|header| header.shape.len() == 2);
         match (&spec.cut, shape) {

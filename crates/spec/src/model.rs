@@ -58,6 +58,10 @@ pub struct ModelSpec {
     /// Prefixes of the names of tensors that checkpoints may have but that are not used: other parts
     /// of a larger model, layers that predict several tokens.
     pub unused: Vec<String>,
+    /// Prefix of a layer of multi-token prediction that `config.json` does not state; not used either.
+    /// It must have a tensor that only such layers have (`eh_proj`, `enorm` or `hnorm`): any other is a
+    /// layer of the model.
+    pub unstated_prediction: Option<String>,
     /// Scale and cap of the logits.
     pub logits: LogitsSpec,
     /// What the configuration states about quantisation.
@@ -416,27 +420,27 @@ impl MlpSpec {
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
-    /// `min(x * sigmoid(x), bound)`; what it is multiplied by is within the limit on both sides.
+    /// `min(x * sigmoid(x), bound)` of the gate; the up projection is clamped to ±`limit`.
     BoundedSilu {
-        /// Bound of the result.
+        /// Upper bound of the result.
         bound: f32,
-        /// Bound of what it is multiplied by.
+        /// Bound of the up projection.
         limit: f32,
     },
-    /// `min(x, limit) * sigmoid(alpha * min(x, limit))` (OpenAI 2025); what it is multiplied by is within
-    /// the limit on both sides, plus one.
+    /// `min(x, limit) * sigmoid(alpha * min(x, limit))` of the gate (OpenAI 2025); the up
+    /// projection is clamped to ±`limit`, plus one.
     ClampedSilu {
         /// Factor inside the logistic function.
         alpha: f32,
-        /// Bound of both projections.
+        /// Bound of the gate and of the up projection.
         limit: f32,
     },
-    /// `beta * tanh(x / beta) * sigmoid(x)` (Kimi team 2026, "SiTU"); what it is multiplied by becomes
-    /// `cap * tanh(value / cap)` before, if there is a cap.
+    /// `beta * tanh(x / beta) * sigmoid(x)` of the gate (Kimi team 2026, "SiTU"); the up projection
+    /// becomes `cap * tanh(up / cap)` before, if there is a cap.
     Situ {
         /// Bound of the hyperbolic tangent.
         beta: f32,
-        /// Cap of what it is multiplied by.
+        /// Cap of the up projection.
         cap: Option<f32>,
     },
     /// `x * (1 + erf(x / √2)) / 2`.
@@ -451,7 +455,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Returns `silu(min(x, limit))`; what it is multiplied by is within the limit on both sides.
+    /// Returns `silu(min(x, limit))` of the gate; the up projection is clamped to ±`limit`.
     pub fn limited_silu(limit: f32) -> Activation {
         // It grows above zero.
         let bound = (f64::from(limit) / (1.0 + (-f64::from(limit)).exp())) as f32;

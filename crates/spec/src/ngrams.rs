@@ -40,7 +40,7 @@ pub struct NgramConvolution {
     pub norm: TensorSpec,
     /// Its kernel, `[streams * hidden, conv_width, 1]`.
     pub kernel: TensorSpec,
-    /// Distance of the positions that it sees.
+    /// Dilation: distance between the positions that it reads.
     pub dilation: usize,
 }
 
@@ -92,7 +92,7 @@ pub struct NgramHash {
     pub end: u32,
     /// Number that takes the place of this token and of earlier ones.
     pub padding: u32,
-    /// Whether such a token ends the text for its own n-grams too.
+    /// Whether the end token also cuts the n-grams that end at itself.
     pub ends_itself: bool,
 }
 

@@ -26,8 +26,8 @@ pub struct PackedExperts {
     pub shared_projections: [&'static str; 3],
 }
 
-/// Where a stored tensor belongs.
-struct Place<'n> {
+/// A stored tensor of all experts, as its name describes it.
+struct PackedTensor<'n> {
     /// The block of experts.
     block: &'n str,
     /// `weight`, `scales` or `biases`.
@@ -61,9 +61,9 @@ impl PackedExperts {
         let is_packed =
             |block: &str| stored.contains_key(&format!("{block}.{}.weight", self.gate_up));
         let parts = stored.iter().filter_map(|(name, tensor)| {
-            let place = self.place(name)?;
-            let parts = self.parts(&place, shape(tensor));
-            Some((name.clone(), parts.filter(|_| is_packed(place.block))?))
+            let packed = self.packed(name)?;
+            let parts = self.parts(&packed, shape(tensor));
+            Some((name.clone(), parts.filter(|_| is_packed(packed.block))?))
         });
         let mut num_parts = 0;
         let parts = parts.take_while(|(_, parts)| {
@@ -79,18 +79,18 @@ impl PackedExperts {
         tensors
     }
 
-    /// Returns the place of a tensor, if it is one of all experts.
-    fn place<'n>(&self, name: &'n str) -> Option<Place<'n>> {
+    /// Returns the tensor of this name, if it is one of all experts.
+    fn packed<'n>(&self, name: &'n str) -> Option<PackedTensor<'n>> {
         let modules: [(_, &[usize]); 2] = [(self.gate_up, &[0, 1]), (self.down, &[2])];
         modules.into_iter().find_map(|(module, projections)| {
             let (block, kind) = name.split_once(&format!(".{module}."))?;
-            Some(Place { block, kind, projections })
+            Some(PackedTensor { block, kind, projections })
         })
     }
 
     /// Returns the parts of a tensor; `None` if it has another shape.
-    fn parts(&self, place: &Place<'_>, shape: &[usize]) -> Option<Vec<PackedPart>> {
-        let &Place { block, kind, projections } = place;
+    fn parts(&self, packed: &PackedTensor<'_>, shape: &[usize]) -> Option<Vec<PackedPart>> {
+        let &PackedTensor { block, kind, projections } = packed;
         let all = self.num_experts + 1;
         let (num_matrices, of_part) = match shape {
             [] => (all, Vec::new()),

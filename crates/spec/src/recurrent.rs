@@ -43,7 +43,8 @@ pub struct GatedDeltaSpec {
     pub has_logistic_gates: bool,
     /// Set in Kimi delta attention.
     pub kimi: Option<KimiDelta>,
-    /// The same in checkpoints that have the projections in fewer tensors: those with that to its queries.
+    /// The layer as checkpoints with fused projections store it, recognised by the weight of its
+    /// query projection; `None` if there is one form only.
     pub joined: Option<Box<GatedDeltaSpec>>,
 }
 

@@ -183,7 +183,7 @@ pub enum ElementType {
     F32,
     /// Half precision.
     F16,
-    /// Brain floats.
+    /// bfloat16.
     Bf16,
     /// Packed codes.
     U32,

@@ -84,9 +84,9 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
         Ok(with_hyper_connections(layer, connections, num_streams, sizes.hidden))
     });
     let layers = layers.collect::<Result<_, SpecError>>()?;
-    let extra = config.num_nextn_predict_layers.unwrap_or(1).clamp(1, 16);
-    let extra = (0..extra).map(|idx| format!("model.layers.{}.", sizes.num_layers + idx));
-    let description = config.decoder.with_layers(sizes, layers).without(extra);
+    let (num_layers, num_predicting) = (sizes.num_layers, config.num_nextn_predict_layers);
+    let description = config.decoder.with_layers(sizes, layers);
+    let description = description.without_prediction(num_layers, num_predicting);
     let streams = Some(StreamsSpec::HyperConnections { num_streams, end: ConnectionsEnd::Mean });
     Ok(Description { streams, ..description.with_names(TensorNames::GLM_NEXT) })
 }

@@ -73,7 +73,7 @@ pub(crate) fn sample(name: &str) -> Sample {
 }
 
 #[test]
-fn checkpoints_have_exactly_the_tensors_that_are_mixtures() {
+fn one_rank_holds_exactly_the_bytes_of_each_checkpoint() {
     for sample in samples().into_iter().chain(mixtures()) {
         let layout = sample.layout();
         let [alone] = &layout.tensor_shards(&Shares::even(1))[..] else { panic!("one rank") };
@@ -230,6 +230,27 @@ fn layers_that_predict_several_tokens_and_parts_for_images_are_not_needed() {
         panic!("one problem")
     };
     assert_eq!(names, &["model.layers.4.enorm.weight"]);
+}
+
+#[test]
+fn a_layer_too_many_is_not_taken_for_one_that_predicts_tokens() {
+    for name in ["deepseek_v3-f32", "kimi_k2-f32", "step3p5-f32", "bailing_hybrid-f32"] {
+        let mut sample = sample(name);
+        let fields = sample.config.as_object_mut().unwrap();
+        fields.remove("num_nextn_predict_layers");
+        let next = format!("model.layers.{}.", fields["num_hidden_layers"]);
+        sample.headers.retain(|name, _| !name.starts_with(&next));
+        let header = TensorHeader { element_type: ElementType::F32, shape: vec![4] };
+        let plain = format!("{next}input_layernorm.weight");
+        sample.headers.insert(plain.clone(), header.clone());
+        let problems = sample.problems();
+        let [TensorProblem::Unexpected { names, .. }] = &problems[..] else {
+            panic!("{name}: {problems:?}")
+        };
+        assert_eq!(names, &[plain], "{name}");
+        sample.headers.insert(format!("{next}eh_proj.weight"), header);
+        assert_eq!(sample.problems(), [], "{name}");
+    }
 }
 
 #[test]

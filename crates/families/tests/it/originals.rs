@@ -167,6 +167,32 @@ fn every_family_with_experts_loads_as_its_makers_publish_it() {
 }
 
 #[test]
+fn tensors_of_one_stack_have_one_type() {
+    let is_stacked = |sample: &Sample| matches!(family(sample), "qwen3_moe" | "stablelm");
+    let mut num_refused = 0;
+    for mut sample in samples().into_iter().filter(is_stacked) {
+        sample.headers = original(&sample.headers, EACH);
+        let second =
+            |name: &&String| name.contains("experts.1.up_proj.") || name.contains("norms.1.");
+        let names: Vec<String> = sample.headers.keys().filter(second).cloned().collect();
+        let spec = model_spec(&sample.config).unwrap();
+        for name in names {
+            let mut headers = sample.headers.clone();
+            let header = headers.get_mut(&name).expect("it was just listed");
+            if !header.element_type.is_float() {
+                continue;
+            }
+            let is_f16 = header.element_type == ElementType::F16;
+            header.element_type = if is_f16 { ElementType::F32 } else { ElementType::F16 };
+            let refusal = spec.layout(&headers).expect_err("the types differ").to_string();
+            assert!(refusal.contains(&name) && refusal.contains("same stack"), "{refusal}");
+            num_refused += 1;
+        }
+    }
+    assert!(8 < num_refused, "{num_refused} tensors");
+}
+
+#[test]
 fn language_models_beside_others_are_found_under_the_names_of_transformers() {
     let mut checked = 0;
     for mut sample in samples() {

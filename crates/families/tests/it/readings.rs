@@ -11,7 +11,7 @@ use jackalope_spec::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::checkpoints::samples;
+use crate::checkpoints::{sample, samples};
 
 /// Returns the configurations of the samples by name.
 fn configs() -> &'static BTreeMap<String, Value> {
@@ -53,6 +53,25 @@ fn rope(spec: &ModelSpec) -> &RopeSpec {
 
 fn experts(spec: &ModelSpec) -> &ExpertsSpec {
     spec.layers.iter().find_map(LayerSpec::experts).unwrap()
+}
+
+#[test]
+fn a_base_that_only_rope_parameters_states_is_taken() {
+    for name in ["phi3", "phimoe", "hunyuan_v1_dense", "falcon_h1", "nemotron", "starcoder2"] {
+        let mut older = sample(&format!("{name}-f32")).config;
+        let fields = older.as_object_mut().unwrap();
+        fields.remove("rope_parameters");
+        fields.insert("rope_theta".to_owned(), json!(123_456.0));
+        let mut newer = fields.clone();
+        let base = newer.remove("rope_theta");
+        let scaling = newer.remove("rope_scaling").filter(|it| !it.is_null());
+        let mut parameters = scaling.unwrap_or_else(|| json!({"rope_type": "default"}));
+        parameters["rope_theta"] = base.unwrap();
+        newer.insert("rope_parameters".to_owned(), parameters);
+        let layers = |config: &Value| format!("{:?}", model_spec(config).unwrap().layers);
+        assert_ne!(layers(&older), layers(&sample(&format!("{name}-f32")).config), "{name}");
+        assert_eq!(layers(&newer.into()), layers(&older), "{name}");
+    }
 }
 
 #[test]
@@ -341,7 +360,7 @@ fn hunyuan_with_a_single_expert_is_dense() {
 }
 
 #[test]
-fn hunyuans_layers_share_keys_and_values_if_so_many_do_and_more_than_one() {
+fn hunyuan_layers_share_keys_and_values_in_groups_of_the_share_factor() {
     let sources = |edit: Value| -> Vec<Option<usize>> {
         let spec = spec_of("hunyuan-shared-f32", &edit);
         spec.layers.iter().map(|layer| layer.mixer.source_layer()).collect()
