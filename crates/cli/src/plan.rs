@@ -44,6 +44,13 @@ pub(crate) fn run(args: &PlanArgs, environment: &Environment) -> anyhow::Result<
     let split = kind_over(backend, args.split.map(Into::into))?;
     check_encryption(args.encrypt_data.into(), backend)?;
     let constraints = PlacementConstraints { context_tokens: args.context, num_machines, split };
+    if let Some(requested) = args.context.filter(|it| model.context_tokens < *it) {
+        let longest = counted(model.context_tokens, "token");
+        output::note(&format!(
+            "warning: the model was made for contexts of {longest}, so this plan is for that \
+             instead of {requested}"
+        ));
+    }
     let links = links(&hostfile, args.over);
     match jackalope_placement::place(&model, &offers, &links, constraints) {
         Ok(placement) => {
@@ -131,6 +138,14 @@ fn offers(
     facts: &[Option<NodeFacts>],
     memory: &[MemoryArg],
 ) -> anyhow::Result<Vec<NodeOffer>> {
+    for (nth, typed) in memory.iter().enumerate() {
+        let is_repeated = memory[..nth].iter().any(|earlier| earlier.name == typed.name);
+        let of = typed.name.as_deref().unwrap_or("the other machines");
+        ensure!(
+            !is_repeated,
+            "the memory of {of} is given twice\nhint: give one size for each name"
+        );
+    }
     for typed in memory.iter().filter_map(|it| it.name.as_ref()) {
         let known: Vec<String> = hosts.iter().map(Host::name).collect();
         let names = known.join(", ");

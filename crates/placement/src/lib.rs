@@ -14,6 +14,7 @@ mod dealing;
 mod fewer;
 mod model;
 pub mod reach;
+mod refusal;
 mod search;
 mod speed;
 #[cfg(test)]
@@ -22,14 +23,14 @@ mod tests;
 use std::fmt;
 
 use jackalope_protocol::split::Split;
-use jackalope_protocol::{Device, KV_BLOCK_TOKENS, counted};
-use thiserror::Error;
+use jackalope_protocol::{Device, counted};
 
 pub use checkpoint::CheckpointError;
 pub use dealing::{RankNeed, needs};
 pub use fewer::{FewerMachines, faster_with_fewer};
 pub use jackalope_spec::TensorRole;
 pub use model::PlacementModel;
+pub use refusal::{NodeShortage, PlacementRefusal};
 pub use speed::{BATCH_SEQUENCES, LinkKind, LinkSource, LinkSpeed, Links, Speed};
 
 use jackalope_protocol::machine::NodeFacts;
@@ -86,6 +87,17 @@ pub struct PlacementConstraints {
     pub num_machines: Option<usize>,
     /// How to divide the model; if absent, the kind that is expected to answer sooner.
     pub split: Option<SplitKind>,
+}
+
+impl PlacementConstraints {
+    /// Returns the numbers of machines to try, ascending.
+    fn sizes(self, num_offers: usize) -> impl Iterator<Item = usize> {
+        let sizes = match self.num_machines {
+            Some(requested) => requested.min(num_offers)..=requested.min(num_offers),
+            None => 1..=num_offers,
+        };
+        sizes.filter(|&size| 0 < size)
+    }
 }
 
 /// How a model is divided among ranks.
@@ -208,73 +220,6 @@ impl PlacementOption {
     }
 }
 
-/// Reports that the machines cannot hold the model.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub struct PlacementRefusal {
-    /// Context length that was requested.
-    pub context_tokens: u32,
-    /// The machines of the best attempt.
-    pub nodes: Vec<NodeShortage>,
-    /// Memory in bytes that the machines lack together.
-    pub missing_bytes: u64,
-    /// Longest context that would fit; `None` if not even the shortest does.
-    pub context_tokens_max: Option<u32>,
-    /// Number of stages into which the model's layers can be cut, if a pipeline was requested over more
-    /// machines than that.
-    pub too_few_stages: Option<usize>,
-}
-
-/// How much memory a machine lacks.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct NodeShortage {
-    /// Name of the machine.
-    pub name: String,
-    /// Memory that the machine's part of the model needs, in bytes.
-    pub needed_bytes: u64,
-    /// Memory that the rank on the machine may use, in bytes.
-    pub usable_bytes: u64,
-}
-
-impl NodeShortage {
-    /// Returns the memory in bytes that the machine lacks; 0 if its part of the model fits.
-    pub fn missing_bytes(&self) -> u64 {
-        self.needed_bytes.saturating_sub(self.usable_bytes)
-    }
-}
-
-impl fmt::Display for PlacementRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PlacementRefusal { context_tokens, nodes, missing_bytes, .. } = self;
-        if let Some(num_stages) = self.too_few_stages {
-            return write!(
-                f,
-                "more machines than stages into which the layers can be cut, of which there are \
-                 {num_stages}\n\
-                 hint: use at most {num_stages} of them, or `--split tensor`"
-            );
-        }
-        if nodes.is_empty() {
-            return f.write_str("there is no machine to place the model on\nhint: name one");
-        }
-        let missing = size(*missing_bytes);
-        let context = counted(context_tokens, "token");
-        write!(f, "a context of {context} does not fit: {missing} are missing")?;
-        for node in nodes.iter().filter(|node| 0 < node.missing_bytes()) {
-            let NodeShortage { name, needed_bytes, usable_bytes } = node;
-            let (needed, usable) = (size(*needed_bytes), size(*usable_bytes));
-            let missing = size(node.missing_bytes());
-            write!(f, "\n  {name}: needs {needed}, may take {usable}, {missing} are missing")?;
-        }
-        match self.context_tokens_max {
-            Some(tokens) => write!(f, "\nhint: pass --context {tokens}, or add a machine"),
-            None => f.write_str(
-                "\nhint: no context is short enough: add machines, free memory, or take a \
-                 checkpoint with fewer bits",
-            ),
-        }
-    }
-}
-
 /// Formats a size for people, in the unit that fits.
 pub fn size(bytes: u64) -> String {
     const KIB: f64 = 1024.0;
@@ -308,21 +253,14 @@ pub fn place(
     constraints: PlacementConstraints,
 ) -> Result<Placement, PlacementRefusal> {
     let context_tokens = context_of(model, constraints);
-    let sizes = match constraints.num_machines {
-        Some(requested) => requested.min(offers.len())..=requested.min(offers.len()),
-        None => 1..=offers.len(),
-    };
-    let sizes = sizes.filter(|&size| 0 < size);
+    let sizes = constraints.sizes(offers.len());
     let candidates = Candidates { model, offers, links, context_tokens };
     let options =
         sizes.flat_map(|size| kinds(size, constraints.split).map(move |kind| (size, kind)));
     let options: Vec<PlacementOption> =
         options.filter_map(|(size, kind)| candidates.best(size, kind)).collect();
     let Some(chosen) = choose(&options) else {
-        let largest = options.last().map(|option| option.offer_idxs.len());
-        let best = options.iter().filter(|option| Some(option.offer_idxs.len()) == largest);
-        let best = best.min_by_key(|option| option.missing_bytes);
-        return Err(refuse(model, offers, best, context_tokens));
+        return Err(refusal::refuse(&candidates, &options, constraints));
     };
     let num_machines = chosen.offer_idxs.len();
     let reason = match constraints.num_machines {
@@ -341,7 +279,9 @@ pub fn place(
     let fits = |tokens| search::fits(&dealing::needs(model, &chosen.split, tokens), &caps);
     Ok(Placement {
         context_tokens,
-        context_tokens_max: longest(model, fits).unwrap_or(context_tokens).max(context_tokens),
+        context_tokens_max: refusal::longest(model, fits)
+            .unwrap_or(context_tokens)
+            .max(context_tokens),
         split: chosen.split.clone(),
         ranks: ranks.collect(),
         speed: chosen.speed,
@@ -418,50 +358,4 @@ fn largest(offers: &[NodeOffer], size: usize) -> Vec<usize> {
     idxs.truncate(size);
     idxs.sort_unstable();
     idxs
-}
-
-fn refuse(
-    model: &PlacementModel,
-    offers: &[NodeOffer],
-    best: Option<&PlacementOption>,
-    context_tokens: u32,
-) -> PlacementRefusal {
-    let Some(best) = best else {
-        return PlacementRefusal {
-            context_tokens,
-            nodes: Vec::new(),
-            missing_bytes: 0,
-            context_tokens_max: None,
-            too_few_stages: (!offers.is_empty()).then_some(model.layout.num_stages_max()),
-        };
-    };
-    let caps = caps(offers, &best.offer_idxs);
-    let kind = SplitKind::of(&best.split);
-    let fits = |tokens| {
-        let found = search::best(model, kind, &caps, tokens);
-        found.is_some_and(|(_, needs)| search::fits(&needs, &caps))
-    };
-    let nodes = best.offer_idxs.iter().zip(&best.needs).map(|(&idx, need)| NodeShortage {
-        name: offers[idx].name.clone(),
-        needed_bytes: need.total(),
-        usable_bytes: offers[idx].usable_bytes,
-    });
-    PlacementRefusal {
-        context_tokens,
-        nodes: nodes.collect(),
-        missing_bytes: best.missing_bytes,
-        context_tokens_max: longest(model, fits),
-        too_few_stages: None,
-    }
-}
-
-/// Returns the longest context that fits, in whole KV blocks.
-fn longest(model: &PlacementModel, fits: impl Fn(u32) -> bool) -> Option<u32> {
-    let tokens = |granules: u32| (granules * KV_BLOCK_TOKENS).min(model.context_tokens);
-    let (mut fitting, mut failing) = (0, model.context_tokens.div_ceil(KV_BLOCK_TOKENS) + 1);
-    while fitting + 1 < failing {
-        let middle = fitting + (failing - fitting) / 2;
-        if fits(tokens(middle)) { fitting = middle } else { failing = middle }
-    }
-    (0 < fitting).then(|| tokens(fitting))
 }

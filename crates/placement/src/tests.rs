@@ -12,6 +12,8 @@ use jackalope_spec::{
 };
 use proptest::prelude::*;
 
+use jackalope_protocol::KV_BLOCK_TOKENS;
+
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -140,6 +142,33 @@ fn a_refusal_says_what_is_missing_and_what_would_fit() {
     assert!(hopeless.to_string().contains("fewer bits"), "{hopeless}");
     let nobody = place_on(&model, &[], context(1)).unwrap_err().to_string();
     assert!(nobody.starts_with("there is no machine"), "{nobody}");
+}
+
+#[test]
+fn a_refusal_names_the_other_split_if_that_fits() {
+    let model = llama_70b();
+    let memory = [26 * GIB, 13 * GIB, 9 * GIB];
+    for num_machines in [None, Some(3)] {
+        let with = |split, tokens| PlacementConstraints {
+            context_tokens: Some(tokens),
+            num_machines,
+            split,
+        };
+        let refused = |split, tokens| {
+            place_on(&model, &memory, with(split, tokens)).expect_err("the context is too long")
+        };
+        let longest = |split| refused(split, 131_072).context_tokens_max.expect("some fit");
+        let kinds = [SplitKind::Tensor, SplitKind::Pipeline];
+        let by_kind = kinds.map(|kind| longest(Some(kind)));
+        let larger = usize::from(by_kind[0] < by_kind[1]);
+        assert_ne!(by_kind[0], by_kind[1]);
+        assert_eq!(longest(None), by_kind[larger]);
+        let refusal = refused(Some(kinds[1 - larger]), by_kind[larger]);
+        assert_eq!(refusal.fitting_split, Some(kinds[larger]));
+        let hint = format!("hint: pass `--split {}`, with which it fits", kinds[larger].name());
+        assert!(refusal.to_string().ends_with(&hint), "{refusal}");
+        assert_eq!(refused(None, 131_072).fitting_split, None);
+    }
 }
 
 /// The largest models that two Macs hold at four bits, as published by mlx-lm-ring: memory of both
@@ -653,7 +682,7 @@ fn one_of_something_is_singular_in_messages() {
 }
 
 #[test]
-fn weights_of_other_shapes_are_not_to_be_copied_alone() {
+fn a_wrong_shape_suggests_fetching_config_and_weights() {
     let hint = |problem| {
         let report = jackalope_spec::CheckReport { problems: vec![problem] };
         let said = CheckpointError::Tensors { dir: "m".into(), report }.to_string();

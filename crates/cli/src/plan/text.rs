@@ -21,7 +21,7 @@ pub(crate) fn placement(
     let mut text = format!("{}{}\n", describe(model), model.layout.describe_unused(bytes));
     let Placement { context_tokens, context_tokens_max, reason, .. } = placement;
     let context = counted(context_tokens, "token");
-    text += &format!("context {context}, up to {context_tokens_max} would fit\n\n");
+    text += &format!("context {context}, up to {context_tokens_max} would fit with this split\n\n");
     let part = part(&placement.split);
     let mut rows = vec![cells(["rank", "machine", part, "takes", "of", "weights", "cache"])];
     for (rank, plan) in placement.ranks.iter().enumerate() {
@@ -209,6 +209,7 @@ pub(crate) fn refusal_json(model: &PlacementModel, refusal: &PlacementRefusal) -
     json!({
         "fits": false, "model": model_json(model), "context_tokens": refusal.context_tokens,
         "context_tokens_max": refusal.context_tokens_max,
+        "fitting_split": refusal.fitting_split.map(SplitKind::name),
         "missing_bytes": refusal.missing_bytes, "nodes": nodes.collect::<Value>(),
     })
 }
