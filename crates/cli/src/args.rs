@@ -411,6 +411,10 @@ pub(crate) struct DemoArgs {
     pub(crate) ranks: u32,
 }
 
+fn parse_token_id(text: &str) -> Result<TokenId, String> {
+    text.trim().parse().map_err(|_| "expected token ids, separated by commas".to_owned())
+}
+
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "prompt_ids"])))]
 pub(crate) struct GenerateArgs {
@@ -420,7 +424,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
     /// Token ids to continue, separated by commas.
-    #[arg(long, value_delimiter = ',', value_name = "IDS")]
+    #[arg(long, value_delimiter = ',', value_name = "IDS", value_parser = parse_token_id)]
     pub(crate) prompt_ids: Option<Vec<TokenId>>,
     /// Treat the prompt as a user message and apply the chat template.
     #[arg(long, requires = "prompt")]

@@ -10,7 +10,8 @@ use jackalope_console::output;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::SystemShell;
 use jackalope_inspect::autoconfig::{
-    self as planning, ApplyError, Given, Over, Plan, ReportedMachine, Step, Undo, hostfile_json,
+    self as planning, ApplyError, AssignedAddress, Over, Plan, ReportedMachine, Step, Undo,
+    hostfile_json,
 };
 use jackalope_inspect::probe::{self, Echo};
 use jackalope_inspect::report::{NodeReport, RdmaSwitch};
@@ -88,7 +89,7 @@ pub(crate) fn run(args: &AutoconfigArgs, environment: &Environment) -> anyhow::R
 struct Remembered {
     hosts: Vec<String>,
     backend: Backend,
-    given: Vec<Given>,
+    given: Vec<AssignedAddress>,
 }
 
 /// Saves the addresses of the cables.
@@ -110,7 +111,7 @@ fn forget(environment: &Environment) {
 
 /// How commands are confirmed and printed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ConfirmOptions {
     pub(crate) dry_run: bool,
     pub(crate) yes: bool,
     /// Whether only JSON is printed, and by the caller.
@@ -119,7 +120,7 @@ pub(crate) struct Asked {
 
 /// Gives cables the addresses that they had before, if they have lost them. Does nothing if
 /// autoconfig gave no addresses.
-pub(crate) fn again(home: &Home, shell: &SystemShell, asked: Asked) -> anyhow::Result<()> {
+pub(crate) fn again(home: &Home, shell: &SystemShell, asked: ConfirmOptions) -> anyhow::Result<()> {
     let Ok(text) = std::fs::read_to_string(home.join(GIVEN_FILE)) else {
         output::note("autoconfig has assigned no addresses on this machine: cables are unchanged");
         return Ok(());

@@ -6,7 +6,9 @@ use std::time::Duration;
 use jackalope_console::output;
 use jackalope_deploy::error::HOW_TO_ANSWER;
 use jackalope_deploy::machines::find;
-use jackalope_fleet::discovery::{self, Found, FoundMachine, LeftOut, Listed, MachineState};
+use jackalope_fleet::discovery::{
+    self, DiscoveryResult, FoundMachine, LeftOut, Listed, MachineState,
+};
 use jackalope_protocol::machine::{Interface, NodeFacts};
 use jackalope_protocol::secure::Build;
 use serde_json::{Value, json};
@@ -87,7 +89,7 @@ struct Row<'a> {
     left_out: Option<&'a LeftOut>,
 }
 
-fn rows<'a>(found: &'a Found, listed: &'a Listed) -> Vec<Row<'a>> {
+fn rows<'a>(found: &'a DiscoveryResult, listed: &'a Listed) -> Vec<Row<'a>> {
     let usable = listed.hosts.iter().enumerate().map(|(rank, it)| {
         let ips = it.host.ips.iter();
         Row {
@@ -130,7 +132,7 @@ fn rows<'a>(found: &'a Found, listed: &'a Listed) -> Vec<Row<'a>> {
     usable.chain(others).collect()
 }
 
-fn text(found: &Found, listed: &Listed) -> String {
+fn text(found: &DiscoveryResult, listed: &Listed) -> String {
     let mut lines = Vec::new();
     for row in rows(found, listed) {
         let here = if row.is_here { " (this machine)" } else { "" };
@@ -169,7 +171,7 @@ fn text(found: &Found, listed: &Listed) -> String {
     lines.join("\n")
 }
 
-fn object(found: &Found, listed: &Listed) -> Value {
+fn object(found: &DiscoveryResult, listed: &Listed) -> Value {
     let machine = |row: &Row<'_>| {
         json!({
             "name": row.name, "is_here": row.is_here, "secret": "ours",

@@ -45,13 +45,13 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> anyhow::Resul
 }
 
 /// Result of an examination.
-pub(crate) struct Looked {
+pub(crate) struct DoctorReport {
     names: Vec<String>,
     nodes: Vec<ExaminedNode>,
     findings: Vec<Finding>,
 }
 
-impl Looked {
+impl DoctorReport {
     /// Returns the result as JSON.
     pub(crate) fn object(&self) -> Value {
         object(&self.nodes, &self.findings)
@@ -59,7 +59,7 @@ impl Looked {
 }
 
 /// Examines machines without a model.
-pub(crate) fn look(args: &MachinesArgs, environment: &Environment) -> anyhow::Result<Looked> {
+pub(crate) fn look(args: &MachinesArgs, environment: &Environment) -> anyhow::Result<DoctorReport> {
     look_for(args, None, false, environment)
 }
 
@@ -68,7 +68,7 @@ fn look_for(
     model: Option<&str>,
     hashes: bool,
     environment: &Environment,
-) -> anyhow::Result<Looked> {
+) -> anyhow::Result<DoctorReport> {
     let (names, hostfile) = machines(args)?;
     let shell = environment.shell(args.ssh.as_deref());
     let hostfile = hostfile.as_ref();
@@ -81,7 +81,7 @@ fn look_for(
         here: &here,
         broken_links: &broken_links,
     });
-    Ok(Looked { names, nodes, findings })
+    Ok(DoctorReport { names, nodes, findings })
 }
 
 /// Returns the absolute path of a directory, so that it is the same on every machine, wherever a

@@ -15,7 +15,7 @@ use jackalope_fleet::home::Home;
 use jackalope_fleet::shell::SystemShell;
 use jackalope_fleet::trust::Credentials;
 use jackalope_store::pull::{HubAccess, HubToken};
-use jackalope_store::{Place, PlaceKind, Stores};
+use jackalope_store::{ModelStore, StoreKind, Stores};
 
 use crate::progress::Terminal;
 
@@ -65,6 +65,7 @@ const MLX_DISTRIBUTED_ADDR: &str = "MLX_DISTRIBUTED_ADDR";
 /// Token that LocalAI presents to its backends.
 const LOCALAI_GRPC_AUTH_TOKEN: &str = "LOCALAI_GRPC_AUTH_TOKEN";
 /// Token and port of a LocalAI worker.
+const JACKALOPE_TOKEN: &str = "JACKALOPE_TOKEN";
 const LOCALAI_TOKEN: &str = "LOCALAI_TOKEN";
 const LOCALAI_P2P_TOKEN: &str = "LOCALAI_P2P_TOKEN";
 const TOKEN: &str = "TOKEN";
@@ -153,7 +154,9 @@ impl LocalAiEnvironment {
             backend: text(MLX_DISTRIBUTED_BACKEND),
             addr: text(MLX_DISTRIBUTED_ADDR),
             grpc_token: text(LOCALAI_GRPC_AUTH_TOKEN),
-            token: [LOCALAI_TOKEN, LOCALAI_P2P_TOKEN, TOKEN].into_iter().find_map(&text),
+            token: [JACKALOPE_TOKEN, LOCALAI_TOKEN, LOCALAI_P2P_TOKEN, TOKEN]
+                .into_iter()
+                .find_map(&text),
             listen_port: text(MLX_LISTEN_PORT).and_then(|it| it.trim().parse().ok()),
         }
     }
@@ -195,11 +198,11 @@ impl Environment {
         let caches = path(XDG_CACHE_HOME).or_else(|| below_home(".cache"));
         let default_hub = caches.as_ref().map(|it| it.join("huggingface"));
         let hf_home = path(HF_HOME);
-        let hub = |root: PathBuf, origin| Place { kind: PlaceKind::HubCache, root, origin };
+        let hub = |root: PathBuf, origin| ModelStore { kind: StoreKind::HubCache, root, origin };
         let named = |name| path(name).map(|root| hub(root, name));
         let in_home = hf_home.as_ref().map(|it| hub(it.join("hub"), HF_HOME));
         let in_default = default_hub.as_ref().map(|it| hub(it.join("hub"), DEFAULT));
-        let folder = |(root, origin)| Place { kind: PlaceKind::Folder, root, origin };
+        let folder = |(root, origin)| ModelStore { kind: StoreKind::Folder, root, origin };
         let models_dir = path(MODELS_DIR).map(|it| (it, MODELS_DIR));
         let models_dir = models_dir.or_else(|| Some((below_home("models_mlx")?, DEFAULT)));
         let places = [

@@ -15,7 +15,7 @@ use jackalope_deploy::models::{Located, find, reference};
 use jackalope_protocol::counted;
 use jackalope_store::verify::{expectations, verify};
 use jackalope_store::{Check, FoundModel, Hashing, Problem, Removal, Stores, content};
-use jackalope_text::ChatTemplate;
+use jackalope_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, ListArgs, ModelsArgs, ModelsCommand, RemoveArgs};
@@ -150,6 +150,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         content_of_dir(&dir, &environment.local).await?;
     }
     let identity = identity(&dir, environment);
+    let tokenizer_error = problems.is_empty().then(|| Tokenizer::load(&dir).err()).flatten();
     // Such a model is served, but for completions only.
     let template_error = ChatTemplate::check(&dir).err().map(|err| err.to_string());
     if args.json {
@@ -159,6 +160,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
             "hashed": unknown.map(|it| summary.num_files.saturating_sub(it)),
             "without_known_hash": unknown, "identity": identity,
             "unsupported": unsupported.as_ref().map(ToString::to_string),
+            "tokenizer_error": tokenizer_error.as_ref().map(ToString::to_string),
             "template_error": template_error,
         }))?;
     }
@@ -171,6 +173,9 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
     if let Some(unsupported) = unsupported {
         let hint = hint_for(&unsupported);
         bail!("{name} is complete, but cannot be loaded: {unsupported}\nhint: {hint}");
+    }
+    if let Some(err) = tokenizer_error {
+        bail!("{name} has all weights, but cannot be loaded: {err}");
     }
     if !args.json {
         let read = match unknown {

@@ -21,9 +21,9 @@ pub(crate) fn run(args: &TokenArgs, environment: &Environment) -> anyhow::Result
             print(&token, json)?;
             if !json {
                 eprintln!(
-                    "on each worker: jackalope worker p2p-mlx --token TOKEN\n\
-                     then here:      jackalope serve --model ORG/NAME --discover --agent-port 5555 \
-                     --token TOKEN"
+                    "on each worker: JACKALOPE_TOKEN=TOKEN jackalope worker p2p-mlx\n\
+                     then here:      JACKALOPE_TOKEN=TOKEN jackalope serve --model ORG/NAME --discover \
+                     --agent-port 5555"
                 );
             }
             Ok(())

@@ -126,7 +126,7 @@ async fn p2p_mlx(args: P2pMlxArgs, environment: &Environment) -> anyhow::Result<
     let said = &environment.localai;
     let Some(token) = args.token.or_else(|| said.token.clone()) else {
         bail!(
-            "a token is needed\nhint: pass `--token TOKEN`, or set LOCALAI_TOKEN or TOKEN; \
+            "a token is needed\nhint: set JACKALOPE_TOKEN, LOCALAI_TOKEN, LOCALAI_P2P_TOKEN or TOKEN; \
              `jackalope token new` makes one on the machine that serves"
         )
     };

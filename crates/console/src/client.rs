@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde_json::Value;
 use ureq::Agent;
 use ureq::tls::TlsConfig;
@@ -84,6 +84,11 @@ impl Server {
             .build()
             .new_agent();
         let url = self.url_of(path);
+        ensure!(
+            ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)),
+            "{} is no address of a server\nhint: write it as http://HOST:PORT",
+            self.url
+        );
         let bearer = self.bearer();
         let response = match body {
             None => {

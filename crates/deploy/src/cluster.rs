@@ -135,7 +135,7 @@ impl Cluster {
                 |it: Result<ChatTemplate, _>| it.map(ChatTemplate::with_control_tokens_in_text);
             text.template = text.template.map(in_text);
         }
-        let wanted = Wanted { model_dir: &model_dir, ranks, options: &options, context };
+        let wanted = PlacementRequest { model_dir: &model_dir, ranks, options: &options, context };
         let placed = match &ranks.hosts.hosts {
             None => {
                 let content = OwnContent::of_dir(&model_dir, context).await?;
@@ -239,7 +239,7 @@ fn checkpoint_dir(dir: &Path) -> Result<PathBuf, DeployError> {
 
 /// The model and the ranks that are to be placed.
 #[derive(Clone, Copy)]
-struct Wanted<'a> {
+struct PlacementRequest<'a> {
     model_dir: &'a Path,
     ranks: &'a RankConfig,
     options: &'a ClusterOptions,
@@ -273,8 +273,8 @@ fn timeouts(ranks: &RankConfig) -> LinkTimeouts {
 }
 
 /// Places all ranks on this machine; they end with this process.
-fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> Result<Placed, DeployError> {
-    let Wanted { model_dir, ranks, .. } = *wanted;
+fn place_here(wanted: &PlacementRequest<'_>, content: OwnContent) -> Result<Placed, DeployError> {
+    let PlacementRequest { model_dir, ranks, .. } = *wanted;
     let num_ranks = ranks.num_ranks;
     let backend = ranks.backend.unwrap_or(Backend::Tcp);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -310,9 +310,9 @@ fn place_here(wanted: &Wanted<'_>, content: OwnContent) -> Result<Placed, Deploy
 async fn place_on(
     hosts: &str,
     model: &Located,
-    wanted: &Wanted<'_>,
+    wanted: &PlacementRequest<'_>,
 ) -> Result<Placed, DeployError> {
-    let Wanted { ranks, options, context, .. } = *wanted;
+    let PlacementRequest { ranks, options, context, .. } = *wanted;
     let Hostfile { backend, mut envs, hosts } = machines::hostfile(hosts)?;
     envs.extend(ranks.hosts.env.iter().cloned());
     let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
@@ -386,10 +386,10 @@ async fn place_on(
 /// Places ranks that are started by hand on the machines of a hostfile.
 fn place_by_hand(
     hosts: &str,
-    wanted: &Wanted<'_>,
+    wanted: &PlacementRequest<'_>,
     content: ExpectedContent,
 ) -> Result<Placed, DeployError> {
-    let Wanted { model_dir, ranks, context, .. } = *wanted;
+    let PlacementRequest { model_dir, ranks, context, .. } = *wanted;
     let Hostfile { backend, hosts, .. } = machines::hostfile(hosts)?;
     let backend = ranks.backend.or(backend).unwrap_or(Backend::Tcp);
     check_encryption(ranks.encryption, backend)?;
@@ -572,15 +572,19 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Returns the part of the setup that is common to all ranks of a split; their number is still open.
-fn setup_of(wanted: &Wanted<'_>, backend: Backend, split: Split) -> Result<Setup, DeployError> {
+fn setup_of(
+    wanted: &PlacementRequest<'_>,
+    backend: Backend,
+    split: Split,
+) -> Result<Setup, DeployError> {
     let cache_costs = ExpectedCosts::read(wanted.model_dir).of(&split);
     Ok(Setup { split, cache_costs, ..setup(wanted, backend)? })
 }
 
 /// Returns the part of the setup that is common to all ranks; their number and split are still
 /// open.
-fn setup(wanted: &Wanted<'_>, backend: Backend) -> Result<Setup, DeployError> {
-    let Wanted { model_dir, ranks, options, .. } = *wanted;
+fn setup(wanted: &PlacementRequest<'_>, backend: Backend) -> Result<Setup, DeployError> {
+    let PlacementRequest { model_dir, ranks, options, .. } = *wanted;
     Ok(Setup {
         num_ranks: 0,
         model_dir: model_dir.to_str().ok_or(DeployError::ModelPath)?.to_owned(),

@@ -23,8 +23,8 @@ use crate::registry::ModelRegistry;
 /// Maximum number of concurrent copies.
 const COPIES_MAX: usize = 2;
 
-/// Maximum number of concurrent questions what machines hold.
-const QUESTIONS_MAX: usize = 2;
+/// Maximum number of concurrent queries of what machines hold.
+const QUERIES_MAX: usize = 2;
 
 /// Maximum number of events of a copy that the list of copies has not read yet.
 const EVENTS_MAX: usize = 256;
@@ -93,7 +93,7 @@ impl ClusterCopier {
             state,
             tasks: Mutex::default(),
             copies: Arc::new(Semaphore::new(COPIES_MAX)),
-            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            questions: Arc::new(Semaphore::new(QUERIES_MAX)),
         })
     }
 }
@@ -167,7 +167,7 @@ impl CopierState {
 
     async fn holdings(&self, id: &str) -> Result<ModelHoldings, CopierError> {
         let (model, name) = self.locate(id)?;
-        // Nothing is installed for a question.
+        // A query never installs anything.
         let reach = ReachConfig { bootstraps: false, ..self.reach.clone() };
         let members = CopyMembers { reach: &reach, ..self.members(None) };
         let group = CopyGroup::reach(members, &self.context).await?;

@@ -8,7 +8,7 @@ use jackalope_fleet::home::Home;
 use jackalope_store::exchange::Library;
 use jackalope_store::progress::{Progress, Silent};
 use jackalope_store::pull::{Destination, HubAccess, PullConfig};
-use jackalope_store::{Place, PlaceKind, RepoId, Stores};
+use jackalope_store::{ModelStore, RepoId, StoreKind, Stores};
 
 use crate::error::DeployError;
 use crate::models::FixedLibrary;
@@ -33,7 +33,7 @@ pub struct LocalContext {
     /// Jackalope's own directory.
     pub home: Option<PathBuf>,
     /// Directories of models, in the order in which they are searched.
-    pub places: Vec<Place>,
+    pub places: Vec<ModelStore>,
     /// Directory for files that can be computed or fetched again.
     pub cache_dir: Option<PathBuf>,
     /// The hub to fetch models from.
@@ -75,14 +75,14 @@ impl LocalContext {
     /// go into the directory of models.
     pub fn library(&self) -> Library {
         let stores = self.stores();
-        let folder = stores.places().iter().find(|place| place.kind == PlaceKind::Folder);
+        let folder = stores.places().iter().find(|place| place.kind == StoreKind::Folder);
         let copies_dir = folder.map(|place| place.root.clone());
         Library::new(stores, self.hashes_path(), copies_dir).with_trees(self.trees_dir())
     }
 
     /// Returns the cache that models are pulled into.
     pub fn pull_cache(&self) -> Option<&Path> {
-        let cache = self.places.iter().find(|place| place.kind == PlaceKind::HubCache);
+        let cache = self.places.iter().find(|place| place.kind == StoreKind::HubCache);
         cache.map(|place| place.root.as_path())
     }
 

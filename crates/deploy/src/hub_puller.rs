@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jackalope_server::{ModelRemoveError, Models, PullProgress, Puller, RemoveFuture};
 use jackalope_store::pull::{Destination, Pull, PullError, Pulled};
-use jackalope_store::{BlobId, ModelRef, NameError, Place, PlaceKind, Removal, Stores};
+use jackalope_store::{BlobId, ModelRef, ModelStore, NameError, Removal, StoreKind, Stores};
 use thiserror::Error;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::task::{JoinError, JoinSet};
@@ -45,7 +45,7 @@ pub struct HubPuller {
 struct PullerState {
     context: LocalContext,
     /// Directory of models that is served, if any.
-    folder: Option<Place>,
+    folder: Option<ModelStore>,
     models: Models,
     registry: ModelRegistry,
 }
@@ -85,7 +85,7 @@ impl HubPuller {
     /// the default cache.
     pub fn new(
         context: &LocalContext,
-        folder: Option<Place>,
+        folder: Option<ModelStore>,
         models: &Models,
         registry: ModelRegistry,
     ) -> HubPuller {
@@ -136,8 +136,10 @@ impl PullerState {
         let (repo, revision) = (wanted.repo.clone(), wanted.revision.clone().unwrap_or_default());
         let destination = match &self.folder {
             None => self.context.pull_destination(&repo)?,
-            Some(Place { kind: PlaceKind::HubCache, root, .. }) => Destination::cache(root, &repo)?,
-            Some(Place { kind: PlaceKind::Folder, root, .. }) => {
+            Some(ModelStore { kind: StoreKind::HubCache, root, .. }) => {
+                Destination::cache(root, &repo)?
+            }
+            Some(ModelStore { kind: StoreKind::Folder, root, .. }) => {
                 Destination::Directory(std::path::absolute(root.join(repo.as_str()))?)
             }
         };

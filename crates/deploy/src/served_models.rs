@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jackalope_server::KnownModel;
-use jackalope_store::{Check, Place, PlaceKind, Stores};
+use jackalope_store::{Check, ModelStore, StoreKind, Stores};
 use jackalope_text::{ReasoningFormat, ToolFormat};
 use serde::Deserialize;
 
@@ -74,7 +74,7 @@ pub struct ServedModels {
     /// Time without requests after which a model is unloaded.
     pub idle_unload: Option<Duration>,
     /// Directory whose models are all offered, if there is one.
-    pub models_dir: Option<Place>,
+    pub models_dir: Option<ModelStore>,
 }
 
 /// A model of a server.
@@ -321,19 +321,19 @@ fn time(text: Option<&str>) -> Result<Option<Duration>, ServedModelsError> {
 }
 
 /// Returns a directory of models, with its layout.
-fn folder(dir: &Path) -> Result<Place, ServedModelsError> {
+fn folder(dir: &Path) -> Result<ModelStore, ServedModelsError> {
     let entries = std::fs::read_dir(dir)
         .map_err(|source| ServedModelsError::Read { path: dir.to_owned(), source })?;
     let is_of_hub = |name: &str| name.starts_with("models--");
     let mut names = entries.flatten().map(|it| it.file_name());
     let is_hub = names.any(|name| name.to_str().is_some_and(is_of_hub));
-    let kind = if is_hub { PlaceKind::HubCache } else { PlaceKind::Folder };
-    Ok(Place { kind, root: dir.to_owned(), origin: "--models-dir" })
+    let kind = if is_hub { StoreKind::HubCache } else { StoreKind::Folder };
+    Ok(ModelStore { kind, root: dir.to_owned(), origin: "--models-dir" })
 }
 
 /// Adds every complete model of a directory that is not offered yet.
 fn add_folder(
-    place: &Place,
+    place: &ModelStore,
     models: &mut Vec<ServedModel>,
     observer: &dyn Observer,
 ) -> Result<(), ServedModelsError> {

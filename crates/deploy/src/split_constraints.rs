@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_left_holds_what_was_given_to_all() {
+    fn remaining_ranks_keep_the_proportions_of_the_given_split() {
         let given = |split: &Split| GivenSplit { split: split.clone(), cuts: (1..32).collect() };
         let tensor = Split::Tensor(vec![3, 1, 2]);
         assert_eq!(given(&tensor).for_some(&[0, 2]), Split::Tensor(vec![3, 2]));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_left_does_not_separate_layers_that_share_a_cache() {
+    fn remaining_ranks_keep_layers_that_share_a_cache_together() {
         // Layers from 18 on read the caches of layers 16 and 17, as in Gemma 3n.
         let split = Split::Pipeline(vec![16, 10, 6]);
         let given = GivenSplit { split, cuts: (1..=16).collect() };

@@ -1,5 +1,5 @@
-//! Questions to the constraints of requests, and their answers. The scheduler has the one and acts
-//! on the other; who asks, and on which thread, is not its concern.
+//! Questions to the constraints of requests, and their answers. The scheduler produces the
+//! questions and acts on the answers; it does not know which thread computes them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -31,7 +31,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use answer::Responder;
 pub use find::{
-    DiscoverError, FindConfig, Found, FoundMachine, MachineState, STRANGERS_MAX, Stranger, find,
+    DiscoverError, DiscoveryResult, FindConfig, FoundMachine, MachineState, STRANGERS_MAX,
+    Stranger, find,
 };
 pub use list::{LeftOut, Listed, ListedHost, list};
 

@@ -159,7 +159,9 @@ pub enum NodeError {
         source: TrustError,
     },
     /// No address of the machine is known.
-    #[error("{host} has no address\nhint: name one in its \"ips\" in the hostfile")]
+    #[error(
+        "{host} has no address\nhint: name one in its \"ips\" in the hostfile, or pass `--hosts {host}=ADDRESS`"
+    )]
     NoAddress {
         /// The machine.
         host: String,

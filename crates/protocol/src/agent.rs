@@ -66,7 +66,7 @@ pub enum ToAgent {
     /// library.
     Library,
     /// Heartbeat, sent once a second.
-    Beat,
+    Heartbeat,
     /// The session ends on purpose; its programs end with it.
     Bye,
     /// Stop the agent and all its programs.
@@ -136,7 +136,7 @@ pub enum FromAgent {
     /// State of the agent's programs.
     Status(Vec<ProgramStatus>),
     /// Heartbeat, sent once a second.
-    Beat,
+    Heartbeat,
     /// The machine's memory, temperature, power and GPU load.
     Readings(MachineReadings),
     /// The result of a [`ToAgent::Probe`].

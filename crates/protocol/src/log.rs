@@ -38,8 +38,8 @@ enum Entry {
     Flush(SyncSender<()>),
 }
 
-/// Queues each buffer as one line, or drops it. Never blocks and never fails. For
-/// `tracing_subscriber`, as `with_writer(LogWriter::new)`.
+/// Queues each buffer as one line, or drops it. Never fails, and blocks only if the thread that writes
+/// could not be started. For `tracing_subscriber`, as `with_writer(LogWriter::new)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogWriter;
 
@@ -53,9 +53,12 @@ impl LogWriter {
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let line = bytes[..bytes.len().min(LINE_BYTES_MAX)].to_vec();
-        let queue = QUEUE.get_or_init(|| start(io::stderr()));
-        let is_queued = queue.as_ref().is_some_and(|it| it.try_send(Entry::Line(line)).is_ok());
-        if !is_queued {
+        let Some(queue) = QUEUE.get_or_init(|| start(io::stderr())) else {
+            // This program cannot do anything but report why it ends.
+            let _ = io::stderr().write_all(&line);
+            return Ok(bytes.len());
+        };
+        if queue.try_send(Entry::Line(line)).is_err() {
             NUM_DROPPED.fetch_add(1, Ordering::Relaxed);
         }
         Ok(bytes.len())
@@ -74,8 +77,9 @@ pub fn line(text: &str) {
 }
 
 /// Installs a panic hook that logs through the queue, so that a panicking thread does not block on
-/// standard error.
+/// standard error. Starts the thread that writes, which may be impossible once resources run out.
 pub fn report_panics() {
+    QUEUE.get_or_init(|| start(io::stderr()));
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current();
         line(&format!("thread '{}' {info}", thread.name().unwrap_or("without a name")));

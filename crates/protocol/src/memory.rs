@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_own_word_counts_and_so_does_a_persons() {
+    fn system_pressure_and_user_limits_both_count() {
         assert_eq!(tier(64 * GIB, 0, Some(PressureTier::Normal)), PressureTier::Normal);
         assert_eq!(tier(64 * GIB, 60 * GIB, Some(PressureTier::Warn)), PressureTier::Warn);
         let memory = MachineMemory { total_bytes: 64 * GIB, free_bytes: 5 * GIB };

@@ -255,6 +255,9 @@ impl HeadCut {
 
 /// Divides attention heads among all ranks: whole key-value heads with their query heads if there
 /// are enough of them; else several ranks hold the same key-value head and divide its query heads.
+///
+/// # Panics
+/// Panics if there are no key-value heads, or if the query heads are not a multiple of them.
 pub fn cut_heads(counts: HeadCounts, shares: &Shares) -> Vec<HeadCut> {
     let HeadCounts { heads, kv_heads, heads_unit } = counts;
     assert!(0 < kv_heads && heads.is_multiple_of(kv_heads), "{heads} heads, {kv_heads} kv heads");

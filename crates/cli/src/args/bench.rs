@@ -51,15 +51,15 @@ pub(crate) struct BenchUrlArgs {
     pub(crate) url: Option<String>,
     #[command(flatten)]
     pub(crate) key: super::keys::ClientKeyArgs,
-    /// Number of requests for each value of `--concurrency`. Default: four times that value.
+    /// With `--url`: number of requests for each value of `--concurrency`. Default: four times that value.
     #[arg(long, value_name = "REQUESTS", requires = "url",
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) requests: Option<u32>,
-    /// Time after which a request is cancelled and counted as an error, in seconds.
+    /// With `--url`: time after which a request is cancelled and counted as an error, in seconds.
     #[arg(long, value_name = "SECONDS", requires = "url", value_parser = parse_seconds,
           default_value = "300")]
     pub(crate) timeout: Duration,
-    /// Earlier report of `--json` to print ratios to.
+    /// With `--url`: earlier report of `--json` to print ratios to.
     #[arg(long, value_name = "FILE", requires = "url")]
     pub(crate) compare: Option<PathBuf>,
 }

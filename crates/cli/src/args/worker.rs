@@ -78,7 +78,7 @@ pub(crate) enum WorkerBackend {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct P2pMlxArgs {
     /// Token shared by all machines of the cluster, used in place of the cluster's secret. Default:
-    /// LOCALAI_TOKEN, LOCALAI_P2P_TOKEN or TOKEN.
+    /// JACKALOPE_TOKEN, LOCALAI_TOKEN, LOCALAI_P2P_TOKEN or TOKEN.
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
     /// Port to listen on. Default: MLX_LISTEN_PORT, else 5555.

@@ -47,7 +47,7 @@ impl StepBreakdown {
         let sampling_us = mean(new.timings.sampling_us, old.timings.sampling_us);
         let graph_us = mean(new.timings.planning_us, old.timings.planning_us);
         let total_us = mean(new.timings.total_us, old.timings.total_us);
-        let brain =
+        let coordinator_ns =
             |status: &Status| status.steps.plan_ns + status.steps.send_ns + status.steps.commit_ns;
         StepBreakdown {
             steps,
@@ -56,7 +56,7 @@ impl StepBreakdown {
             collectives_us,
             sampling_us,
             graph_us,
-            control_us: mean(brain(after), brain(before)) / 1e3,
+            control_us: mean(coordinator_ns(after), coordinator_ns(before)) / 1e3,
             kernels: difference(&old.timings.kernels, &new.timings.kernels),
             host: new.timings.host.text_since(&old.timings.host, steps),
         }

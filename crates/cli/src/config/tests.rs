@@ -154,7 +154,7 @@ fn options_without_effect_are_reported_once_and_typos_are_recognised() {
 }
 
 #[test]
-fn what_was_typed_is_remembered_without_what_is_about_the_telling() {
+fn remembered_arguments_leave_out_those_about_output() {
     let typed = "jackalope -v start --no-replace --model m --wait 3 --json --port=0";
     assert_eq!(resolved(typed, &[], "").typed, ["--model", "m", "--port=0"]);
 }

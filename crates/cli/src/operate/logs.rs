@@ -71,9 +71,9 @@ pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::R
             path.display()
         );
     }
-    let wanted = Wanted { rank: args.rank };
+    let filter = LogFilter { rank: args.rank };
     let mut from = std::fs::metadata(&path)?.len();
-    for line in wanted.last(&path, from, args.lines as usize)? {
+    for line in filter.last(&path, from, args.lines as usize)? {
         output::line(line)?;
     }
     let mut part = Vec::new();
@@ -81,7 +81,7 @@ pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::R
         return Ok(());
     }
     loop {
-        let lines = follow(&path, &mut from, &mut part, &wanted)?;
+        let lines = follow(&path, &mut from, &mut part, &filter)?;
         for line in lines {
             output::line(line)?;
         }
@@ -94,11 +94,11 @@ pub(crate) async fn logs(args: LogsArgs, environment: &Environment) -> anyhow::R
 
 /// Filter of the lines to show.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct LogFilter {
     rank: Option<u32>,
 }
 
-impl Wanted {
+impl LogFilter {
     fn shows(self, line: &str) -> bool {
         let Some(rank) = self.rank else { return true };
         let plain = without_colours(line);
@@ -124,7 +124,7 @@ fn follow(
     path: &Path,
     from: &mut u64,
     part: &mut Vec<u8>,
-    wanted: &Wanted,
+    filter: &LogFilter,
 ) -> io::Result<Vec<String>> {
     let length = std::fs::metadata(path)?.len();
     if length < *from {
@@ -137,7 +137,7 @@ fn follow(
     let end = part.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let whole: Vec<u8> = part.drain(..end).collect();
     let text = String::from_utf8_lossy(&whole);
-    Ok(text.lines().filter(|line| wanted.shows(line)).map(str::to_owned).collect())
+    Ok(text.lines().filter(|line| filter.shows(line)).map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_log_is_followed_by_whole_lines_also_when_it_is_put_aside() {
-        let (log, all) = (Scratch::new("follow"), Wanted { rank: None });
+        let (log, all) = (Scratch::new("follow"), LogFilter { rank: None });
         log.append("one\ntw");
         let (mut from, mut part) = (0, Vec::new());
         assert_eq!(follow(&log.0, &mut from, &mut part, &all).unwrap(), ["one"]);
@@ -195,11 +195,11 @@ mod tests {
         log.append("INFO a: x from=\"rank 1\"\nINFO b: y from=\"rank 11\"\nINFO c: rank=1 z\n");
         log.append("INFO d: rank=12\nINFO \u{1b}[3mrank\u{1b}[0m\u{1b}[2m=\u{1b}[0m1 e\nplain\n");
         let length = std::fs::metadata(&log.0).unwrap().len();
-        let lines = Wanted { rank: Some(1) }.last(&log.0, length, 10).unwrap();
+        let lines = LogFilter { rank: Some(1) }.last(&log.0, length, 10).unwrap();
         assert_eq!(lines.len(), 3, "{lines:?}");
-        let lines = Wanted { rank: Some(1) }.last(&log.0, length, 1).unwrap();
+        let lines = LogFilter { rank: Some(1) }.last(&log.0, length, 1).unwrap();
         assert!(lines[0].ends_with("1 e"), "{lines:?}");
-        assert_eq!(Wanted { rank: None }.last(&log.0, length, 2).unwrap().len(), 2);
+        assert_eq!(LogFilter { rank: None }.last(&log.0, length, 2).unwrap().len(), 2);
         assert_eq!(tail_from(&log.0, length - 6, 5).unwrap(), ["plain"]);
     }
 }

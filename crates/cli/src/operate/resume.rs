@@ -32,7 +32,7 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
         autoconfig::again(
             &home,
             &shell,
-            autoconfig::Asked { dry_run: args.dry_run, yes: args.yes, json: args.json },
+            autoconfig::ConfirmOptions { dry_run: args.dry_run, yes: args.yes, json: args.json },
         )?;
         let json = args.json;
         if let Some(running) = ServeRecord::running(&home) {

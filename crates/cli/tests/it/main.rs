@@ -20,12 +20,12 @@ mod hub;
 mod hybrid;
 #[cfg(target_os = "linux")]
 mod install;
-mod keeper;
 mod machines;
 #[cfg(target_os = "linux")]
 mod memory;
 mod metamorphic;
 mod mixture;
+mod model_registry;
 mod operate;
 mod pages;
 mod plan;

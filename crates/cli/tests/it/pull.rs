@@ -462,7 +462,7 @@ fn originals_in_8_bit_floats_are_refused_by_every_command_with_what_to_take_inst
     machine.refuses(&["pull", REPO], &causes);
     assert_eq!(machine.hub.ranges(WEIGHTS), []);
     machine.json(&["pull", REPO, "--unsupported", "--json"]);
-    let hint = "hint: take a conversion of this model by mlx-community";
+    let hint = "hint: use a conversion of this model by mlx-community";
     for command in [
         &["models", "check", REPO][..],
         &["plan", "--model", REPO],
@@ -655,7 +655,7 @@ fn weight_files_that_only_draft_are_not_fetched() {
         );
         assert!(machine.hub.seen(drafter).is_empty(), "{is_in_index}");
         assert!(!Path::new(pulled["path"].as_str().unwrap()).join(drafter).exists());
-        // Whoever asks for what this version cannot load gets all of it.
+        // `--unsupported` fetches the MTP layers too.
         machine.run(&["pull", REPO, "--unsupported"]);
         assert_eq!(machine.hub.seen(drafter).len(), 1);
     }

@@ -182,8 +182,11 @@ impl RankRow {
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         let facts = &rank["facts"];
         let range = |key: &str| {
-            let (start, end) = (facts[key]["start"].as_u64(), facts[key]["end"].as_u64());
-            start.zip(end).map(|(start, end)| format!("{start}–{end}"))
+            let range = &facts[key];
+            match (range["start"].as_u64()?, range["end"].as_u64()?) {
+                (start, end) if start < end => Some(format!("{start}–{}", end - 1)),
+                _ => Some("none".to_owned()),
+            }
         };
         let parts = [("layers", range("layers")), ("heads", range("heads"))];
         let part: Vec<String> = parts
@@ -323,7 +326,7 @@ pub(super) mod tests {
             "41.5 tokens/s in the last minute, at most 60.0",
             "2 of 64 running, 3 of 256 waiting",
             "KV cache 1.0 MiB of 1.0 GiB",
-            "layers 0–4, heads 0–8, 3.0 MiB, 2.0 KiB, 5.0 GiB, 1.5 ms, 50 %, jaccl rdma_en5 rdma_en4[2J",
+            "layers 0–3, heads 0–7, 3.0 MiB, 2.0 KiB, 5.0 GiB, 1.5 ms, 50 %, jaccl rdma_en5 rdma_en4[2J",
             "starting, silent 9 s",
             "mac1: 71 °C, CPU 65 W, GPU 591 W, GPU 98 %\nhere: normal, GPU 0 %\norg/n: unloaded",
             "a and b do not reach each other, for 9 s: no answer",

@@ -144,7 +144,7 @@ mod tests {
             "KV cache",
             "rank 0",
             "mac1",
-            "layers 0–4, heads 0–8",
+            "layers 0–3, heads 0–7",
             "silent 9 s",
             "a and b do not reach",
             "mac1: 71 °C, CPU 65 W, GPU 591 W, GPU 98 %; here: normal, GPU 0 %",

@@ -11,8 +11,8 @@ use thiserror::Error;
 pub const MODELS_MAX: usize = 1024;
 
 /// Hint for a model that this version cannot load.
-const UNSUPPORTED_HINT: &str = "take a conversion of this model by mlx-community, convert it with mlx_lm.convert, choose a model \
-     of one of these kinds, or take a version of jackalope that loads it";
+const UNSUPPORTED_HINT: &str = "use a conversion of this model by mlx-community, convert it with \
+     mlx_lm.convert, choose a supported model, or upgrade jackalope";
 
 /// Hint for a model whose `config.json` is not valid.
 const CONFIG_HINT: &str = "config.json lacks the field or has a wrong value; fetch config.json again from where the model came from";
@@ -36,7 +36,7 @@ pub enum LocateError {
         path: PathBuf,
     },
     /// There is no such directory, and no model of this name.
-    #[error("no such directory: {0}")]
+    #[error(transparent)]
     Unknown(#[from] ResolveError),
     /// A directory cannot be read.
     #[error("reading {}: {source}", .path.display())]

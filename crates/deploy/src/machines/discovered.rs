@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jackalope_fleet::discovery::{self, DiscoverError, FindConfig, Found, Listed, ListedHost};
+use jackalope_fleet::discovery::{
+    self, DiscoverError, DiscoveryResult, FindConfig, Listed, ListedHost,
+};
 use jackalope_fleet::trust::{Credentials, Expected, TrustError};
 use tokio::task::spawn_blocking;
 
@@ -28,7 +30,7 @@ pub fn find(
     window: Duration,
     num_machines: usize,
     ours: Credentials,
-) -> Result<Found, DiscoverError> {
+) -> Result<DiscoveryResult, DiscoverError> {
     let expected = (0 < num_machines).then_some((num_machines, EXPECTED_WINDOW));
     discovery::find(&FindConfig { ours, window, expected })
 }

@@ -46,6 +46,21 @@ fn budget_bytes(budget: KvBudget, facts: &RankFacts) -> u64 {
     }
 }
 
+/// Returns the ranks whose requested memory for caches is larger than what their machines have free:
+/// rank, requested bytes and free bytes.
+pub(super) fn excesses(
+    config: &EngineConfig,
+    facts: &[RankFacts],
+) -> impl Iterator<Item = (usize, u64, u64)> {
+    let requested = match config.kv_budget {
+        KvBudget::BytesPerRank(bytes) => bytes,
+        KvBudget::Auto { .. } => 0,
+    };
+    let free = facts.iter().map(|facts| facts.free_bytes).enumerate();
+    let is_excess = move |&(_, free): &(usize, u64)| free != 0 && free < requested;
+    free.filter(is_excess).map(move |(rank, free)| (rank, requested, free))
+}
+
 /// Returns the capacity for the status.
 pub(super) fn kv_status(
     config: &EngineConfig,

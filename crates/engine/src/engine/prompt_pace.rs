@@ -1,9 +1,9 @@
 //! How many tokens of prompts a step takes while no sequence decodes.
 //!
-//! Ranks read a prompt faster in larger pieces: a mixture reads each chosen expert once per piece, and a GPU has more
-//! rows to divide. But whoever arrives meanwhile waits for the steps under way, so pieces grow only while they take
-//! little time. They also need more memory, which plans of splits do not count: on machines that a model just fits,
-//! they do not grow.
+//! Ranks read a prompt faster in larger pieces: a mixture reads each chosen expert once per piece,
+//! and a GPU has more rows to divide. But requests that arrive meanwhile wait for the steps under
+//! way, so pieces grow only while they take little time. They also need more memory, which plans of
+//! splits do not count: on machines that a model just fits, they do not grow.
 
 use std::time::Duration;
 

@@ -724,7 +724,7 @@ fn write(mut sender: secure::Sender, shared: &Shared, messages: &Receiver<ToAgen
             Ok(message) => Some(message),
             Err(RecvTimeoutError::Timeout) if BEAT <= beat_at.elapsed() => {
                 beat_at = Instant::now();
-                Some(ToAgent::Beat)
+                Some(ToAgent::Heartbeat)
             }
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => break,
@@ -776,7 +776,7 @@ fn on_message(shared: &Shared, message: FromAgent) {
                 probe.1 = Some(failure);
             }
         }
-        FromAgent::Beat | FromAgent::Line { .. } => return,
+        FromAgent::Heartbeat | FromAgent::Line { .. } => return,
     }
     shared.changed.notify_all();
 }

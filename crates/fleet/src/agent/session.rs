@@ -136,7 +136,7 @@ fn read(
                 });
             }
             // These messages matter only as the first one.
-            ToAgent::Beat | ToAgent::Library | ToAgent::Hello { .. } => {}
+            ToAgent::Heartbeat | ToAgent::Library | ToAgent::Hello { .. } => {}
             ToAgent::Bye => return Ok(End::GoOn),
             ToAgent::Stop if powers == Powers::All => return Ok(End::StopAgent),
             // A client with limited powers cannot stop the agent; only its own session ends.
@@ -150,7 +150,7 @@ fn write(mut sender: secure::Sender, messages: &Receiver<FromAgent>) {
     loop {
         let message = match messages.recv_timeout(BEAT) {
             Ok(message) => message,
-            Err(RecvTimeoutError::Timeout) => FromAgent::Beat,
+            Err(RecvTimeoutError::Timeout) => FromAgent::Heartbeat,
             Err(RecvTimeoutError::Disconnected) => break,
         };
         if frame::write(&mut sender, &message).is_err() {

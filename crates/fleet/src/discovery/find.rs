@@ -65,7 +65,7 @@ pub struct FindConfig {
 
 /// Result of a search.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct DiscoveryResult {
     /// Facts of this machine.
     pub here: NodeFacts,
     /// Other machines with our secret.
@@ -136,7 +136,7 @@ pub enum DiscoverError {
 ///
 /// # Errors
 /// [`DiscoverError`] if no query can be sent. An empty result is not an error.
-pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
+pub fn find(config: &FindConfig) -> Result<DiscoveryResult, DiscoverError> {
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce).map_err(io::Error::from)?;
     let mut received = ReceivedAnswers::new(config.ours.secret, nonce);
@@ -152,7 +152,7 @@ pub fn find(config: &FindConfig) -> Result<Found, DiscoverError> {
     let num_strangers = received.strangers.len();
     received.strangers.truncate(STRANGERS_MAX);
     let num_more_strangers = num_strangers - received.strangers.len();
-    Ok(Found { here, machines, strangers: received.strangers, num_more_strangers })
+    Ok(DiscoveryResult { here, machines, strangers: received.strangers, num_more_strangers })
 }
 
 /// Sends queries and collects answers until the time is over. Networks may appear meanwhile.
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_of_ours_from_where_it_says_changes_nothing() {
+    fn forged_misaddressed_and_truncated_answers_are_ignored() {
         let mut received = received();
         let good = agent(7, 2).answer(&OURS, &NONCE);
         received.take(&good, from([10, 0, 0, 66]));

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use jackalope_protocol::PublicKey;
 use jackalope_protocol::machine::NodeFacts;
 
-use super::find::{Found, FoundMachine, MachineState};
+use super::find::{DiscoveryResult, FoundMachine, MachineState};
 use crate::hostfile::Host;
 use crate::shell::is_here;
 
@@ -45,7 +45,7 @@ pub struct LeftOut {
 }
 
 /// Sorts the machines whose agents listen on `agent_port`; the others are left out.
-pub fn list(found: &Found, agent_port: u16) -> Listed {
+pub fn list(found: &DiscoveryResult, agent_port: u16) -> Listed {
     let mut others: Vec<(&FoundMachine, &NodeFacts)> = Vec::new();
     let mut left_out = Vec::new();
     for machine in &found.machines {
@@ -89,7 +89,8 @@ fn bare(hostname: &str) -> String {
     hostname.to_lowercase().trim_end_matches(".local").to_owned()
 }
 
-/// Returns true if both `ssh` and a list of machines would take it for the name of another machine.
+/// Whether the string is a valid host name of another machine: no address, not this machine, and no
+/// characters at which `--hosts` or `ssh` would split it.
 fn is_name(hostname: &str) -> bool {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let is_address = hostname.parse::<IpAddr>().is_ok();
@@ -178,9 +179,9 @@ mod tests {
         machine(addrs, MachineState::Ready(Box::new(facts(hostname, gib, &[]))))
     }
 
-    fn found(machines: Vec<FoundMachine>) -> Found {
+    fn found(machines: Vec<FoundMachine>) -> DiscoveryResult {
         let here = facts("mac1.local", 16, &["10.0.0.1", "10.254.0.1", "127.0.0.1"]);
-        Found { here, machines, strangers: Vec::new(), num_more_strangers: 0 }
+        DiscoveryResult { here, machines, strangers: Vec::new(), num_more_strangers: 0 }
     }
 
     fn entries(listed: &Listed) -> Vec<String> {

@@ -110,7 +110,9 @@ pub enum InstallError {
     },
     /// Another installation sends the same file at the same time, or the connection broke within
     /// it.
-    #[error("{host} has not got {place} as far as it was sent")]
+    #[error(
+        "{host}: {place} does not have the size sent so far (another installation may be running)"
+    )]
     Offset {
         /// The machine.
         host: String,

@@ -176,6 +176,9 @@ impl<G: RankGroup> Driver<G> {
             let served_tokens = limits.context_tokens;
             warn!(wanted_tokens, served_tokens, "the model was made for a shorter context");
         }
+        for (rank, cache_bytes, free_bytes) in capacity::excesses(&self.config, facts) {
+            warn!(rank, cache_bytes, free_bytes, "caches may take more memory than is free");
+        }
         info!(kv.budget_bytes, kv.capacity_tokens, "memory for keys and values");
         let scheduler = Scheduler::new(SchedulerLimits {
             step_tokens: self.config.step_tokens as usize,

@@ -25,7 +25,7 @@ struct Machine {
 
 impl Machine {
     fn new(name: &str) -> Machine {
-        let name = format!("keeper-{name}-{}", std::process::id());
+        let name = format!("registry-{name}-{}", std::process::id());
         let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let base = home.join("models/base");
         fs::create_dir_all(&base).unwrap();
