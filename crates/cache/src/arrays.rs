@@ -141,7 +141,7 @@ impl KvArrays {
     }
 
     /// Returns these arrays with the rows of `own`, as many as fit, in one slot, and zeros after them: a
-    /// mask hides what an earlier sequence has left there, but not if that is no number.
+    /// mask hides what an earlier sequence has left there, but not a NaN.
     pub(super) fn with_slot(self, slot: usize, own: &KvArrays) -> KvArrays {
         self.with(own, |all, own| {
             let (kv_heads, all_len, width) = (own.dim(1), all.dim(2), own.dim(3));

@@ -68,7 +68,7 @@ impl BlockPool {
         pool
     }
 
-    /// Gives up all memory. No sequence holds a block.
+    /// Frees all memory. No sequence holds a block.
     fn clear(&mut self) {
         self.layers = self.room(0);
         self.blocks.clear();
@@ -89,8 +89,8 @@ impl BlockPool {
         self.blocks.iter().filter(|block| 0 < block.strong_count()).count()
     }
 
-    /// Returns a block that no other sequence holds, which [`BlockPool::prepare`] allocates: `held` if that is
-    /// one, else a copy of it, or any if there is nothing to continue.
+    /// Returns a block that one sequence owns alone (copy-on-write): `held` if it is unshared, else
+    /// a copy of it; without `held`, a free block. [`BlockPool::prepare`] allocates it.
     pub(super) fn own(&mut self, held: Option<Rc<Block>>) -> Rc<Block> {
         match held {
             Some(held) if Rc::strong_count(&held) == 1 => held,
@@ -117,7 +117,7 @@ impl BlockPool {
     }
 
     /// Makes the blocks that the sequences of a step write to ready: allocates new ones and copies shared
-    /// ones. Gives up free blocks if at most a quarter is held.
+    /// ones. Frees unused blocks if at most a quarter is held.
     pub fn prepare(&mut self) {
         if self.num_allocated < self.blocks.len() {
             let more = (self.blocks.len() - self.num_allocated).max(self.num_allocated / 4);
@@ -169,6 +169,9 @@ impl BlockPool {
     }
 
     /// Writes new positions into a layer, `[positions, heads, 1, width]`; `rows` are `[positions]`.
+    ///
+    /// # Panics
+    /// Panics if the layer has no blocks.
     pub fn write(&mut self, layer: usize, new: &KvArrays, rows: &BlockRows) {
         let held = self.layers[layer].take().expect("the layer keeps something in blocks");
         let written = held.with(new, |held, new| held.scatter([&rows.of(new.dim(1))], [0], new));
@@ -176,13 +179,17 @@ impl BlockPool {
         self.layers[layer] = Some(written);
     }
 
-    /// Returns what the step's graph has written and perhaps does not read: what pools are computed from.
+    /// Returns arrays that the step's graph has written and may not read (inputs of pools), so that
+    /// they are evaluated with the step.
     pub(super) fn take_unread(&mut self) -> Vec<Array> {
         std::mem::take(&mut self.unread)
     }
 
     /// Returns keys and values of some positions, `[sequences, heads, positions, width]`; `rows` are
     /// `[sequences, positions]`.
+    ///
+    /// # Panics
+    /// Panics if the layer has no blocks.
     pub fn read(&self, layer: usize, rows: &BlockRows) -> KvArrays {
         let held = self.layers[layer].as_ref().expect("the layer keeps something in blocks");
         let shape = self.shapes[layer].as_ref().expect("it has a shape");
@@ -193,6 +200,9 @@ impl BlockPool {
 
     /// Returns what pools are computed from of some positions, `[pools, positions, width]`; `rows` are
     /// `[pools, positions]`.
+    ///
+    /// # Panics
+    /// Panics if the layer has no blocks.
     pub fn read_raw(&self, layer: usize, rows: &BlockRows) -> Array {
         let held = self.layers[layer].as_ref().expect("the layer keeps something in blocks");
         held.index.as_ref().unwrap_or(&held.keys).take(&rows.rows, 0)

@@ -27,7 +27,7 @@ use jackalope_protocol::{CacheCost, KV_BLOCK_TOKENS};
 use jackalope_recurrence::{ForkAt, LayerStates, StateArrays, StateSlot, StateStep};
 
 use self::pages::PageList;
-use self::slots::Place;
+use self::slots::KvLocation;
 use self::windows::WindowBlocks;
 
 pub use self::arrays::KvArrays;
@@ -217,7 +217,7 @@ pub struct SequenceCache {
     shape: CacheShape,
     layers: Vec<LayerCache>,
     /// Place of keys and values, for MLX's operations.
-    place: Rc<RefCell<Place>>,
+    place: Rc<RefCell<KvLocation>>,
     /// Where the present states are, for MLX's operations.
     state_slot: StateSlot,
     len: usize,
@@ -239,7 +239,7 @@ impl SequenceCache {
         };
         let layers = shape.layers.iter().map(layer).collect();
         let num_arrays = shape.slots.borrow().num_arrays();
-        let place = Rc::new(RefCell::new(Place::Own(vec![None; num_arrays])));
+        let place = Rc::new(RefCell::new(KvLocation::Own(vec![None; num_arrays])));
         let (shape, kept) = (shape.clone(), Vec::new());
         let state_slot = StateSlot::default();
         let windows = WindowBlocks::new(shape.window_tokens());
@@ -439,20 +439,22 @@ impl SequenceCache {
     }
 
     /// Returns copies of the first `capacity` positions, for MLX's operations.
-    fn fork_place(&self, capacity: usize) -> Place {
+    fn fork_place(&self, capacity: usize) -> KvLocation {
         match &*self.place.borrow() {
-            Place::Own(held) => {
+            KvLocation::Own(held) => {
                 let slots = self.shape.slots.borrow();
                 let fork = |(number, held): (usize, &Option<KvArrays>)| {
                     let held = held.as_ref().filter(|_| 0 < capacity)?;
                     Some(held.fork(slots.num_rows(number, capacity)))
                 };
-                Place::Own(held.iter().enumerate().map(fork).collect())
+                KvLocation::Own(held.iter().enumerate().map(fork).collect())
             }
-            &Place::Slot { class, slot } if 0 < capacity => {
-                Place::Own(self.shape.slots.borrow_mut().copy(class, slot, capacity))
+            &KvLocation::Slot { class, slot } if 0 < capacity => {
+                KvLocation::Own(self.shape.slots.borrow_mut().copy(class, slot, capacity))
             }
-            Place::Slot { .. } => Place::Own(vec![None; self.shape.slots.borrow().num_arrays()]),
+            KvLocation::Slot { .. } => {
+                KvLocation::Own(vec![None; self.shape.slots.borrow().num_arrays()])
+            }
         }
     }
 
@@ -550,7 +552,7 @@ impl SequenceCache {
     }
 
     fn append_rows(&mut self, number: usize, start: usize, new: &KvArrays) -> KvArrays {
-        let Place::Own(held) = &mut *self.place.borrow_mut() else {
+        let KvLocation::Own(held) = &mut *self.place.borrow_mut() else {
             panic!("a sequence leaves its slot before it gets several tokens")
         };
         let held = &mut held[number];
@@ -578,7 +580,7 @@ impl SequenceCache {
     }
 
     fn held_rows(&self, number: usize, len: usize) -> KvArrays {
-        let Place::Own(held) = &*self.place.borrow() else {
+        let KvLocation::Own(held) = &*self.place.borrow() else {
             panic!("a sequence leaves its slot before it gets several tokens")
         };
         let held = held[number].as_ref();
@@ -620,7 +622,8 @@ impl SequenceCache {
 /// Cache of one layer.
 #[derive(Debug)]
 struct LayerCache {
-    /// Keys and values for our kernels. For MLX's operations they are at the sequence's [`Place`].
+    /// Keys and values for our kernels. For MLX's operations they are at the sequence's
+    /// [`KvLocation`].
     pages: Option<PageList>,
     /// What is kept of positions until no pool and no window needs them, for our kernels.
     raw: PageList,

@@ -22,8 +22,9 @@ pub struct PoolKind {
 /// The pools that end at positions of a step; at least one.
 #[derive(Debug)]
 pub struct EndedPools {
-    /// The positions that the vector of each pool is computed from. Those before the first pool of a sequence
-    /// are any others.
+    /// Positions that each pool's vector is computed from; if pools overlap, those of the pool
+    /// before it come first. A sequence's first pool has none before it: arbitrary positions stand
+    /// in for them, which `has_earlier` masks.
     pub sources: BlockRows, // [pools, positions]
     /// Whether there is a pool before each one, boolean `[pools, 1, 1]`; `None` if each has one.
     pub has_earlier: Option<Array>,
@@ -36,13 +37,13 @@ pub struct EndedPools {
 /// Where some pools are written.
 #[derive(Debug)]
 struct Target {
-    place: Place,
+    place: PoolLocation,
     /// Number of pools.
     len: usize,
 }
 
 #[derive(Debug)]
-enum Place {
+enum PoolLocation {
     /// One pool of each of some sequences.
     Slots {
         class: usize,
@@ -72,14 +73,14 @@ impl EndedPools {
             let slots: Vec<i32> = ended.iter().map(|(member, _)| dim(member.slot)).collect();
             let numbers: Vec<i32> = ended.iter().map(|(_, pool)| dim(*pool)).collect();
             let [slots, numbers] = [slots, numbers].map(|it| indices(&it));
-            let place = Place::Slots { class: group.class, slots, pools: numbers };
+            let place = PoolLocation::Slots { class: group.class, slots, pools: numbers };
             targets.push(Target { place, len: ended.len() });
         }
         for &span_idx in &plan.prompts {
             let ended = ended(&spans[span_idx], kind.len);
             let (first_pool, len) = (ended.start, ended.len());
             pools.extend(ended.map(|pool| (span_idx, pool)));
-            targets.push(Target { place: Place::Sequence { span_idx, first_pool }, len });
+            targets.push(Target { place: PoolLocation::Sequence { span_idx, first_pool }, len });
         }
         targets.retain(|target| 0 < target.len);
         if pools.is_empty() {
@@ -118,11 +119,11 @@ impl EndedPools {
             let own = pools.sequences(next, next + len);
             next += len;
             match place {
-                Place::Slots { class, slots, pools } => {
+                PoolLocation::Slots { class, slots, pools } => {
                     let (layer, all) = (caches[0].layer(layer_idx), caches[0].slots());
                     all.borrow_mut().write_pools(*class, layer, &own, [slots, pools]);
                 }
-                Place::Sequence { span_idx, first_pool } => {
+                PoolLocation::Sequence { span_idx, first_pool } => {
                     caches[*span_idx].append_pools(layer_idx, *first_pool, &own);
                 }
             }

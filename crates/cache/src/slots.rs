@@ -22,7 +22,7 @@ const IDLE_STEPS_MAX: u64 = 16;
 
 /// Place of the keys and values of a sequence.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum KvLocation {
     /// In arrays of the sequence's own, one pair for each layer; `None` before the first write.
     Own(Vec<Option<KvArrays>>),
     /// In a slot of a class.
@@ -32,7 +32,7 @@ pub(crate) enum Place {
 /// A sequence that decodes: where it is, and its length with the new token.
 #[derive(Clone, Debug)]
 pub struct Decoding {
-    place: Rc<RefCell<Place>>,
+    place: Rc<RefCell<KvLocation>>,
     len: usize,
 }
 
@@ -86,7 +86,7 @@ struct SlotClass {
 #[derive(Debug)]
 struct Occupant {
     /// Gone when the sequence is gone.
-    place: Weak<RefCell<Place>>,
+    place: Weak<RefCell<KvLocation>>,
     last_step: u64,
 }
 
@@ -100,7 +100,7 @@ pub fn capacity_class(len: usize) -> usize {
 }
 
 impl Decoding {
-    pub(crate) fn new(place: Rc<RefCell<Place>>, len: usize) -> Decoding {
+    pub(crate) fn new(place: Rc<RefCell<KvLocation>>, len: usize) -> Decoding {
         Decoding { place, len }
     }
 }
@@ -141,8 +141,8 @@ impl SlotPool {
         for (idx, sequence) in decoding.iter().enumerate() {
             let class = capacity_class(sequence.len);
             let held = match *sequence.place.borrow() {
-                Place::Slot { class, slot } => Some((class, slot)),
-                Place::Own(_) => None,
+                KvLocation::Slot { class, slot } => Some((class, slot)),
+                KvLocation::Own(_) => None,
             };
             match held {
                 Some((held, slot)) if held == class => self.touch(class, slot),
@@ -169,10 +169,10 @@ impl SlotPool {
     }
 
     /// Moves a sequence to arrays of its own if it is in a slot.
-    fn move_out(&mut self, place: &Rc<RefCell<Place>>) {
-        let Place::Slot { class, slot } = *place.borrow() else { return };
+    fn move_out(&mut self, place: &Rc<RefCell<KvLocation>>) {
+        let KvLocation::Slot { class, slot } = *place.borrow() else { return };
         let own = self.copy(class, slot, class);
-        *place.borrow_mut() = Place::Own(own);
+        *place.borrow_mut() = KvLocation::Own(own);
         let class = self.classes.get_mut(&class).expect("a slot has a class");
         class.slots[slot] = None;
     }
@@ -211,6 +211,9 @@ impl SlotPool {
 
     /// Writes one new position of each sequence into a layer, `[sequences, kv_heads, 1, dim]`, and
     /// returns the keys and values of all slots.
+    ///
+    /// # Panics
+    /// Panics if the class has no slots, or the layer no positions.
     pub fn write(
         &mut self,
         class: usize,
@@ -227,6 +230,9 @@ impl SlotPool {
     }
 
     /// Returns the keys and values of all slots of a layer, which has written those of the step.
+    ///
+    /// # Panics
+    /// Panics if the class has no slots, or the layer no positions.
     pub fn held(&self, class: usize, layer: usize) -> KvArrays {
         let held = self.classes[&class].layers[layer].as_ref();
         held.expect("a class has all layers with positions").clone()
@@ -280,12 +286,12 @@ impl SlotPool {
         entry.slots.resize_with(num_slots + more, || None);
     }
 
-    fn move_in(&mut self, class: usize, place: &Rc<RefCell<Place>>) {
+    fn move_in(&mut self, class: usize, place: &Rc<RefCell<KvLocation>>) {
         let entry = self.classes.get_mut(&class).expect("room was made");
         let free = entry.slots.iter().position(Option::is_none);
         let slot = free.expect("room was made");
-        let own = place.replace(Place::Slot { class, slot });
-        let Place::Own(own) = own else { panic!("a sequence in a slot moves out first") };
+        let own = place.replace(KvLocation::Slot { class, slot });
+        let KvLocation::Own(own) = own else { panic!("a sequence in a slot moves out first") };
         let nothing = |shape: &ArrayShape| room(shape, [1, 0], self.dtype);
         for ((layer, own), shape) in entry.layers.iter_mut().zip(own).zip(&self.shapes) {
             let own = own.or_else(|| shape.as_ref().map(nothing));
@@ -313,7 +319,7 @@ impl SlotPool {
     fn assignments(&self, decoding: &[Decoding]) -> Vec<SlotAssignment> {
         let mut members: BTreeMap<usize, Vec<SlotMember>> = BTreeMap::new();
         for (idx, sequence) in decoding.iter().enumerate() {
-            let Place::Slot { class, slot } = *sequence.place.borrow() else {
+            let KvLocation::Slot { class, slot } = *sequence.place.borrow() else {
                 panic!("every decoding sequence has a slot")
             };
             members.entry(class).or_default().push(SlotMember { idx, slot });
@@ -342,7 +348,7 @@ impl SlotClass {
     }
 
     /// Returns the places of sequences that have not decoded for a while, the longest first.
-    fn idle(&self, step: u64) -> Vec<Rc<RefCell<Place>>> {
+    fn idle(&self, step: u64) -> Vec<Rc<RefCell<KvLocation>>> {
         let mut idle: Vec<&Occupant> = self.slots.iter().flatten().collect();
         idle.retain(|occupant| IDLE_STEPS_MAX < step - occupant.last_step);
         idle.sort_by_key(|occupant| occupant.last_step);
@@ -363,7 +369,7 @@ impl SlotClass {
         self.slots.retain(kept);
         for (new_slot, occupant) in self.slots.iter().flatten().enumerate() {
             let Some(place) = occupant.place.upgrade() else { continue };
-            if let Place::Slot { slot, .. } = &mut *place.borrow_mut() {
+            if let KvLocation::Slot { slot, .. } = &mut *place.borrow_mut() {
                 *slot = new_slot;
             }
         }
@@ -381,13 +387,13 @@ mod tests {
     }
 
     fn sequence(len: usize) -> Decoding {
-        Decoding { place: Rc::new(RefCell::new(Place::Own(vec![None; 2]))), len }
+        Decoding { place: Rc::new(RefCell::new(KvLocation::Own(vec![None; 2]))), len }
     }
 
     fn slot(sequence: &Decoding) -> (usize, usize) {
         match *sequence.place.borrow() {
-            Place::Slot { class, slot } => (class, slot),
-            Place::Own(_) => panic!("not in a slot"),
+            KvLocation::Slot { class, slot } => (class, slot),
+            KvLocation::Own(_) => panic!("not in a slot"),
         }
     }
 
@@ -451,7 +457,7 @@ mod tests {
         let sequence = |blocks: usize| {
             let own = Array::full(&[1, 1, dim(blocks * BLOCK_TOKENS), 2], 1.0, Dtype::F32);
             let own = KvArrays { keys: own.clone(), values: Some(own), index: None };
-            let place = Rc::new(RefCell::new(Place::Own(vec![Some(own), None])));
+            let place = Rc::new(RefCell::new(KvLocation::Own(vec![Some(own), None])));
             Decoding { place, len: blocks * BLOCK_TOKENS }
         };
         let broken = sequence(6);
@@ -481,7 +487,7 @@ mod tests {
         assert_eq!(newest(&mut pool, &idle), 3.0);
         let assigned = pool.assign(&[busy, late]);
         assert_eq!(assigned[0].num_slots, 2);
-        let Place::Own(own) = &*idle.place.borrow() else { panic!("it gave up its slot") };
+        let KvLocation::Own(own) = &*idle.place.borrow() else { panic!("it gave up its slot") };
         assert_eq!(own[0].as_ref().unwrap().keys.to_vec::<f32>().unwrap()[0], 3.0);
     }
 }

@@ -28,7 +28,7 @@ pub use cabling::{Cable, CabledHost, Cabling, End};
 pub use choice::Choice;
 pub use drawing::{dot, terminal};
 pub use shape::CablingShape;
-pub use steps::{Given, PingCheck, Step};
+pub use steps::{AssignedAddress, PingCheck, Step};
 pub use write::hostfile_json;
 
 use jackalope_fleet::hostfile::Hostfile;
@@ -56,7 +56,7 @@ pub struct Plan {
     /// Pings that must be answered afterwards.
     pub checks: Vec<PingCheck>,
     /// Addresses of the cables once the commands have run.
-    pub given: Vec<Given>,
+    pub given: Vec<AssignedAddress>,
     /// Connections that the commands may break.
     pub risks: Vec<String>,
     /// Hostfile with the machines of the ranks.
@@ -108,7 +108,7 @@ impl Plan {
         members: &[ReportedMachine<'_>],
         over: Over,
         wanted: Option<Backend>,
-        before: &[Given],
+        before: &[AssignedAddress],
     ) -> Result<Plan, PlanError> {
         let cabling = Cabling::of(members);
         if over == Over::Ethernet {

@@ -73,8 +73,8 @@ fn power_above(value: f32) -> f32 {
     f32::from_bits(((bits >> MANTISSA_BITS) + u32::from(!is_power)) << MANTISSA_BITS)
 }
 
-/// Returns the nearest number with so many bits of mantissa, of two the even one. `min_exponent` is the biased
-/// exponent of the smallest one that is normal.
+/// Rounds to `mantissa_bits` bits of mantissa, ties to even. `min_exponent` is the biased exponent
+/// of the smallest normal number.
 fn nearest(value: f32, mantissa_bits: u32, min_exponent: u32) -> f32 {
     let exponent = (value.abs().to_bits() >> MANTISSA_BITS).max(min_exponent);
     let step = f32::from_bits((exponent - mantissa_bits) << MANTISSA_BITS);

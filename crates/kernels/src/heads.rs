@@ -6,7 +6,7 @@ use jackalope_simd::{
     Threads, WIDEST, dispatched, unpack,
 };
 
-use crate::attention::product::{DEPTH, Left, Product, Right, Sums, add};
+use crate::attention::product::{DEPTH, LeftOperand, Product, RightOperand, Sums, add};
 use crate::matmul::{RowProducts, Rows, Task, multiply};
 
 /// Number of rows of activations that use an unpacked matrix together, so that their sums stay in a
@@ -182,7 +182,7 @@ fn multiply_rows(
     let stride = columns.next_multiple_of(WIDEST);
     let mut weights = vec![0.0; num_rows * stride];
     unpack_rows(instructions, matrix, stride, &mut weights);
-    let right = Right { values: &weights[..], stride, columns: stride };
+    let right = RightOperand { values: &weights[..], stride, columns: stride };
     for (tile, out) in out.chunks_mut(TILE_TOKENS).enumerate() {
         let num_tokens = out.len();
         let mut left = vec![[0.0; DEPTH]; num_rows.div_ceil(DEPTH) * num_tokens];
@@ -192,7 +192,7 @@ fn multiply_rows(
             x.load(token * num_rows + row, &mut piece[..len]);
         }
         let mut sums = vec![0.0; num_tokens * stride];
-        let left = Left { values: &left, num_rows: num_tokens };
+        let left = LeftOperand { values: &left, num_rows: num_tokens };
         let product = Product { left, rows: 0..num_tokens, right, depth: 0..num_rows };
         add(instructions, &product, &mut Sums { values: &mut sums, stride });
         for (out, sums) in out.iter_mut().zip(sums.chunks_exact(stride)) {

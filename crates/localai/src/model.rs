@@ -9,7 +9,7 @@ use axum::response::Response;
 use jackalope_engine::EngineState;
 use jackalope_protocol::Phase;
 use jackalope_serving::error::ApiError;
-use jackalope_serving::models::{Kept, ModelStatus};
+use jackalope_serving::models::{ModelStatus, UnloadRefusal};
 use jackalope_serving::state::{Serving, ServingState};
 
 use crate::frames::{answer, read};
@@ -166,8 +166,9 @@ async fn free_all(state: &LocalAi) -> Result<(), ApiError> {
     for load in state.loads().take_all().into_iter().filter(|it| it.order.is_some()) {
         state.models().give_up(&load.id).await;
         match state.models().unload(&load.id, FREE_PATIENCE).await {
-            Ok(()) | Err(Kept::Unknown | Kept::NotLoaded | Kept::Fixed) => {}
-            Err(Kept::InUse(num_open)) => {
+            Ok(())
+            | Err(UnloadRefusal::Unknown | UnloadRefusal::NotLoaded | UnloadRefusal::Fixed) => {}
+            Err(UnloadRefusal::InUse(num_open)) => {
                 let model = load.id.clone();
                 state.loads().remember(load);
                 return Err(ApiError::ModelInUse { model, num_open });

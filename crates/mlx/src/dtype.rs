@@ -24,7 +24,7 @@ pub enum Dtype {
     F32 = 10,
     /// IEEE double precision, for sums that must be exact; on CPUs only.
     F64 = 11,
-    /// Brain float: the upper half of a single-precision float.
+    /// bfloat16: the upper half of a single-precision float.
     Bf16 = 12,
 }
 

@@ -3,16 +3,16 @@
 use jackalope_kernels::{self as kernels, ActivationFunction, Threads};
 use jackalope_mlx::{Array, Dtype};
 
-/// How a gate and what it is multiplied by are combined, or what becomes of a projection without a gate.
+/// How the gate and the up projection are combined, or the activation of a block without a gate.
 #[derive(Clone, Copy, Debug)]
 pub enum BlockActivation {
-    /// A function of the gate alone, times what it is multiplied by.
+    /// A function of the gate alone, times the up projection.
     Function(ActivationFunction),
     /// See [`jackalope_spec::Activation::ClampedSilu`].
     ClampedSilu {
         /// Factor inside the sigmoid.
         alpha: f32,
-        /// Bound of the gate and of what it is multiplied by.
+        /// Bound of the gate and of the up projection.
         limit: f32,
     },
 }
@@ -41,8 +41,8 @@ impl BlockActivation {
         }
     }
 
-    /// Bounds gates and what they are multiplied by, if there are bounds. Returns what is left to
-    /// compute of the gates.
+    /// Clamps the gate and the up projection, if there are bounds. Returns the function that is
+    /// still to be applied to the gate.
     pub fn bound(self, gate: &mut [f32], up: &mut [f32], threads: &Threads) -> ActivationFunction {
         let function = match self {
             BlockActivation::ClampedSilu { alpha, limit } => {
@@ -59,10 +59,10 @@ impl BlockActivation {
         function
     }
 
-    /// Returns the function, of a projection without bounds.
+    /// Returns the activation function of a block without clamping.
     ///
     /// # Panics
-    /// Panics if there are bounds.
+    /// Panics if it is [`BlockActivation::ClampedSilu`].
     pub fn function(self) -> ActivationFunction {
         match self {
             BlockActivation::Function(function) => function,

@@ -36,8 +36,8 @@ fn power_above(x: &Array) -> Array {
     carried.right_shift(&shift).left_shift(&shift).view(Dtype::F32)
 }
 
-/// Returns the nearest numbers with so many bits of mantissa, of two the even one. `min_exponent` is the
-/// biased exponent of the smallest one that is normal.
+/// Rounds to `mantissa_bits` bits of mantissa, ties to even. `min_exponent` is the biased exponent
+/// of the smallest normal number.
 fn nearest(x: &Array, mantissa_bits: u32, min_exponent: u32) -> Array {
     let shift = bits(MANTISSA_BITS);
     let exponent = x.abs().view(Dtype::U32).right_shift(&shift).maximum(&bits(min_exponent));

@@ -50,7 +50,11 @@ impl Heads {
         Heads { head_dim: 0, value_dim: 0, cut, counts_keys: false, terms, unit: 1 }
     }
 
-    /// Loads `o_proj`, whose input is the heads' results.
+    /// Loads `o_proj`, whose input is the heads' results: this rank's columns of `weight`
+    /// `[hidden, heads * value_dim]` and, if there is one, the whole `bias` `[hidden]`.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn o_proj(
         &self,
         w: &Weights<'_>,

@@ -193,6 +193,9 @@ impl HeadPart {
 impl WeightMatrix {
     /// Reads `weight`, and `scales` and `biases` if there are any. Several matrices become one, with
     /// the rows of the first, then those of the second, and so on.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn load(w: &Weights<'_>, cut: MatrixCut<'_>) -> Result<WeightMatrix, LoadError> {
         let count = match cut {
             MatrixCut::Stack { count, .. } => Some(count.full),
@@ -203,6 +206,9 @@ impl WeightMatrix {
 
     /// Reads the matrices of `num_experts` experts, which are divided in the same way. They become
     /// one matrix, with the rows of the first expert, then those of the second, and so on.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn load_experts(
         w: &Weights<'_>,
         num_experts: usize,
@@ -285,6 +291,9 @@ impl WeightMatrix {
     }
 
     /// Returns a part of each head's rows as a matrix of its own.
+    ///
+    /// # Errors
+    /// Fails if MLX cannot compute the rows.
     pub fn part_of_heads(&self, part: HeadPart) -> Result<WeightMatrix, jackalope_mlx::Error> {
         let rows_of = |tensor: &Array| {
             let heads = part.of(tensor);
@@ -329,6 +338,9 @@ impl WeightMatrix {
     }
 
     /// Returns the elements in `dtype`, computed.
+    ///
+    /// # Errors
+    /// Fails if MLX cannot compute them.
     pub fn plain(&self, dtype: Dtype) -> Result<Array, jackalope_mlx::Error> {
         let plain = match &self.stored {
             Stored::Plain(PlainMatrix { weight, .. }) if weight.dtype() == dtype => weight.clone(),
@@ -509,6 +521,9 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the next input as floats.
+    ///
+    /// # Panics
+    /// Panics if there is none left, or if its elements are not floats.
     #[track_caller]
     pub fn elements(&self) -> Elements<'a> {
         let buffer = self.next();

@@ -49,7 +49,11 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Loads a layer of which each rank computes a part of the output.
+    /// Loads a layer of which each rank computes a part of the output: its rows of `weight`
+    /// `[output, input]` and, if there is one, of `bias` `[output]`.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn column(
         w: &Weights<'_>,
         input: usize,
@@ -64,7 +68,11 @@ impl Linear {
         Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms: None })
     }
 
-    /// Loads a layer whose output are some rows of the matrix at `w`.
+    /// Loads a layer whose output are this rank's `rows` of `weight` `[rows.full, input]` and, if
+    /// there is one, of `bias` `[rows.full]`.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn of_rows(
         w: &Weights<'_>,
         input: usize,
@@ -79,8 +87,12 @@ impl Linear {
         Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms: None })
     }
 
-    /// Loads a layer of which each rank has a part of the input; the products are summed over the
-    /// ranks.
+    /// Loads a layer of which each rank has a part of the input: its columns of `weight`
+    /// `[output, input]` and, if there is one, the whole `bias` `[output]`. The products are summed
+    /// over the ranks.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn row(
         w: &Weights<'_>,
         input: RowInput<'_>,

@@ -43,7 +43,11 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Loads a norm of vectors of `width` elements.
+    /// Loads a norm of vectors of `width` elements: `weight` and, if there is one, `bias`, each
+    /// `[width]`.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn load(
         w: &Weights<'_>,
         width: usize,
@@ -58,7 +62,10 @@ impl Norm {
     }
 
     /// Loads a norm of heads of `width` elements, each with weights of its own, of which `heads` are
-    /// on this rank.
+    /// on this rank: its rows of `weight` `[heads, width]`.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn load_heads(
         w: &Weights<'_>,
         width: usize,
@@ -102,7 +109,10 @@ impl Norm {
         Norm { weight: ones, bias, kernel, is_centred: false, eps, compute }
     }
 
-    /// Loads a norm whose weights are the vector at `w`, times a factor.
+    /// Loads a norm whose weights are the vector at `w`, `[width]`, times a factor.
+    ///
+    /// # Errors
+    /// Fails if a tensor is missing, has another shape or cannot be read.
     pub fn of_vector(
         w: &Weights<'_>,
         VectorNorm { width, factor }: VectorNorm,

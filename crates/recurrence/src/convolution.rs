@@ -9,12 +9,18 @@ pub fn taps(kernels: &Array) -> Array {
 
 /// Computes the convolution of the last rows of `inputs` `[sequences, width - 1 + seq, channels]` with
 /// `taps` `[width, channels]`, with MLX.
+///
+/// # Panics
+/// Panics if `width` is 0.
 pub fn convolution(inputs: &Array, taps: &Array) -> Array {
     dilated_convolution(inputs, taps, 1)
 }
 
 /// As [`convolution`], of positions that are `dilation` apart: `inputs` are
 /// `[sequences, (width - 1) * dilation + seq, channels]`.
+///
+/// # Panics
+/// Panics if `width` is 0.
 pub fn dilated_convolution(inputs: &Array, taps: &Array, dilation: i32) -> Array {
     let width = taps.dim(0);
     let seq = inputs.dim(1) - (width - 1) * dilation;

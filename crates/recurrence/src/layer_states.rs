@@ -95,6 +95,9 @@ impl LayerStates {
 
     /// Returns the buffers of the sequence's next rows. The present state is written in place unless
     /// something else needs it.
+    ///
+    /// # Panics
+    /// Panics if the present state is in arrays of MLX.
     pub fn step(&mut self) -> StateStep {
         let source = self.present.take().map(|present| match present {
             State::Buffer(buffer) => buffer,

@@ -39,9 +39,9 @@ pub(crate) struct SampledRow<'a> {
 /// Sampled tokens on the device.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceTokens {
-    /// The token of each row, u32 `[rows]`; 0 where the logits are not numbers.
+    /// The token of each row, u32 `[rows]`; 0 where logits are NaN or infinite.
     pub(crate) tokens: Array,
-    /// Whether the logits are numbers, boolean `[rows]`.
+    /// Whether no logit is NaN or infinite, boolean `[rows]`.
     pub(crate) are_numbers: Array,
 }
 

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_no_embedding() {
+    fn nan_and_infinity_give_no_embedding() {
         for value in [f32::NAN, f32::INFINITY] {
             let last = row(4, 1, Pooling::Last);
             let answer = take_in(&last, std::iter::once(&[value][..]), &mut None).unwrap();

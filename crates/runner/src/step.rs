@@ -516,7 +516,7 @@ impl Stepper {
         Ok(embedded)
     }
 
-    /// Samples a token; returns `None` if the logits are not numbers.
+    /// Samples a token; returns `None` if logits are NaN or infinite.
     fn sample_row(
         &self,
         cache: CacheId,

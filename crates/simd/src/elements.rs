@@ -24,7 +24,7 @@ pub enum Elements<'a> {
     F32(&'a [f32]),
     /// Half precision.
     F16(&'a [f16]),
-    /// Brain floats.
+    /// bfloat16.
     Bf16(&'a [bf16]),
 }
 
@@ -35,7 +35,7 @@ pub enum ElementsMut<'a> {
     F32(&'a mut [f32]),
     /// Half precision.
     F16(&'a mut [f16]),
-    /// Brain floats.
+    /// bfloat16.
     Bf16(&'a mut [bf16]),
 }
 
@@ -176,6 +176,9 @@ impl<'a> ElementsMut<'a> {
     }
 
     /// Cuts the view into pieces of `len` elements; the last one may be shorter.
+    ///
+    /// # Panics
+    /// Panics if `len` is 0.
     pub fn chunks(self, len: usize) -> Vec<ElementsMut<'a>> {
         assert!(len > 0, "chunks need at least one element");
         let mut pieces = Vec::with_capacity(self.len().div_ceil(len));

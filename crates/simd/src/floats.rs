@@ -12,7 +12,7 @@ pub enum Floats {
     F32(Vec<f32>),
     /// Half precision.
     F16(Vec<f16>),
-    /// Brain floats.
+    /// bfloat16.
     Bf16(Vec<bf16>),
 }
 

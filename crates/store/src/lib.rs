@@ -40,5 +40,5 @@ pub use jackalope_spec::SpecError;
 pub use manifest::{Difference, FileEntry, Manifest, ManifestError, Record};
 pub use name::{ModelRef, NameError, RepoId, Revision};
 pub use remove::{Removal, StoreRemoveError};
-pub use store::{FoundModel, Place, PlaceKind, ResolveError, Stores};
+pub use store::{FoundModel, ModelStore, ResolveError, StoreKind, Stores};
 pub use verify::{Expectation, VerifyError};

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::hub::{HubCache, HubRepo, Snapshot};
 use super::name::ModelRef;
-use super::store::{PlaceKind, ResolveError, Stores};
+use super::store::{ResolveError, StoreKind, Stores};
 
 /// The files that a removal would delete. Nothing is deleted before [`Removal::carry_out`].
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -58,7 +58,7 @@ impl Removal {
     /// # Errors
     /// [`StoreRemoveError`] if there is no such model.
     pub fn of_name(stores: &Stores, wanted: &ModelRef) -> Result<Removal, StoreRemoveError> {
-        for place in stores.places().iter().filter(|it| it.kind == PlaceKind::HubCache) {
+        for place in stores.places().iter().filter(|it| it.kind == StoreKind::HubCache) {
             let repo = HubCache::new(place.root.clone()).repo(&wanted.repo);
             if wanted.revision.is_none() && repo.dir().is_dir() {
                 return of_repo(&repo);
@@ -76,7 +76,7 @@ impl Removal {
     pub fn of_dir(stores: &Stores, dir: &Path) -> Result<Removal, StoreRemoveError> {
         let dir = fs::canonicalize(dir).map_err(failed(dir))?;
         let owner = stores.owner(&dir);
-        if let Some(found) = owner.as_ref().filter(|it| it.place.kind == PlaceKind::HubCache) {
+        if let Some(found) = owner.as_ref().filter(|it| it.place.kind == StoreKind::HubCache) {
             let root = &found.place.root;
             let cache = HubCache::new(fs::canonicalize(root).map_err(failed(root))?);
             let (repo, snapshot) = cache.owner(&dir).expect("its owner is this place");
@@ -213,7 +213,7 @@ fn disk_bytes(dir: &Path) -> Result<u64, StoreRemoveError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Place;
+    use crate::store::ModelStore;
     use jackalope_testing::Scratch;
 
     const SHARED: &str = "1111111111111111111111111111111111111111";
@@ -223,9 +223,9 @@ mod tests {
     fn hub() -> (Scratch, Stores) {
         let dir = Scratch::new();
         let place =
-            |kind, name: &str| Place { kind, root: dir.path().join(name), origin: "default" };
+            |kind, name: &str| ModelStore { kind, root: dir.path().join(name), origin: "default" };
         let stores =
-            Stores::new([place(PlaceKind::HubCache, "hub"), place(PlaceKind::Folder, "folder")]);
+            Stores::new([place(StoreKind::HubCache, "hub"), place(StoreKind::Folder, "folder")]);
         let repo = HubCache::new(dir.path().join("hub")).repo(&"o/n".parse().unwrap());
         dir.write(&format!("hub/models--o--n/blobs/{SHARED}"), b"shared");
         dir.write(&format!("hub/models--o--n/blobs/{OLD}"), b"old!");

@@ -12,7 +12,7 @@ use super::name::{ModelRef, Revision};
 
 /// Layout of a place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum PlaceKind {
+pub enum StoreKind {
     /// Hugging Face's cache: see [`HubCache`].
     HubCache,
     /// A folder of directories `name` or `org/name`.
@@ -21,9 +21,9 @@ pub enum PlaceKind {
 
 /// A place where models are stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Place {
+pub struct ModelStore {
     /// Layout of the place.
-    pub kind: PlaceKind,
+    pub kind: StoreKind,
     /// Path of the place's root; it need not exist.
     pub root: PathBuf,
     /// Where the path comes from: the name of an environment variable, or `default`.
@@ -33,7 +33,7 @@ pub struct Place {
 /// All places of a machine, in the order in which they are searched.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Stores {
-    places: Vec<Place>,
+    places: Vec<ModelStore>,
 }
 
 /// A model and the place where it is stored.
@@ -46,7 +46,7 @@ pub struct FoundModel {
     /// Directory of the model.
     pub dir: PathBuf,
     /// Place that contains it.
-    pub place: Place,
+    pub place: ModelStore,
 }
 
 /// Reason why a name does not resolve to a model.
@@ -61,7 +61,12 @@ pub enum ResolveError {
         looked_in: Vec<PathBuf>,
     },
     /// The cache contains only other revisions of the model.
-    #[error("of {name} this machine has other revisions: {}\nhint: jackalope pull {}, or name one of them behind an @", .revisions.join(", "), .name.replace('@', " --revision "))]
+    #[error(
+        "this machine has only other revisions of {name}: {}\n\
+         hint: jackalope pull {}, or write NAME@REVISION",
+        .revisions.join(", "),
+        .name.replace('@', " --revision ")
+    )]
     Revision {
         /// Name that was requested.
         name: String,
@@ -84,7 +89,7 @@ fn paths(paths: &[PathBuf]) -> String {
 
 impl Stores {
     /// Creates the list of these places, in this order. Duplicates are dropped.
-    pub fn new(places: impl IntoIterator<Item = Place>) -> Stores {
+    pub fn new(places: impl IntoIterator<Item = ModelStore>) -> Stores {
         let mut stores = Stores::default();
         for place in places {
             if stores.places.iter().all(|it| it.root != place.root) {
@@ -95,7 +100,7 @@ impl Stores {
     }
 
     /// Returns the places in order.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[ModelStore] {
         &self.places
     }
 
@@ -108,14 +113,14 @@ impl Stores {
         let mut others = Vec::new();
         for place in &self.places {
             let found = match place.kind {
-                PlaceKind::HubCache => {
+                StoreKind::HubCache => {
                     let repo = HubCache::new(place.root.clone()).repo(&wanted.repo);
                     let snapshots = read(repo.snapshots(), &repo.dir())?;
                     let chosen = choose(&repo, wanted.revision.as_ref(), &snapshots);
                     others.extend(snapshots.into_iter().map(|it| it.commit));
                     chosen.map(|it| (Some(it.commit), it.dir))
                 }
-                PlaceKind::Folder => in_folder(&place.root, wanted),
+                StoreKind::Folder => in_folder(&place.root, wanted),
             };
             if let Some((commit, dir)) = found {
                 let name = wanted.repo.as_str().to_owned();
@@ -138,8 +143,8 @@ impl Stores {
         let mut models = Vec::new();
         for place in &self.places {
             match place.kind {
-                PlaceKind::HubCache => list_hub(place, &mut models)?,
-                PlaceKind::Folder => list_folder(place, &mut models)?,
+                StoreKind::HubCache => list_hub(place, &mut models)?,
+                StoreKind::Folder => list_folder(place, &mut models)?,
             }
         }
         Ok(models)
@@ -153,11 +158,11 @@ impl Stores {
             let root = fs::canonicalize(&place.root).ok()?;
             let inside = dir.strip_prefix(&root).ok()?;
             let (name, commit) = match place.kind {
-                PlaceKind::HubCache => {
+                StoreKind::HubCache => {
                     let (repo, snapshot) = HubCache::new(root.clone()).owner(&dir)?;
                     (repo.id.as_str().to_owned(), Some(snapshot.commit))
                 }
-                PlaceKind::Folder => {
+                StoreKind::Folder => {
                     let is_model = (1..=2).contains(&inside.iter().count()) && has_config(&dir);
                     let commit = Record::read(&dir).map(|it| it.commit);
                     (is_model.then(|| inside.to_str().map(str::to_owned))??, commit)
@@ -203,7 +208,7 @@ fn read<T>(result: io::Result<T>, path: &Path) -> Result<T, ResolveError> {
     result.map_err(|source| ResolveError::Read { path: path.to_owned(), source })
 }
 
-fn list_hub(place: &Place, models: &mut Vec<FoundModel>) -> Result<(), ResolveError> {
+fn list_hub(place: &ModelStore, models: &mut Vec<FoundModel>) -> Result<(), ResolveError> {
     for repo in read(HubCache::new(place.root.clone()).repos(), &place.root)? {
         for snapshot in read(repo.snapshots(), &repo.dir())? {
             models.push(FoundModel {
@@ -217,7 +222,7 @@ fn list_hub(place: &Place, models: &mut Vec<FoundModel>) -> Result<(), ResolveEr
     Ok(())
 }
 
-fn list_folder(place: &Place, models: &mut Vec<FoundModel>) -> Result<(), ResolveError> {
+fn list_folder(place: &ModelStore, models: &mut Vec<FoundModel>) -> Result<(), ResolveError> {
     for (name, dir) in folders(&place.root)? {
         if has_config(&dir) {
             models.push(in_place(name, dir, place));
@@ -230,7 +235,7 @@ fn list_folder(place: &Place, models: &mut Vec<FoundModel>) -> Result<(), Resolv
     Ok(())
 }
 
-fn in_place(name: String, dir: PathBuf, place: &Place) -> FoundModel {
+fn in_place(name: String, dir: PathBuf, place: &ModelStore) -> FoundModel {
     let commit = Record::read(&dir).map(|it| it.commit);
     FoundModel { name, commit, dir, place: place.clone() }
 }
@@ -260,12 +265,13 @@ mod tests {
     use jackalope_testing::Scratch;
 
     fn stores(dir: &Scratch) -> Stores {
-        let place = |kind, name: &str, origin| Place { kind, root: dir.path().join(name), origin };
+        let place =
+            |kind, name: &str, origin| ModelStore { kind, root: dir.path().join(name), origin };
         Stores::new([
-            place(PlaceKind::HubCache, "hub", "HF_HUB_CACHE"),
-            place(PlaceKind::HubCache, "hub", "HF_HOME"),
-            place(PlaceKind::HubCache, "old", "default"),
-            place(PlaceKind::Folder, "folder", "MODELS_DIR"),
+            place(StoreKind::HubCache, "hub", "HF_HUB_CACHE"),
+            place(StoreKind::HubCache, "hub", "HF_HOME"),
+            place(StoreKind::HubCache, "old", "default"),
+            place(StoreKind::Folder, "folder", "MODELS_DIR"),
         ])
     }
 

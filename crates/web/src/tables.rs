@@ -74,7 +74,7 @@ fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
     }
     let body = &operation["requestBody"]["content"]["application/json"]["schema"];
     let mut collected = Collected { document, parameters };
-    collected.add(body, &Place::default());
+    collected.add(body, &SchemaContext::default());
     let mut parameters = collected.parameters;
     // Parameters without effect and refused ones go to the end.
     parameters.sort_by_key(|parameter| match parameter.status.as_str() {
@@ -87,7 +87,7 @@ fn parameters(document: &Value, operation: &Value) -> Vec<Parameter> {
 
 /// The context of a schema within a body.
 #[derive(Default)]
-struct Place {
+struct SchemaContext {
     /// Prefix of the names of the schema's properties.
     prefix: String,
     /// Status that applies to all properties of the schema.
@@ -103,17 +103,20 @@ struct Collected<'a> {
 
 impl Collected<'_> {
     /// Appends the properties of a schema, of the schemas it consists of, and of objects in it.
-    fn add(&mut self, schema: &Value, place: &Place) {
-        assert!(place.depth < DEPTH_MAX, "schemas refer to each other without an end");
+    fn add(&mut self, schema: &Value, context: &SchemaContext) {
+        assert!(context.depth < DEPTH_MAX, "schemas refer to each other without an end");
         let schema = resolve(self.document, schema);
-        let depth = place.depth + 1;
+        let depth = context.depth + 1;
         let status_of = |it: &Value| it["x-status"].as_str().map(str::to_owned);
-        let whole = status_of(schema).or_else(|| place.status.clone());
+        let whole = status_of(schema).or_else(|| context.status.clone());
         for part in schema["allOf"].as_array().into_iter().flatten() {
-            self.add(part, &Place { prefix: place.prefix.clone(), status: whole.clone(), depth });
+            self.add(
+                part,
+                &SchemaContext { prefix: context.prefix.clone(), status: whole.clone(), depth },
+            );
         }
         for (name, property) in schema["properties"].as_object().unwrap_or(&Map::new()) {
-            let name = format!("{}{name}", place.prefix);
+            let name = format!("{}{name}", context.prefix);
             let status = status_of(property).or_else(|| whole.clone());
             if self.parameters.iter().any(|known| known.name == name) {
                 continue;
@@ -128,7 +131,7 @@ impl Collected<'_> {
                 status: status.clone().unwrap_or_else(|| ACCEPTED.to_owned()),
                 meaning: meanings.find(|it| !it.is_empty()).unwrap_or_default(),
             });
-            self.add(target, &Place { prefix: format!("{name}."), status, depth });
+            self.add(target, &SchemaContext { prefix: format!("{name}."), status, depth });
         }
     }
 }

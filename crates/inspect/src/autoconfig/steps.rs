@@ -36,7 +36,7 @@ pub struct PingCheck {
 
 /// The address of a machine on a cable.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Given {
+pub struct AssignedAddress {
     /// The machine.
     pub host: String,
     /// Network interface.
@@ -79,7 +79,7 @@ impl Link {
 pub(super) fn links(
     members: &[ReportedMachine<'_>],
     cabling: &Cabling,
-    before: &[Given],
+    before: &[AssignedAddress],
 ) -> Result<Vec<Link>, PlanError> {
     let network = |ip: IpAddr| Network::of(InterfaceAddr { ip, prefix_len: PREFIX_LEN });
     let mut taken = taken(members);
@@ -115,8 +115,8 @@ pub(super) fn links(
 }
 
 /// Returns the addresses of all ends.
-pub(super) fn given(members: &[ReportedMachine<'_>], links: &[Link]) -> Vec<Given> {
-    let given = |end: &LinkEnd| Given {
+pub(super) fn given(members: &[ReportedMachine<'_>], links: &[Link]) -> Vec<AssignedAddress> {
+    let given = |end: &LinkEnd| AssignedAddress {
         host: members[end.host_idx].name.to_owned(),
         interface: end.interface.clone(),
         ip: end.ip,

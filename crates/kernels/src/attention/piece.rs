@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use jackalope_simd::{Elements, ElementsMut, Float, VectorElement, WIDEST, Wide, dispatched_wide};
 
-use super::product::{DEPTH, Left, Panels, Product, Right, Sums, add};
+use super::product::{DEPTH, LeftOperand, Panels, Product, RightOperand, Sums, add};
 use super::soft_max::State;
 use super::stream::Block;
 use super::{AttentionConfig, BLOCK_KEYS, KEY_TILE, KvPage, SPAN_KEYS, SequenceKv, key_place};
@@ -277,20 +277,20 @@ impl<'a> Keys<'a> {
     /// Returns the tile of a page whose first key is at position `first` of the page,
     /// `[head_dim, KEY_TILE]`.
     #[inline(always)]
-    fn tile_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
+    fn tile_of<E>(&self, page: &'a [E], first: usize) -> RightOperand<'a, E> {
         let place =
             key_place(self.page_tokens(), self.config.head_dim, self.queries.kv_head, first);
         let values = &page[place.start..][..self.config.head_dim * KEY_TILE];
-        Right { values, stride: place.step, columns: KEY_TILE }
+        RightOperand { values, stride: place.step, columns: KEY_TILE }
     }
 
     /// The values of a page from `first` on, `[keys, value_dim]`.
     #[inline(always)]
-    fn values_of<E>(&self, page: &'a [E], first: usize) -> Right<'a, E> {
+    fn values_of<E>(&self, page: &'a [E], first: usize) -> RightOperand<'a, E> {
         let value_dim = self.config.value_dim;
         let head = self.page_tokens() * value_dim;
         let values = &page[self.queries.kv_head * head..][first * value_dim..head];
-        Right { values, stride: value_dim, columns: value_dim }
+        RightOperand { values, stride: value_dim, columns: value_dim }
     }
 
     /// Writes, for each row, the range of the block's keys that it sees, counted from the block's
@@ -369,7 +369,7 @@ impl Room {
         let page = keys.place().0;
         let page_keys = E::slice(page.keys).expect("keys of the type");
         let page_values = page.values.and_then(E::slice).expect("values of the type");
-        let left = Left { values: &self.q, num_rows: self.num_rows };
+        let left = LeftOperand { values: &self.q, num_rows: self.num_rows };
         let scores = self.weights.chunks_exact_mut(self.num_rows).take(num_blocks);
         for (block, scores) in scores.enumerate() {
             let ahead = AHEAD_BLOCKS.map(|distance| keys.block_ahead(block + distance, num_blocks));
@@ -439,12 +439,12 @@ impl Room {
     #[inline(always)]
     fn add_scores<W: Wide>(
         &mut self,
-        right: Right<'_, f32>,
+        right: RightOperand<'_, f32>,
         column: usize,
         rows: Range<usize>,
         head_dim: usize,
     ) {
-        let left = Left { values: &self.q, num_rows: self.num_rows };
+        let left = LeftOperand { values: &self.q, num_rows: self.num_rows };
         let values = &mut self.weights[rows.start..].as_flattened_mut()[column..];
         let product = Product { left, rows, right, depth: 0..head_dim };
         add(W::INSTRUCTIONS, &product, &mut Sums { values, stride: BLOCK_KEYS });
@@ -471,8 +471,13 @@ impl Room {
     /// Adds the weighted values of the current block that some rows see, in the order of their
     /// positions. `right` has the elements of the values from `column` on.
     #[inline(always)]
-    fn add_values<W: Wide>(&mut self, right: Right<'_, f32>, column: usize, rows: Range<usize>) {
-        let left = Left { values: &self.weights, num_rows: self.num_rows };
+    fn add_values<W: Wide>(
+        &mut self,
+        right: RightOperand<'_, f32>,
+        column: usize,
+        rows: Range<usize>,
+    ) {
+        let left = LeftOperand { values: &self.weights, num_rows: self.num_rows };
         let stride = self.value_stride;
         for (rows, depth) in parts(&self.visible, rows) {
             let values = &mut self.span.values[rows.start * stride + column..];

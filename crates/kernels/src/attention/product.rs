@@ -19,7 +19,7 @@ const PANEL_VECTORS: usize = 2;
 
 /// The rows of a product.
 #[derive(Clone, Copy)]
-pub(crate) struct Left<'a> {
+pub(crate) struct LeftOperand<'a> {
     /// `[pieces of the depth, rows, DEPTH]`.
     pub(crate) values: &'a [[f32; DEPTH]],
     pub(crate) num_rows: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Left<'a> {
 
 /// A matrix, or some columns of it.
 #[derive(Clone, Copy)]
-pub(crate) struct Right<'a, E> {
+pub(crate) struct RightOperand<'a, E> {
     /// Elements `[depth, stride]`; the last row may end after its last column.
     pub(crate) values: &'a [E],
     /// Number of elements between two rows.
@@ -45,9 +45,9 @@ pub(crate) struct Sums<'a> {
 
 /// The product of some rows with a matrix.
 pub(crate) struct Product<'a> {
-    pub(crate) left: Left<'a>,
+    pub(crate) left: LeftOperand<'a>,
     pub(crate) rows: Range<usize>,
-    pub(crate) right: Right<'a, f32>,
+    pub(crate) right: RightOperand<'a, f32>,
     /// Range of the depth, for both operands.
     pub(crate) depth: Range<usize>,
 }
@@ -159,10 +159,10 @@ impl Panels {
 
     /// Returns the panel that starts at a column.
     #[inline(always)]
-    pub(super) fn panel<W: Wide>(&self, column: usize) -> Right<'_, f32> {
+    pub(super) fn panel<W: Wide>(&self, column: usize) -> RightOperand<'_, f32> {
         let stride = PANEL_VECTORS * W::LANES;
         let values = &self.values[column * self.depth..][..self.depth * stride];
-        Right { values, stride, columns: stride.min(self.columns - column) }
+        RightOperand { values, stride, columns: stride.min(self.columns - column) }
     }
 
     /// Loads the first `num_rows` rows of a matrix whose columns are whole vectors, from `column`
@@ -171,7 +171,7 @@ impl Panels {
     pub(super) fn load<W: Wide, E: VectorElement>(
         &mut self,
         simd: W,
-        matrix: Right<'_, E>,
+        matrix: RightOperand<'_, E>,
         num_rows: usize,
         column: usize,
     ) {

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use jackalope_simd::{VectorElement, WIDEST, Wide};
 
-use super::product::{DEPTH, Left, Sums};
+use super::product::{DEPTH, LeftOperand, Sums};
 use super::{BLOCK_KEYS, KEY_TILE};
 
 /// Number of bytes that a prefetch loads.
@@ -62,13 +62,13 @@ impl<'a, E: VectorElement> Block<'a, E> {
     pub(super) fn multiply_keys<W: Wide>(
         self,
         simd: W,
-        queries: Left<'_>,
+        queries: LeftOperand<'_>,
         scores: &mut [[f32; BLOCK_KEYS]],
     ) {
         let mut row = 0;
         while row < queries.num_rows {
             let block = self.read(row == 0);
-            let left = Left { values: &queries.values[row..], ..queries };
+            let left = LeftOperand { values: &queries.values[row..], ..queries };
             let scores = &mut scores[row..];
             row += match (queries.num_rows - row, W::LANES == WIDEST) {
                 (4.., true) => block.key_strip::<W, 4, 2>(simd, left, scores),
@@ -86,7 +86,7 @@ impl<'a, E: VectorElement> Block<'a, E> {
     fn key_strip<W: Wide, const ROWS: usize, const PAIRS: usize>(
         self,
         simd: W,
-        queries: Left<'_>,
+        queries: LeftOperand<'_>,
         scores: &mut [[f32; BLOCK_KEYS]],
     ) -> usize {
         let scores: &mut [_; ROWS] = scores.first_chunk_mut().expect("as many rows");
@@ -103,7 +103,7 @@ impl<'a, E: VectorElement> Block<'a, E> {
     fn key_tile<W: Wide, const ROWS: usize, const PAIRS: usize>(
         self,
         simd: W,
-        queries: Left<'_>,
+        queries: LeftOperand<'_>,
         column: usize,
         scores: &mut [[f32; BLOCK_KEYS]; ROWS],
     ) {

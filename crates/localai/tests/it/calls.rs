@@ -341,7 +341,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn frames_that_are_none_are_refused() {
+async fn malformed_frames_are_refused() {
     let server =
         Setup::says("Hello").limited(|config| config.limits.body_bytes = 1000).start().await;
     let state = &backend(&server);

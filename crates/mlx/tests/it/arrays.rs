@@ -150,7 +150,7 @@ fn pinned_values_outlive_the_array_and_are_read_by_other_threads() {
 
 #[test]
 #[should_panic(expected = "a kernel reads a buffer of F32 elements")]
-fn pinned_values_are_of_their_type_alone() {
+fn pinned_values_are_read_only_as_their_own_type() {
     let pinned = Array::arange(6, Dtype::F32).pin().unwrap();
     pinned.values::<u32>();
 }

@@ -1,5 +1,5 @@
-//! Checkpoints as their makers publish them: they compute the bits of mlx-lm's conversions, which these
-//! tests make from them. That both are what mlx-lm reads is for the golden values to show.
+//! Original checkpoints must give the same bits as mlx-lm's conversions, which these tests build
+//! from them. The golden tests compare the conversions with mlx-lm.
 
 use std::collections::BTreeMap;
 
@@ -196,8 +196,8 @@ fn gpt_oss(golden: &Golden) -> Case {
     case
 }
 
-/// The same checkpoint in brain floats.
-fn in_brain_floats(case: &Case) -> Case {
+/// The same checkpoint in bfloat16.
+fn in_bf16(case: &Case) -> Case {
     let mut case = case.clone();
     for recipe in case.tensors.values_mut() {
         *recipe = recipe.as_str().unwrap().replace("F32 ", "BF16 ").into();
@@ -217,7 +217,7 @@ fn originals_compute_the_bits_of_their_conversions() {
     let mut cases: Vec<Case> = golden.cases.iter().filter(is_original).cloned().collect();
     assert!(golden.is_restricted() || 12 <= cases.len(), "every layout");
     cases.push(gpt_oss(&golden));
-    for case in cases.iter().flat_map(|case| [case.clone(), in_brain_floats(case)]) {
+    for case in cases.iter().flat_map(|case| [case.clone(), in_bf16(case)]) {
         let converted = converted(&case);
         for way in Way::BOTH {
             let original = load(&case, &way.single());

@@ -115,7 +115,8 @@ impl Sequence {
         new
     }
 
-    /// Returns a copy of a length, or of the present one if there are states, which goes on with other tokens.
+    /// Forks the sequence at `len`, or at its end if it cannot be cut there, and continues with
+    /// other tokens.
     fn fork(&self, model: &Model, len: usize) -> Sequence {
         let len = if self.cache.can_cut(len) { len } else { self.num_computed };
         let mut tokens = self.tokens.clone();
@@ -195,7 +196,7 @@ fn has_f32_table(case: &Case) -> bool {
     tables.all(|(_, recipe)| recipe.as_str().unwrap().starts_with("F32 "))
 }
 
-/// Returns a model whose token of this number is no number.
+/// Returns a model whose embedding of this token is NaN.
 fn with_broken_token(case: &Case, token: u32) -> Model {
     let tensors = case.tensors.keys().map(|name| {
         let mut tensor: Tensor = case.tensor(name);
@@ -232,9 +233,9 @@ fn a_sequence_finds_nothing_of_those_that_had_its_blocks() {
         }
         for sequence in &sequences[1..] {
             for logits in &sequence.logits {
-                // An embedding that is also the head has one logit that is no number.
+                // An embedding that is also the head has one NaN logit.
                 let num_broken = logits.iter().filter(|logit| logit.is_nan()).count();
-                assert!(num_broken <= 1, "{}: {num_broken} logits are no numbers", case.name);
+                assert!(num_broken <= 1, "{}: {num_broken} logits are NaN", case.name);
             }
         }
     }

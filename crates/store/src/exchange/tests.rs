@@ -15,7 +15,7 @@ use jackalope_protocol::{Identity, PublicKey, Secret};
 use jackalope_testing::Scratch;
 
 use super::*;
-use crate::{Check, Manifest, Place, PlaceKind, Record, Stores};
+use crate::{Check, Manifest, ModelStore, Record, StoreKind, Stores};
 
 const SECRET: Secret = Secret([9; 32]);
 
@@ -37,7 +37,7 @@ impl Machine {
     fn new() -> Machine {
         let scratch = Scratch::new();
         let models = scratch.path().join("models");
-        let place = Place { kind: PlaceKind::Folder, root: models.clone(), origin: "test" };
+        let place = ModelStore { kind: StoreKind::Folder, root: models.clone(), origin: "test" };
         let hashes = Some(scratch.path().join("hashes.json"));
         let library = Library::new(Stores::new([place]), hashes, Some(models));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -427,7 +427,7 @@ unsafe fn in_order<const LANES: usize>(fours: [__m512i; 4]) -> __m512i {
 /// the groups of all tokens.
 ///
 /// # Safety
-/// These groups are there.
+/// The machine must have the instruction set, and `streams.groups` sixteen groups from `first` on.
 #[inline(always)]
 unsafe fn add_products<C: Codes, S: Sums>(
     streams: &Streams<'_>,
@@ -452,7 +452,8 @@ unsafe fn add_products<C: Codes, S: Sums>(
 }
 
 /// # Safety
-/// The pointer is to a line.
+/// The machine must have the instruction set, and `line` must point to a readable and aligned
+/// [`Line`].
 #[inline(always)]
 unsafe fn load_line(line: *const Line) -> __m512i {
     // SAFETY: the caller's promise.
