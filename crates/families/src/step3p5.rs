@@ -67,7 +67,10 @@ fn with_lists(config: &Value) -> Value {
         // Without types, all rotations are scaled.
         config["yarn_only_types"] = Value::Null;
     }
-    let theta = config["rope_theta"].take();
+    let theta = match config["rope_theta"].take() {
+        Value::Null => config["rope_parameters"]["rope_theta"].take(),
+        theta => theta,
+    };
     let is_list = theta.is_array();
     config["rope_thetas"] =
         if is_list { theta } else { (0..num_layers).map(|_| theta.clone()).collect() };

@@ -317,6 +317,14 @@ impl<'a> ErrorFacts<'a> {
             .advise(RETRY_AFTER, seconds(RETRY_RANKS_AFTER))
     }
 
+    /// Facts for a structure that cannot be enforced, or could not be compiled now.
+    fn structure(param: &'a str, source: &GrammarError) -> ErrorFacts<'a> {
+        match source {
+            GrammarError::Busy { .. } => ErrorFacts::unavailable("compilers_busy"),
+            _ => ErrorFacts::field("invalid_schema", param),
+        }
+    }
+
     /// Facts for memory that other programs have taken and may free.
     fn memory_short() -> ErrorFacts<'a> {
         ErrorFacts::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", "memory_pressure")
@@ -551,10 +559,7 @@ impl ApiError {
             | E::PromptLimit { param, .. }
             | E::PromptBytes { param, .. }
             | E::NeverFits { param, .. } => F::field("context_length_exceeded", param),
-            E::Structure { source: GrammarError::Busy { .. }, .. } => {
-                F::unavailable("compilers_busy")
-            }
-            E::Structure { param, .. } => F::field("invalid_schema", param),
+            E::Structure { param, source } => F::structure(param, source),
             E::Text { param, .. } => F::field("invalid_prompt", param),
             E::UnknownModel { .. } => {
                 F { param: Some("model"), ..F::invalid(StatusCode::NOT_FOUND, "model_not_found") }

@@ -13,11 +13,28 @@ use crate::tensor::{CutSegment, Dimension, ElementType, TensorCut, TensorRole, T
 use jackalope_config::quantization::QuantizationFormat;
 
 /// A tensor of the model, as the checkpoint has it.
+#[derive(Clone, Copy)]
 pub(crate) struct StoredTensor<'a> {
     pub(crate) spec: &'a TensorSpec,
     pub(crate) format: Option<QuantizationFormat>,
     /// Size together with the scales and biases beside it.
     pub(crate) num_bytes: u64,
+}
+
+impl<'a> StoredTensor<'a> {
+    /// Returns the tensor with the size that it has on ranks: matrices that are not quantised are
+    /// converted to the type that the model is computed in.
+    fn loaded(self, element_type: &ElementType) -> StoredTensor<'a> {
+        use TensorRole::{Embedding, Experts, Head, Mixer, Mlp};
+        let is_converted = self.format.is_none()
+            && self.spec.is_quantizable
+            && matches!(self.spec.role, Embedding | Head | Mixer | Mlp | Experts);
+        if !is_converted {
+            return self;
+        }
+        let num_elements: usize = self.spec.shape.iter().product();
+        StoredTensor { num_bytes: num_elements as u64 * element_type.size_bytes(), ..self }
+    }
 }
 
 /// Layout of a model in a checkpoint.
@@ -156,9 +173,9 @@ impl ModelLayout {
         is_tied: bool,
         stored: &[StoredTensor<'_>],
     ) -> ModelLayout {
-        let by_name: BTreeMap<&str, &StoredTensor<'_>> =
-            stored.iter().map(|it| (it.spec.name.as_str(), it)).collect();
-        let find = |spec: &TensorSpec| by_name[spec.name.as_str()];
+        let loaded = stored.iter().map(|it| (it.spec.name.as_str(), it.loaded(&element_type)));
+        let by_name: BTreeMap<&str, StoredTensor<'_>> = loaded.collect();
+        let find = |spec: &TensorSpec| &by_name[spec.name.as_str()];
         let group_size = |spec: &TensorSpec| find(spec).format.map(|it| it.group_size as usize);
         let units = HeadUnits::of(spec, group_size);
         let layers = spec.layers.iter().map(|layer| {

@@ -233,6 +233,27 @@ fn layers_that_predict_several_tokens_and_parts_for_images_are_not_needed() {
 }
 
 #[test]
+fn matrices_are_counted_in_the_type_that_the_model_is_computed_in() {
+    let mut num_checked = 0;
+    for mut sample in samples() {
+        let bytes = |sample: &Sample| -> u64 { sample.layout().parts().map(|it| it.bytes).sum() };
+        let norm = model_spec(&sample.config).unwrap().norm.name;
+        let is_quantized = sample.headers.keys().any(|name| name.ends_with(".scales"));
+        let Some(header) = sample.headers.get(&norm).cloned() else { continue };
+        if is_quantized || header.element_type != ElementType::Bf16 {
+            continue;
+        }
+        let narrow = bytes(&sample);
+        let wide = TensorHeader { element_type: ElementType::F32, ..header };
+        sample.headers.insert(norm, wide);
+        let ratio = bytes(&sample) as f64 / narrow as f64;
+        assert!((1.7..=2.0).contains(&ratio), "{}: {ratio}", sample.name);
+        num_checked += 1;
+    }
+    assert!(5 < num_checked, "{num_checked} checkpoints");
+}
+
+#[test]
 fn a_layer_too_many_is_not_taken_for_one_that_predicts_tokens() {
     for name in ["deepseek_v3-f32", "kimi_k2-f32", "step3p5-f32", "bailing_hybrid-f32"] {
         let mut sample = sample(name);

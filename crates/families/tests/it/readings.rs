@@ -57,7 +57,19 @@ fn experts(spec: &ModelSpec) -> &ExpertsSpec {
 
 #[test]
 fn a_base_that_only_rope_parameters_states_is_taken() {
-    for name in ["phi3", "phimoe", "hunyuan_v1_dense", "falcon_h1", "nemotron", "starcoder2"] {
+    for name in [
+        "phi3",
+        "phimoe",
+        "hunyuan_v1_dense",
+        "falcon_h1",
+        "nemotron",
+        "starcoder2",
+        "step3p5",
+        "cohere",
+        "glm",
+        "afmoe",
+        "gemma",
+    ] {
         let mut older = sample(&format!("{name}-f32")).config;
         let fields = older.as_object_mut().unwrap();
         fields.remove("rope_parameters");
