@@ -81,7 +81,7 @@ fn a_model_that_this_version_cannot_load_is_refused_before_anything_starts() {
         &[&["serve", "--model", model][..], &offline].concat(),
         &["bench", "--model", model],
     ];
-    let unknown = ["architecture: `hy_v4`; supported are llama", "choose a model of one of"];
+    let unknown = ["architecture: `hy_v4`; supported are afmoe", "choose a supported model"];
     let invalid = ["`num_attention_heads` is 0", "fetch config.json again"];
     for (field, value, causes) in [
         ("num_attention_heads", Value::from(0), invalid),

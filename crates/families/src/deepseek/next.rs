@@ -84,9 +84,9 @@ pub(crate) fn read(config: &Value) -> Result<Description, SpecError> {
         Ok(with_hyper_connections(layer, connections, num_streams, sizes.hidden))
     });
     let layers = layers.collect::<Result<_, SpecError>>()?;
-    let (num_layers, num_predicting) = (sizes.num_layers, config.num_nextn_predict_layers);
+    let num_predicting = Some(config.num_nextn_predict_layers.unwrap_or(1).max(1));
     let description = config.decoder.with_layers(sizes, layers);
-    let description = description.without_prediction(num_layers, num_predicting);
+    let description = description.without_prediction(sizes.num_layers, num_predicting);
     let streams = Some(StreamsSpec::HyperConnections { num_streams, end: ConnectionsEnd::Mean });
     Ok(Description { streams, ..description.with_names(TensorNames::GLM_NEXT) })
 }
