@@ -82,7 +82,7 @@ pub enum ApiError {
     )]
     ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
     #[error(
-        "the prompt has {}, which come to at least {}, more than the {limit_tokens} that are accepted\n\
+        "the prompt has {}, which come to at least {}, but the context holds {limit_tokens}\n\
          hint: send a shorter prompt",
         counted(prompt_bytes, "byte"),
         counted(fewest_tokens, "token")

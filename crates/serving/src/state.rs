@@ -210,9 +210,8 @@ impl Serving {
     ) -> Result<(), ApiError> {
         let limits = self.engine_limits()?;
         let limit_tokens = limits.max_prompt_tokens.min(limits.context_tokens);
-        let limit_tokens = limit_tokens.saturating_mul(num_prompts);
         let fewest_tokens = self.text.tokenizer.fewest_tokens(text);
-        if limit_tokens as usize <= fewest_tokens {
+        if limit_tokens.saturating_mul(num_prompts) as usize <= fewest_tokens {
             let prompt_bytes = text.len();
             return Err(ApiError::PromptBytes { param, prompt_bytes, fewest_tokens, limit_tokens });
         }
