@@ -310,7 +310,7 @@ mod tests {
         assert!(published.unsupported.unwrap().to_string().starts_with("missing field"));
         dir.write("m/config.json", br#"{"model_type": "hyena"}"#);
         let unsupported = Check::of_dir(&model).unsupported.unwrap().to_string();
-        assert!(unsupported.contains("`hyena`; supported are llama"), "{unsupported}");
+        assert!(unsupported.contains("`hyena`; supported are afmoe"), "{unsupported}");
     }
 
     #[test]
