@@ -224,6 +224,8 @@ mod tests {
         assert!(refusal(&[]).ends_with("hint: pass --memory mac1=48GiB"), "{}", refusal(&[]));
         let other = refusal(&[memory(Some("mac9"), 1)]);
         assert!(other.ends_with("hint: hosts are mac1"), "{other}");
+        let twice = refusal(&[memory(Some("mac1"), 1), memory(Some("mac1"), 2)]);
+        assert!(twice.starts_with("the memory of mac1 is given twice"), "{twice}");
         assert!(offers(&hosts, &[None], &[memory(None, 1 << 30)]).is_ok());
     }
 }

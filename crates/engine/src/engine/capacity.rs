@@ -125,6 +125,14 @@ mod tests {
     }
 
     #[test]
+    fn caches_beyond_the_free_memory_are_reported() {
+        let facts = [facts(1000, 4000), facts(1000, 0), facts(1000, 5000)];
+        let found = |budget| excesses(&config(budget), &facts).collect::<Vec<_>>();
+        assert_eq!(found(KvBudget::BytesPerRank(4500)), [(0, 4500, 4000)]);
+        assert_eq!(found(KvBudget::Auto { ranks_per_machine: 1 }), []);
+    }
+
+    #[test]
     fn states_take_memory_from_tokens() {
         let mut facts = [facts(1000, 0), facts(500, 0)];
         facts[0].cache_cost.state_bytes = 1000 * 256 * 2;
