@@ -113,11 +113,10 @@ fn value_in(reason: &str) -> Option<&str> {
 /// `rope_parameters` states is not absent.
 pub fn completed(config: &Value, renames: &[(&str, &str)], defaults: &Value) -> Value {
     let mut fields = config.as_object().cloned().unwrap_or_default();
-    let reads_parameters = !defaults.get("rope_parameters").is_some_and(Value::is_null);
     let is_absent = |fields: &Map<String, Value>, name: &str| {
         let parameters = fields.get("rope_parameters").filter(|_| name == "rope_theta");
         let is_elsewhere = parameters.is_some_and(|it| it["rope_theta"].is_number());
-        fields.get(name).is_none_or(Value::is_null) && !(is_elsewhere && reads_parameters)
+        fields.get(name).is_none_or(Value::is_null) && !is_elsewhere
     };
     for (theirs, ours) in renames {
         if let Some(value) = fields.get(*theirs).filter(|value| !value.is_null()).cloned() {
@@ -403,8 +402,6 @@ mod tests {
         let config_with_base = serde_json::json!({"rope_parameters": {"rope_theta": 5.0}});
         let base = serde_json::json!({"rope_theta": 1.0});
         assert_eq!(completed(&config_with_base, &[], &base), config_with_base);
-        let unread = serde_json::json!({"rope_theta": 1.0, "rope_parameters": null});
-        assert_eq!(completed(&config_with_base, &[], &unread), base);
         let defaults = serde_json::json!({"none": 4, "absent": 5});
         let fields = defaulted(&config, &defaults);
         assert_eq!((&fields["none"], &fields["absent"]), (&Value::Null, &5.into()));

@@ -64,6 +64,9 @@ pub(super) struct Description {
     pub(super) packed: Option<PackedExperts>,
 }
 
+/// Maximum number of layers of multi-token prediction that `config.json` may state.
+const PREDICTION_LAYERS_MAX: usize = 16;
+
 /// The modules outside of the layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecoderNames {
@@ -210,7 +213,7 @@ impl Description {
     ) -> Description {
         let prefix = |idx: usize| format!("model.layers.{}.", num_layers + idx);
         match num_predicting {
-            Some(stated @ 1..) => self.without((0..stated.min(16)).map(prefix)),
+            Some(stated @ 1..) => self.without((0..stated.min(PREDICTION_LAYERS_MAX)).map(prefix)),
             _ => Description { unstated_prediction: Some(prefix(0)), ..self },
         }
     }

@@ -120,3 +120,25 @@ async fn a_text_of_many_contexts_is_not_tokenised() {
         assert!(refused.body.contains("but the context holds 256"), "{}", refused.body);
     }
 }
+
+/// The compiler visits each remainder of such multiples, which takes long enough for other requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_without_a_structure_do_not_wait_while_others_are_compiled() {
+    let setup = Setup::babbles().limited(|config| config.limits.prompt_workers = 1);
+    let server = setup.start().await;
+    let compiled = |first: u64| {
+        let multiple = |idx: u64| json!({"type": "integer", "multipleOf": first + 2 * idx});
+        let members = (0..8).map(|idx| (idx.to_string(), multiple(idx)));
+        let schema = json!({"type": "object", "properties": members.collect::<Value>()});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+        server.chat(json!({"response_format": format, "max_tokens": 1}))
+    };
+    let plain = server.chat(json!({"max_tokens": 1}));
+    // With the slot held, the first would be answered while the second is compiled.
+    tokio::select! {
+        biased;
+        reply = compiled(19_961) => panic!("answered first: {}", reply.body),
+        reply = compiled(19_981) => panic!("answered first: {}", reply.body),
+        reply = plain => drop(reply.ok()),
+    }
+}
