@@ -7,6 +7,7 @@ pub mod error;
 pub mod fields;
 pub mod names;
 pub mod normal;
+pub mod original;
 pub mod quantization;
 pub mod rope;
 pub mod rope_parameters;

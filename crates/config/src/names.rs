@@ -315,13 +315,9 @@ impl TensorNames {
         ..TensorNames::PLAIN
     };
 
-    /// Names of LFM2 with experts, whose originals number the projections of dense blocks.
+    /// Names of LFM2 with experts, some of whose originals number the projections.
     pub const LFM2_MOE: TensorNames = TensorNames {
-        renamed: &[
-            (".feed_forward.w1.", ".feed_forward.gate_proj."),
-            (".feed_forward.w2.", ".feed_forward.down_proj."),
-            (".feed_forward.w3.", ".feed_forward.up_proj."),
-        ],
+        renamed: &[(".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj.")],
         ..TensorNames::PLAIN
     };
 

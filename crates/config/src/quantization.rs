@@ -7,13 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::SpecError;
-
-/// Formats that an error message lists.
-const SUPPORTED: &[&str] = &["MLX's affine", "mxfp4", "nvfp4", "mxfp8"];
-
-/// Supported values of `quantization_config.quant_method`, whose tensors have the layout that MLX
-/// uses.
-const METHODS: &[&str] = &["mxfp4", "mxfp8"];
+use crate::original::{OriginalFormat, unsupported};
 
 /// How codes and scales are interpreted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,6 +32,18 @@ impl QuantizationMode {
 
     fn from_name(name: &str) -> Option<QuantizationMode> {
         Self::ALL.into_iter().find(|(_, it)| *it == name).map(|(mode, _)| mode)
+    }
+
+    /// Returns the format that MLX quantises to if only the mode is stated (MLX 0.32,
+    /// `quantization_params_from_mode`).
+    pub fn default_format(self) -> QuantizationFormat {
+        let (bits, group_size) = match self {
+            QuantizationMode::Affine => (4, 64),
+            QuantizationMode::Mxfp4 => (4, 32),
+            QuantizationMode::Nvfp4 => (4, 16),
+            QuantizationMode::Mxfp8 => (8, 32),
+        };
+        QuantizationFormat { mode: self, bits, group_size }
     }
 
     /// Returns the name in `config.json`.
@@ -95,8 +101,9 @@ impl fmt::Display for QuantizationFormat {
 pub struct QuantizationMap {
     /// Bits and group size of the modules without an entry of their own.
     pub most: Option<StatedFormat>,
-    /// Whether the weights are an original's in MXFP8, whose tensors have other names than a conversion's.
-    pub is_original_mxfp8: bool,
+    /// How the original stores quantised matrices; `None` of conversions, and of originals that MLX reads as they
+    /// are.
+    pub original: Option<OriginalFormat>,
     overrides: BTreeMap<String, ModuleQuantization>,
 }
 
@@ -118,12 +125,12 @@ pub enum ModuleQuantization {
     Format(QuantizationFormat),
 }
 
-/// The entry of a module. Without a mode it is affine, whatever the mode of the other modules.
+/// The entry of a module. Without a mode it is affine, whatever the mode of the other modules; without bits or
+/// group size, it has those that MLX takes for the mode.
 #[derive(Deserialize)]
 struct OverrideFields {
-    group_size: u32,
-    bits: u32,
-    #[serde(default)]
+    group_size: Option<u32>,
+    bits: Option<u32>,
     mode: Option<String>,
 }
 
@@ -133,28 +140,18 @@ impl QuantizationMap {
     /// # Errors
     /// Fails if the weights are quantised in a way that is not supported, or an entry is malformed.
     pub fn from_config(config: &Value) -> Result<QuantizationMap, SpecError> {
-        let unsupported = |found: &str| SpecError::Setting {
-            what: "quantisation",
-            found: found.to_owned(),
-            supported: SUPPORTED,
-        };
         if config.get("quantize_activations").and_then(Value::as_bool) == Some(true) {
-            return Err(unsupported("quantize_activations"));
+            return Err(unsupported("quantize_activations".to_owned()));
         }
         let own = config.get("quantization").and_then(Value::as_object);
         // Some multimodal originals state it of their language model only, where mlx-lm reads it too.
         let nested = || config.get("text_config")?.get("quantization_config");
         let foreign = config.get("quantization_config").or_else(nested).and_then(Value::as_object);
-        if own.is_none()
-            && let Some(method) = foreign.and_then(|map| map.get("quant_method"))
-            && !method.as_str().is_some_and(|name| METHODS.contains(&name))
-        {
-            return Err(unsupported(method.as_str().unwrap_or("quant_method")));
-        }
-        let method = foreign.and_then(|map| map.get("quant_method")).and_then(Value::as_str);
-        let is_original_mxfp8 = own.is_none() && method == Some("mxfp8");
+        let stated = foreign.filter(|map| own.is_none() && map.contains_key("quant_method"));
+        let original = stated.map(OriginalFormat::read).transpose()?.flatten();
         let mut overrides = BTreeMap::new();
-        for (module, value) in own.or(foreign).into_iter().flatten() {
+        let entries = own.or(foreign.filter(|_| original.is_none()));
+        for (module, value) in entries.into_iter().flatten() {
             let stated = match value {
                 Value::Bool(false) => ModuleQuantization::Plain,
                 Value::Object(_) => ModuleQuantization::Format(override_format(module, value)?),
@@ -163,10 +160,10 @@ impl QuantizationMap {
             };
             overrides.insert(module.clone(), stated);
         }
-        let number = |name: &str| u32::try_from(own.or(foreign)?.get(name)?.as_u64()?).ok();
+        let number = |name: &str| u32::try_from(entries?.get(name)?.as_u64()?).ok();
         let most = number("bits").zip(number("group_size"));
         let most = most.map(|(bits, group_size)| StatedFormat { bits, group_size });
-        Ok(QuantizationMap { most, is_original_mxfp8, overrides })
+        Ok(QuantizationMap { most, original, overrides })
     }
 
     /// Returns the map with modules named by `rename`; modules without a new name are left out.
@@ -189,8 +186,12 @@ fn override_format(module: &str, value: &Value) -> Result<QuantizationFormat, Sp
     })?;
     let name = fields.mode.as_deref().unwrap_or("affine");
     let Some(mode) = QuantizationMode::from_name(name) else {
-        let (what, found) = ("quantisation mode", name.to_owned());
-        return Err(SpecError::Setting { what, found, supported: SUPPORTED });
+        return Err(unsupported(name.to_owned()));
     };
-    Ok(QuantizationFormat { mode, bits: fields.bits, group_size: fields.group_size })
+    let default = mode.default_format();
+    Ok(QuantizationFormat {
+        mode,
+        bits: fields.bits.unwrap_or(default.bits),
+        group_size: fields.group_size.unwrap_or(default.group_size),
+    })
 }

@@ -11,8 +11,6 @@ use jackalope_config::fields::{dimension, parse};
 use jackalope_config::names::TensorNames;
 use jackalope_spec::{MlpSpec, RouterScores, RouterSpec};
 
-const NAMES: ExpertNames = ExpertNames { projections: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
-
 /// Epsilon added to the sum of the chosen experts' weights.
 const WEIGHTS_EPS: f32 = 1e-6;
 
@@ -41,7 +39,7 @@ pub(super) fn read(config: &Value) -> Result<Description, SpecError> {
     };
     let sizes = ExpertSizes::plain(counts, inner, router);
     let score_bias = moe.use_expert_bias.then_some("expert_bias");
-    let names = ExpertNames { score_bias, ..NAMES };
+    let names = ExpertNames { score_bias, ..ExpertNames::QWEN };
     let description = describe(config, |layer_idx, prefix, hidden| {
         let module = format!("{prefix}.feed_forward");
         if layer_idx < moe.num_dense_layers {

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::head::HeadTable;
 use crate::layout::{ModelLayout, StoredTensor};
 use crate::model::ModelSpec;
-use crate::mxfp8;
 use crate::names::UnusedPart;
 use crate::quantization;
+use crate::quantized_originals;
 use crate::report::{CheckReport, TensorProblem, UnusedTensors};
 use crate::tensor::{
     ElementType, FusedForm, FusedSource, TensorCut, TensorHeader, TensorHeaders, TensorRole,
@@ -28,8 +28,8 @@ impl ModelSpec {
     /// Returns the tensors of the language model, by the names in this description.
     pub fn headers_of_model(&self, stored: &TensorHeaders) -> TensorHeaders {
         let mut named = self.names.headers_of_model(stored);
-        if self.quantization.is_original_mxfp8 {
-            named = mxfp8::as_converted(named, |header| header);
+        if let Some(format) = self.quantization.original {
+            named = quantized_originals::as_converted(format, named);
         }
         let Some(packed) = &self.packed else { return named };
         packed.unpacked(

@@ -2,6 +2,7 @@
 //! Pure: nothing here needs libmlx, and no tensor is read.
 
 mod config;
+mod derived;
 mod files;
 mod readers;
 mod tensors;

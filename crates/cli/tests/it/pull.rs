@@ -449,15 +449,15 @@ fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
     assert!(listed["unsupported"].as_str().unwrap().contains("hy_v4"), "{listed}");
 }
 
-/// An original in 8-bit floats with a scale for each block of 128 by 128.
+/// An original that AutoAWQ has quantised.
 #[test]
-fn originals_in_8_bit_floats_are_refused_by_every_command_with_what_to_take_instead() {
-    let stated = serde_json::json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+fn other_quantisations_are_refused_by_every_command_with_what_to_take_instead() {
+    let stated = serde_json::json!({"quant_method": "awq", "bits": 4});
     let machine = Machine::with_config(|config| {
         config.as_object_mut().unwrap().remove("quantization");
         config["quantization_config"] = stated;
     });
-    let cause = "unsupported quantisation: `fp8`";
+    let cause = "unsupported quantisation: `awq`";
     let causes = [cause, "no weights were fetched", "conversion of mlx-community"];
     machine.refuses(&["pull", REPO], &causes);
     assert_eq!(machine.hub.ranges(WEIGHTS), []);

@@ -26,9 +26,16 @@ impl Sample {
         model_spec(&self.config).unwrap().check(&self.headers).problems
     }
 
-    /// Returns the size of the tensors that the language model needs.
+    /// Returns the size of the tensors that the language model needs, as a conversion has them.
     fn num_bytes(&self) -> u64 {
         let spec = model_spec(&self.config).unwrap();
+        if spec.quantization.original.is_some() {
+            return spec
+                .headers_of_model(&self.headers)
+                .values()
+                .map(TensorHeader::num_bytes)
+                .sum();
+        }
         let needed = self.headers.iter().filter(|(name, _)| spec.unused_part(name).is_none());
         needed.map(|(_, header)| header.num_bytes()).sum()
     }

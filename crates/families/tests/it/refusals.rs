@@ -1,7 +1,7 @@
 //! Configurations that describe no model: each error names the field or the setting.
 
 use jackalope_families::{computed_types, model_spec};
-use jackalope_spec::SpecError;
+use jackalope_spec::{ModuleQuantization, SpecError};
 use serde_json::{Value, json};
 
 fn llama(edit: &Value) -> Value {
@@ -88,14 +88,42 @@ fn mlx_quantisation_hides_what_transformers_says_of_it() {
 }
 
 #[test]
-fn originals_in_8_bit_floats_are_refused_by_their_method() {
-    // DeepSeek V3 and Kimi K2, Llama of RedHatAI, NVIDIA's exports.
-    let block = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
-    let packed = json!({"quant_method": "compressed-tensors", "format": "float-quantized"});
+fn modules_without_sizes_have_those_that_mlx_takes_for_their_mode() {
+    let config = llama(&json!({"quantization": {"bits": 4, "group_size": 32,
+        "a": {"bits": 8}, "b": {"mode": "mxfp4"}, "c": {"mode": "nvfp4"}, "d": {"mode": "mxfp8"}}}));
+    let quantization = model_spec(&config).unwrap().quantization;
+    let sizes = ["a", "b", "c", "d"].map(|module| match quantization.of_module(module) {
+        Some(ModuleQuantization::Format(format)) => (format.bits, format.group_size),
+        other => panic!("{module}: {other:?}"),
+    });
+    assert_eq!(sizes, [(8, 64), (4, 32), (4, 16), (8, 32)]);
+}
+
+#[test]
+fn quantisations_of_originals_are_refused_by_their_method() {
+    let blocks = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [64, 128]});
+    let wider = json!({"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]});
+    // Llama of RedHatAI, and models whose integers have a zero point.
+    let floats = json!({"quant_method": "compressed-tensors", "format": "float-quantized"});
+    let groups =
+        json!({"group_0": {"weights": {"num_bits": 4, "type": "int", "symmetric": false}}});
+    let shifted = json!({"quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": groups});
+    // NVIDIA's exports.
     let exported = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
-    for (method, stated) in [("fp8", block), ("compressed-tensors", packed), ("modelopt", exported)]
-    {
-        let expected = format!("unsupported quantisation: `{method}`; supported are MLX's affine");
+    let refused = [
+        ("fp8 in blocks of [64,128]", blocks),
+        ("fp8 with e5m2 codes", wider),
+        ("compressed-tensors, float-quantized", floats),
+        (
+            "compressed-tensors, pack-quantized of \
+             {\"num_bits\":4,\"type\":\"int\",\"symmetric\":false}",
+            shifted,
+        ),
+        ("modelopt", exported),
+    ];
+    for (found, stated) in refused {
+        let expected = format!("unsupported quantisation: `{found}`; supported are MLX's affine");
         check(&json!({"quantization_config": stated}), &expected, true);
         let mut config = crate::checkpoints::sample("qwen3_vl-original-names-f32").config;
         config["text_config"]["quantization_config"] = stated;

@@ -39,6 +39,7 @@ import deepseek_v41  # noqa: E402
 import vary  # noqa: E402
 import vlm  # noqa: E402
 from originals import original  # noqa: E402
+from published import published  # noqa: E402
 
 PROMPT_TOKENS, GREEDY_TOKENS = 40, 16
 # Choices of other dimensions that are tried for a case.
@@ -101,10 +102,12 @@ def tensor_bytes(case, name, recipe):
     if dtype == "U32":  # a mask and nothing
         return ((bits >> np.uint64(32)).astype(np.uint32) & np.uint32(int(first))).tobytes()
     if dtype == "I32":  # how many values, and the step from one to the next, below which places in a row differ
-        return ((bits >> np.uint64(32)) % np.uint64(int(first)) * np.uint64(int(second)) + np.arange(count, dtype=np.uint64) % np.uint64(int(second))).astype(np.int32).tobytes()
+        return ((bits >> np.uint64(32)) % np.uint64(int(first)) * np.uint64(int(second)) + np.arange(count, dtype=np.uint64) % np.uint64(int(second))).astype(np.uint32).tobytes()
     if dtype == "I64":  # the values
         return np.array(numbers, dtype=np.int64).tobytes()
-    if dtype == "U8":  # the least value and how many
+    if dtype == "F8_E4M3":  # a mask and nothing
+        return ((bits >> np.uint64(32)).astype(np.uint8) & np.uint8(int(first))).tobytes()
+    if dtype in ("U8", "I8", "F8_E8M0"):  # the least value and how many
         return (int(first) + (bits >> np.uint64(32)) % np.uint64(int(second))).astype(np.uint8).tobytes()
     unit = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     values = np.float32(first) + (unit - np.float32(0.5)) * np.float32(second)
@@ -470,6 +473,11 @@ def compute(name, config, dtype, quantization_of, prompt):
         tensors = original_names(tensors)
     elif "-original-" in name:
         tensors = original(tensors, config)
+    elif "-published-" in name:
+        if "kv_lora_rank" in own:
+            tensors = joint(tensors, own, dtype, None)
+        tensors, stated = published(tensors, config, name, per_expert)
+        config = config | stated
     quantization = quantization_config(own, quantization_of)
     if is_whole:
         quantization = {path.removeprefix("language_model."): it for path, it in quantization.items()}

@@ -10,6 +10,7 @@ mod loading;
 mod metamorphic;
 mod nodes;
 mod originals;
+mod quantized_originals;
 mod ranks;
 mod recipe;
 mod run;

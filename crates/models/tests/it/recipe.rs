@@ -294,9 +294,13 @@ fn append(data: &mut Vec<u8>, name: &str, recipe: &[&str]) {
         "I32" => {
             let (number, step) = (integer(2), integer(3));
             let values = bits.zip(0..).map(|(bits, idx)| (bits >> 32) % number * step + idx % step);
-            data.extend(values.flat_map(|value| i32::try_from(value).unwrap().to_le_bytes()));
+            data.extend(values.flat_map(|value| u32::try_from(value).unwrap().to_le_bytes()));
         }
-        "U8" => {
+        "F8_E4M3" => {
+            let mask = u8::try_from(integer(2)).unwrap();
+            data.extend(bits.map(|bits| ((bits >> 32) as u8) & mask));
+        }
+        "U8" | "I8" | "F8_E8M0" => {
             let (least, number) = (integer(2), integer(3));
             data.extend(bits.map(|bits| (least + (bits >> 32) % number) as u8));
         }

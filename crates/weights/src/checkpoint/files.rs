@@ -50,7 +50,7 @@ impl Pieces {
     }
 
     /// Divides the pieces that fill `target` into parts of about `PART_BYTES`.
-    fn parts(self, target: &mut [u8]) -> impl Iterator<Item = (Pieces, &mut [u8])> {
+    pub(super) fn parts(self, target: &mut [u8]) -> impl Iterator<Item = (Pieces, &mut [u8])> {
         let is_run = target.len() <= self.piece_bytes;
         let pieces = if is_run { Pieces::run(self.offset, PART_BYTES) } else { self };
         let num_pieces = (PART_BYTES / pieces.piece_bytes).max(1);

@@ -5,24 +5,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jackalope_protocol::counted;
-use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders, mxfp8};
+use jackalope_spec::quantized_originals::{self, Derived, OriginalTensor};
+use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders};
 use safetensors::tensor::Metadata;
 
+use super::derived;
 use super::files::{Files, Pieces};
 use crate::error::LoadError;
 
 /// Maximum length of a header, as in the reference implementation.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A weight file.
+/// Where tensors are read: a weight file, or one tensor that is computed from others as if it lay in a file of
+/// its own.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
-    files: Arc<dyn Files>,
-    name: String,
     path: PathBuf,
+    content: Content,
+}
+
+/// What the bytes of a [`TensorFile`] are.
+#[derive(Debug)]
+enum Content {
+    /// Those of a file.
+    Stored { files: Arc<dyn Files>, name: String },
+    /// Those of a tensor with this number of columns.
+    Derived { from: Derived<TensorEntry>, columns: usize },
 }
 
 impl TensorFile {
+    /// Returns a weight file.
+    pub(super) fn stored(files: &Arc<dyn Files>, name: String) -> TensorFile {
+        let path = files.place().join(&name);
+        TensorFile { path, content: Content::Stored { files: Arc::clone(files), name } }
+    }
+
     /// Fills `target` with the bytes from `offset` on.
     pub(crate) fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<(), LoadError> {
         self.read(Pieces::run(offset, target.len()), target)
@@ -30,9 +47,12 @@ impl TensorFile {
 
     /// Fills `target` with pieces of the file.
     pub(crate) fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
-        self.files
-            .read(&self.name, pieces, target)
-            .map_err(|source| LoadError::read(&self.path, source))
+        match &self.content {
+            Content::Stored { files, name } => files
+                .read(name, pieces, target)
+                .map_err(|source| LoadError::read(&self.path, source)),
+            Content::Derived { from, columns } => derived::read(from, *columns, pieces, target),
+        }
     }
 }
 
@@ -67,6 +87,28 @@ impl TensorEntry {
     }
 }
 
+impl OriginalTensor for TensorEntry {
+    fn header(&self) -> &TensorHeader {
+        &self.header
+    }
+
+    fn with_header(&self, header: TensorHeader) -> TensorEntry {
+        TensorEntry { header, ..self.clone() }
+    }
+
+    fn derived(from: Derived<TensorEntry>, header: TensorHeader) -> TensorEntry {
+        let path = match &from {
+            Derived::Multiplied { source, .. } | Derived::RowsRepeated { source, .. } => {
+                source.path()
+            }
+            Derived::Dequantized { codes, .. } => codes.path(),
+        };
+        let (path, columns) = (path.to_owned(), header.shape.last().copied().unwrap_or(1));
+        let file = Arc::new(TensorFile { path, content: Content::Derived { from, columns } });
+        TensorEntry { file, offset: 0, num_bytes: header.num_bytes(), header }
+    }
+}
+
 /// All tensors of a checkpoint by name.
 #[derive(Debug)]
 pub struct TensorIndex {
@@ -79,8 +121,7 @@ impl TensorIndex {
     pub(super) fn open(files: &Arc<dyn Files>) -> Result<TensorIndex, LoadError> {
         let mut entries: BTreeMap<String, TensorEntry> = BTreeMap::new();
         for (name, num_bytes) in weight_files(&**files)? {
-            let path = files.place().join(&name);
-            let file = Arc::new(TensorFile { files: Arc::clone(files), name, path });
+            let file = Arc::new(TensorFile::stored(files, name));
             for (tensor, entry) in read_header(&file, num_bytes)? {
                 if let Some(first) = entries.get(&tensor) {
                     let first = first.path().to_path_buf();
@@ -99,8 +140,8 @@ impl TensorIndex {
         let named = entries
             .filter_map(|(name, entry)| Some((spec.names.of_model(&name)?.into_owned(), entry)));
         let mut entries: BTreeMap<String, TensorEntry> = named.collect();
-        if spec.quantization.is_original_mxfp8 {
-            entries = mxfp8::as_converted(entries, |entry| &mut entry.header);
+        if let Some(format) = spec.quantization.original {
+            entries = quantized_originals::as_converted(format, entries);
         }
         let Some(packed) = &spec.packed else { return TensorIndex { entries } };
         let entries = packed.unpacked(entries, |it| &it.header.shape, TensorEntry::part);

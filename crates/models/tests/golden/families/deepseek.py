@@ -78,8 +78,8 @@ def mistral4(sizes, **more):
     return without(config("mistral4", sizes, **(own | more)), "rope_theta")
 
 
-def kimi_k25(sizes):
-    text = v3(sizes, model_type="kimi_k2", n_group=1, topk_group=1)
+def kimi_k25(sizes, **more):
+    text = v3(sizes, model_type="kimi_k2", **dict(n_group=1, topk_group=1) | more)
     return dict(model_type="kimi_k25", text_config=text, num_hidden_layers=3)
 
 

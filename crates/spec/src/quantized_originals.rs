@@ -1,0 +1,350 @@
+//! Originals whose makers quantised them: their tensors get the names, types and values of a conversion.
+
+use std::collections::BTreeMap;
+
+use jackalope_config::original::OriginalFormat;
+
+use crate::tensor::{ElementType, TensorHeader};
+
+/// Ending of the names of factors and scales beside the tensor that they belong to.
+const FACTORS: &str = "_scale_inv";
+
+/// Endings of the names of factors for activations, which stay as they are computed.
+const OF_ACTIVATIONS: &str = "activation_scale";
+
+/// Number of bytes of a word of codes.
+const WORD_BYTES: usize = 4;
+
+/// Rows of a tile that has one scale for every 32 columns.
+const TILE_ROWS: usize = 32;
+
+/// What a scale of packed integers is multiplied by to get MLX's bias: codes are eight more than the integers.
+const INT4_OFFSET: f32 = -8.0;
+
+/// A tensor whose bytes are computed from those of stored tensors.
+#[derive(Clone, Copy, Debug)]
+pub enum Derived<T> {
+    /// The elements, which are floats, times a factor.
+    Multiplied {
+        /// The elements.
+        source: T,
+        /// The factor.
+        factor: f32,
+    },
+    /// Each row of bytes several times.
+    RowsRepeated {
+        /// The rows, `[rows, columns]` of U8.
+        source: T,
+        /// How often each row occurs; the last may occur less often.
+        times: usize,
+    },
+    /// E4M3 codes times the factors of their blocks, rounded to bf16.
+    Dequantized {
+        /// The codes, `[…, rows, columns]`.
+        codes: T,
+        /// One factor for each block, in rows of blocks.
+        factors: T,
+        /// Rows and columns of a block.
+        block: [usize; 2],
+    },
+}
+
+/// A stored tensor, or only its header.
+pub trait OriginalTensor: Clone {
+    /// Type and dimensions; without dimensions if only the name is known.
+    fn header(&self) -> &TensorHeader;
+
+    /// Returns a tensor of the same bytes.
+    fn with_header(&self, header: TensorHeader) -> Self;
+
+    /// Returns a tensor that is computed from others.
+    fn derived(from: Derived<Self>, header: TensorHeader) -> Self;
+}
+
+impl OriginalTensor for TensorHeader {
+    fn header(&self) -> &TensorHeader {
+        self
+    }
+
+    fn with_header(&self, header: TensorHeader) -> Self {
+        header
+    }
+
+    fn derived(_: Derived<Self>, header: TensorHeader) -> Self {
+        header
+    }
+}
+
+/// Gives the tensors of an original the names, types and values of a conversion. Tensors of unexpected types or
+/// dimensions stay for the check to refuse.
+pub fn as_converted<T: OriginalTensor>(
+    format: OriginalFormat,
+    stored: BTreeMap<String, T>,
+) -> BTreeMap<String, T> {
+    let mut tensors = Tensors { tensors: stored };
+    match format {
+        OriginalFormat::Mxfp8 => tensors.name_words_and_scales("weight", "weight_scale_inv"),
+        OriginalFormat::Tiles => tensors.name_words_and_scales("weight", "scale"),
+        OriginalFormat::Mxfp4 => tensors.name_words_and_scales("weight_packed", "weight_scale"),
+        OriginalFormat::Int4 => tensors.name_integers(),
+        OriginalFormat::Fp8 => tensors.dequantize(),
+    }
+    tensors.tensors
+}
+
+/// The tensors of an original, some of which have become those of a conversion.
+struct Tensors<T> {
+    tensors: BTreeMap<String, T>,
+}
+
+impl<T: OriginalTensor> Tensors<T> {
+    /// Returns what the names of tensors with an ending begin with.
+    fn before(&self, ending: &str) -> Vec<String> {
+        let names = self.tensors.keys().filter_map(|name| name.strip_suffix(ending));
+        names.map(str::to_owned).collect()
+    }
+
+    /// Renames codes and their scales, which have the bytes of MLX's, under names with these endings.
+    fn name_words_and_scales(&mut self, codes: &str, scales: &str) {
+        for module in self.before(&format!(".{scales}")) {
+            let Some(words) = self.tensors.remove(&format!("{module}.{codes}")) else { continue };
+            let found = self.tensors.remove(&format!("{module}.{scales}")).expect("it was listed");
+            let rows = second_last(&words);
+            self.tensors.insert(format!("{module}.weight"), as_words(&words));
+            self.tensors.insert(format!("{module}.scales"), in_each_row(as_bytes(found), rows));
+        }
+    }
+
+    /// Renames packed integers and their scales, and adds the biases.
+    fn name_integers(&mut self) {
+        for module in self.before(".weight_packed") {
+            self.tensors.remove(&format!("{module}.weight_shape"));
+            let codes = self.tensors.remove(&format!("{module}.weight_packed"));
+            let words = as_words(&codes.expect("it was listed"));
+            self.tensors.insert(format!("{module}.weight"), words);
+            let Some(scales) = self.tensors.remove(&format!("{module}.weight_scale")) else {
+                continue;
+            };
+            let (source, header) = (scales.clone(), scales.header().clone());
+            let biases = T::derived(Derived::Multiplied { source, factor: INT4_OFFSET }, header);
+            self.tensors.insert(format!("{module}.biases"), biases);
+            self.tensors.insert(format!("{module}.scales"), scales);
+        }
+    }
+
+    /// Replaces codes and factors by their products.
+    fn dequantize(&mut self) {
+        self.tensors.retain(|name, _| !name.ends_with(OF_ACTIVATIONS));
+        for name in self.before(FACTORS) {
+            let factors_name = format!("{name}{FACTORS}");
+            let Some(codes) = self.tensors.get(&name) else { continue };
+            let factors = &self.tensors[&factors_name];
+            let shape = &codes.header().shape;
+            // Only names are known.
+            let is_name = shape.is_empty();
+            if let Some(block) = block_of(codes.header(), factors.header()) {
+                let header = TensorHeader { element_type: ElementType::Bf16, shape: shape.clone() };
+                let (codes, factors) = (codes.clone(), factors.clone());
+                let derived = T::derived(Derived::Dequantized { codes, factors, block }, header);
+                self.tensors.insert(name, derived);
+            } else if !is_name {
+                continue;
+            }
+            self.tensors.remove(&factors_name);
+        }
+    }
+}
+
+fn is_one_of(header: &TensorHeader, names: &[&str]) -> bool {
+    names.contains(&header.element_type.name())
+}
+
+/// Returns the number of rows of each matrix; 0 if there is none.
+fn second_last<T: OriginalTensor>(tensor: &T) -> usize {
+    tensor.header().shape.iter().rev().nth(1).copied().unwrap_or(0)
+}
+
+/// Returns codes as MLX's words, if their elements have one byte or the size of a word.
+fn as_words<T: OriginalTensor>(codes: &T) -> T {
+    let mut header = codes.header().clone();
+    if is_one_of(&header, &["I32", "U32"]) {
+        header.element_type = ElementType::U32;
+    } else if let Some(last) = header.shape.last_mut()
+        && last.is_multiple_of(WORD_BYTES)
+        && is_one_of(codes.header(), &["U8", "I8", "F8_E4M3"])
+    {
+        *last /= WORD_BYTES;
+        header.element_type = ElementType::U32;
+    }
+    codes.with_header(header)
+}
+
+/// Returns E8M0 scales as MLX's bytes.
+fn as_bytes<T: OriginalTensor>(scales: T) -> T {
+    let mut header = scales.header().clone();
+    if !is_one_of(&header, &["U8", "F8_E8M0"]) {
+        return scales;
+    }
+    header.element_type = ElementType::U8;
+    scales.with_header(header)
+}
+
+/// Returns the scales of all `rows`: those of tiles are stored once.
+fn in_each_row<T: OriginalTensor>(scales: T, rows: usize) -> T {
+    let header = scales.header();
+    match header.shape[..] {
+        [found, columns]
+            if found != rows
+                && found == rows.div_ceil(TILE_ROWS)
+                && header.element_type == ElementType::U8 =>
+        {
+            let header = TensorHeader { element_type: ElementType::U8, shape: vec![rows, columns] };
+            T::derived(Derived::RowsRepeated { source: scales, times: TILE_ROWS }, header)
+        }
+        _ => scales,
+    }
+}
+
+/// Returns the rows and columns that share a factor; `None` if codes and factors do not belong together in a
+/// known way.
+fn block_of(codes: &TensorHeader, factors: &TensorHeader) -> Option<[usize; 2]> {
+    if !is_one_of(codes, &["U8", "F8_E4M3"]) || !factors.element_type.is_float() {
+        return None;
+    }
+    let [outer @ .., rows, columns] = &codes.shape[..] else { return None };
+    let num_matrices: usize = outer.iter().product();
+    let num_factors: usize = factors.shape.iter().product();
+    let size = OriginalFormat::FP8_BLOCK;
+    match factors.shape[..] {
+        _ if num_factors == 1 => Some([num_matrices * rows, *columns]),
+        // One for each expert.
+        [count, 1, 1] if outer == [count] => Some([*rows, *columns]),
+        // Some have blocks after the last rows, which nothing uses.
+        [down, across]
+            if outer.is_empty()
+                && rows.div_ceil(size) <= down
+                && columns.div_ceil(size) == across =>
+        {
+            Some([size, size])
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(element_type: &str, shape: &[usize]) -> TensorHeader {
+        let element_type = ElementType::from_name(element_type);
+        TensorHeader { element_type, shape: shape.to_vec() }
+    }
+
+    /// Converts tensors of these names, types and dimensions.
+    fn converted(
+        format: OriginalFormat,
+        stored: &[(&str, &str, &[usize])],
+    ) -> Vec<(String, String, Vec<usize>)> {
+        let stored = stored.iter().map(|(name, it, shape)| ((*name).to_owned(), header(it, shape)));
+        let tensors = as_converted(format, stored.collect()).into_iter();
+        tensors.map(|(name, it)| (name, it.element_type.name().to_owned(), it.shape)).collect()
+    }
+
+    fn found(name: &str, element_type: &str, shape: &[usize]) -> (String, String, Vec<usize>) {
+        (name.to_owned(), element_type.to_owned(), shape.to_vec())
+    }
+
+    #[test]
+    fn codes_and_scales_become_those_of_conversions() {
+        let norm = ("norm.weight", "BF16", &[64][..]);
+        for [codes, scales] in [["F8_E4M3", "F8_E8M0"], ["U8", "U8"]] {
+            let stored =
+                [("a.weight", codes, &[5, 64][..]), ("a.weight_scale_inv", scales, &[5, 2]), norm];
+            let expected = [
+                found("a.scales", "U8", &[5, 2]),
+                found("a.weight", "U32", &[5, 16]),
+                found("norm.weight", "BF16", &[64]),
+            ];
+            assert_eq!(converted(OriginalFormat::Mxfp8, &stored), expected);
+        }
+    }
+
+    #[test]
+    fn tiles_have_scales_in_each_row() {
+        let stored = [
+            ("a.scale", "F8_E8M0", &[3, 2][..]),
+            ("a.weight", "F8_E4M3", &[65, 64]),
+            ("expert.scale", "F8_E8M0", &[65, 2]),
+            ("expert.weight", "I8", &[65, 32]),
+            ("streams.scale", "F32", &[3]),
+        ];
+        let expected = [
+            found("a.scales", "U8", &[65, 2]),
+            found("a.weight", "U32", &[65, 16]),
+            found("expert.scales", "U8", &[65, 2]),
+            found("expert.weight", "U32", &[65, 8]),
+            found("streams.scale", "F32", &[3]),
+        ];
+        assert_eq!(converted(OriginalFormat::Tiles, &stored), expected);
+    }
+
+    #[test]
+    fn packed_integers_get_biases() {
+        let stored = [
+            ("a.weight_packed", "I32", &[6, 8][..]),
+            ("a.weight_scale", "BF16", &[6, 2]),
+            ("a.weight_shape", "I64", &[2]),
+            ("b.weight", "BF16", &[6, 64]),
+            ("c.weight_packed", "F32", &[]),
+            ("c.weight_scale", "F32", &[]),
+        ];
+        let expected = [
+            found("a.biases", "BF16", &[6, 2]),
+            found("a.scales", "BF16", &[6, 2]),
+            found("a.weight", "U32", &[6, 8]),
+            found("b.weight", "BF16", &[6, 64]),
+            found("c.biases", "F32", &[]),
+            found("c.scales", "F32", &[]),
+            found("c.weight", "F32", &[]),
+        ];
+        assert_eq!(converted(OriginalFormat::Int4, &stored), expected);
+    }
+
+    #[test]
+    fn factors_of_blocks_matrices_and_experts_are_applied() {
+        let stored = [
+            ("a.weight", "F8_E4M3", &[130, 257][..]),
+            ("a.weight_scale_inv", "F32", &[2, 3]),
+            ("b.activation_scale", "BF16", &[]),
+            ("b.weight", "F8_E4M3", &[5, 7]),
+            ("b.weight_scale_inv", "BF16", &[]),
+            ("experts.gate_up_proj", "F8_E4M3", &[4, 6, 8]),
+            ("experts.gate_up_proj_scale_inv", "BF16", &[4, 1, 1]),
+            ("named.weight", "F32", &[]),
+            ("named.weight_scale_inv", "F32", &[]),
+        ];
+        let expected = [
+            found("a.weight", "BF16", &[130, 257]),
+            found("b.weight", "BF16", &[5, 7]),
+            found("experts.gate_up_proj", "BF16", &[4, 6, 8]),
+            found("named.weight", "F32", &[]),
+        ];
+        assert_eq!(converted(OriginalFormat::Fp8, &stored), expected);
+    }
+
+    #[test]
+    fn other_types_and_dimensions_are_left_for_the_check_to_refuse() {
+        let stored = [
+            ("a.weight", "BF16", &[5, 64][..]),
+            ("a.weight_scale_inv", "F32", &[1, 1]),
+            ("b.weight", "F8_E4M3", &[130, 130]),
+            ("b.weight_scale_inv", "F32", &[2, 1]),
+            ("c.weight_scale_inv", "F32", &[1, 1]),
+        ];
+        let expected = stored.map(|(name, element_type, shape)| found(name, element_type, shape));
+        assert_eq!(converted(OriginalFormat::Fp8, &stored), expected);
+        let stored = [("a.weight", "BF16", &[5, 64][..]), ("a.weight_scale_inv", "F32", &[1, 1])];
+        let expected = [found("a.scales", "F32", &[1, 1]), found("a.weight", "BF16", &[5, 64])];
+        assert_eq!(converted(OriginalFormat::Mxfp8, &stored), expected);
+    }
+}
