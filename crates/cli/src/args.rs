@@ -411,6 +411,16 @@ pub(crate) struct DemoArgs {
     pub(crate) ranks: u32,
 }
 
+/// Maximum size of a payload that `link` sends, in bytes.
+const PAYLOAD_BYTES_MAX: u64 = 1 << 32;
+
+fn parse_payload_bytes(text: &str) -> Result<u64, String> {
+    let bytes = text.trim().parse().ok().filter(|it| (1..=PAYLOAD_BYTES_MAX).contains(it));
+    bytes.ok_or_else(|| {
+        format!("expected numbers from 1 to {PAYLOAD_BYTES_MAX}, separated by commas")
+    })
+}
+
 fn parse_token_id(text: &str) -> Result<TokenId, String> {
     text.trim().parse().map_err(|_| "expected token ids, separated by commas".to_owned())
 }
@@ -486,7 +496,7 @@ pub(crate) struct LinkArgs {
         value_delimiter = ',',
         value_name = "BYTES",
         default_value = "4096,65536,1048576,67108864",
-        value_parser = clap::value_parser!(u64).range(1..=1 << 32)
+        value_parser = parse_payload_bytes
     )]
     pub(crate) sizes: Vec<u64>,
     /// Stock transports to measure in addition to the native group. Those that this machine's libmlx

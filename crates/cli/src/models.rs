@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use indicatif::HumanBytes;
 use jackalope_console::output;
 use jackalope_deploy::content_of_dir;
-use jackalope_deploy::error::{and_more, hint_for};
+use jackalope_deploy::error::and_more;
 use jackalope_deploy::models::{Located, find, reference};
 use jackalope_protocol::counted;
 use jackalope_store::verify::{expectations, verify};
@@ -171,7 +171,7 @@ async fn check(args: &CheckArgs, environment: &Environment) -> anyhow::Result<()
         texts(&problems).join("\n  ")
     );
     if let Some(unsupported) = unsupported {
-        let hint = hint_for(&unsupported);
+        let hint = unsupported.hint();
         bail!("{name} is complete, but cannot be loaded: {unsupported}\nhint: {hint}");
     }
     if let Some(err) = tokenizer_error {

@@ -1,7 +1,7 @@
 //! `jackalope synth`: writes a checkpoint with a real model's dimensions and random weights.
 
 use jackalope_console::output;
-use jackalope_store::synth::{self, Qwen3Size};
+use jackalope_store::synth::{self, Qwen3Size, SynthError};
 use serde_json::json;
 
 use crate::args::{SynthArgs, SynthSize};
@@ -28,7 +28,13 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
         config["num_hidden_layers"] = json!(layers);
     }
     let dir = &args.out;
-    let num_bytes = synth::write(dir, config, args.bits, &Terminal)?;
+    let num_bytes =
+        synth::write(dir, config, args.bits, &Terminal).map_err(|err| match &args.config {
+            Some(path) if matches!(err, SynthError::Spec(_)) => {
+                anyhow::Error::new(err).context(path.display().to_string())
+            }
+            _ => err.into(),
+        })?;
     if args.json {
         return Ok(output::line(json!({
             "model": dir, "bits": args.bits, "weights_bytes": num_bytes, "random_weights": true,

@@ -41,7 +41,20 @@ pub enum SpecError {
     },
 }
 
+/// Hint for a model that this version cannot load.
+const UNSUPPORTED_HINT: &str = "use a conversion of this model by mlx-community, convert it with \
+     mlx_lm.convert, choose a supported model, or upgrade jackalope";
+
+/// Hint for a model whose `config.json` is not valid.
+const CONFIG_HINT: &str = "config.json lacks the field or has a wrong value; fetch config.json again from \
+     where the model came from";
+
 impl SpecError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        if self.is_unsupported() { UNSUPPORTED_HINT } else { CONFIG_HINT }
+    }
+
     /// Whether the configuration is valid, but asks for something that this version lacks.
     pub fn is_unsupported(&self) -> bool {
         match self {

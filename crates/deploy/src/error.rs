@@ -30,9 +30,7 @@ use thiserror::Error;
 use tokio::task::JoinError;
 
 pub use hosts::{HOW_TO_ANSWER, HostsError};
-pub use models::{
-    CopyError, LocateError, MODELS_MAX, ServedModelsError, SourceError, and_more, hint_for,
-};
+pub use models::{CopyError, LocateError, MODELS_MAX, ServedModelsError, SourceError, and_more};
 pub use split::SplitError;
 
 /// Why a model is not served, or a rank or agent not started.
@@ -252,13 +250,16 @@ fn listen_hint(err: &io::Error) -> &'static str {
     }
 }
 
-/// Returns the causes of an error, outermost first, followed by all hints on lines of their own.
+/// Returns the causes of an error, outermost first, followed by all hints on lines of their own. If there
+/// is no hint, but a file could not be used, the hint says what to do about that.
 pub fn text(err: &(dyn Error + 'static)) -> String {
     let mut said = String::new();
     let mut below: Vec<String> = Vec::new();
+    let mut file_hint = None;
     let mut next = Some(err);
     while let Some(cause) = next {
         next = cause.source();
+        file_hint = cause.downcast_ref().and_then(hint_for_file).or(file_hint);
         let message = cause.to_string();
         // Errors of the system become a clause without their number.
         if let Some((text, _)) = message.split_once(" (os error ").filter(|_| is_of_system(cause)) {
@@ -277,6 +278,9 @@ pub fn text(err: &(dyn Error + 'static)) -> String {
     }
     // A stable sort: hints come last, and everything else stays in its order.
     below.sort_by_key(|line| line.starts_with("hint: "));
+    if let Some(hint) = file_hint.filter(|_| !said_hint(&below)) {
+        below.push(format!("hint: {hint}"));
+    }
     below.insert(0, said);
     below.join("\n")
 }
@@ -287,6 +291,27 @@ fn add_cause(said: &mut String, cause: &str) {
         said.push_str(if said.is_empty() { "" } else { ": " });
         said.push_str(cause);
     }
+}
+
+fn said_hint(lines: &[String]) -> bool {
+    lines.iter().any(|it| it.starts_with("hint: "))
+}
+
+/// Returns what to do if a file or program cannot be used for this reason.
+fn hint_for_file(err: &io::Error) -> Option<&'static str> {
+    use io::ErrorKind as K;
+    Some(match err.kind() {
+        K::NotFound => "nothing has this name; relative paths begin in the current folder",
+        K::PermissionDenied => "let this user use it, or run the command as a user who may",
+        K::IsADirectory => "name a file instead of a folder",
+        K::NotADirectory => "name a folder instead of a file",
+        K::AlreadyExists => "choose a name that is not in use",
+        K::StorageFull | K::QuotaExceeded => "free space on this disk, or choose another one",
+        K::ReadOnlyFilesystem => "choose a folder that can be written to",
+        K::InvalidData => "the file is damaged or of another kind; replace it",
+        K::UnexpectedEof => "the file is incomplete; replace it",
+        _ => return None,
+    })
 }
 
 fn is_of_system(err: &(dyn Error + 'static)) -> bool {
@@ -301,10 +326,10 @@ mod tests {
     fn only_a_model_of_another_kind_is_to_be_converted() {
         let reason = "missing field `hidden_size`".to_owned();
         let invalid = jackalope_store::SpecError::Malformed { reason };
-        assert!(models::hint_for(&invalid).contains("fetch config.json again"));
+        assert!(invalid.hint().contains("fetch config.json again"));
         let (found, supported) = ("hyena".to_owned(), vec!["llama"]);
         let other = jackalope_store::SpecError::Architecture { found, supported };
-        assert!(models::hint_for(&other).contains("mlx_lm.convert"));
+        assert!(other.hint().contains("mlx_lm.convert"));
     }
 
     /// An error with a message and a cause.
@@ -335,5 +360,19 @@ mod tests {
             "starting: reading x: no such file\nits log:\n  a line\nhint: pull it"
         );
         assert_eq!(text(&failed(&["plain"])), "plain");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_comes_with_a_hint_unless_there_is_another() {
+        let missing = || io::Error::from(rustix::io::Errno::NOENT);
+        let said = text(&missing());
+        assert!(said.ends_with(
+            "\nhint: nothing has this name; relative paths begin in the current folder"
+        ));
+        let addr = ([1, 2, 3, 4], 5).into();
+        let said = text(&DeployError::AgentAddress { addr, source: missing() });
+        assert_eq!(said.matches("hint: ").count(), 1, "{said}");
+        let refused = io::Error::from(rustix::io::Errno::CONNREFUSED);
+        assert!(!text(&refused).contains("hint: "));
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use jackalope_placement::PlacementModel;
+use jackalope_placement::{CheckpointError, PlacementModel};
 use jackalope_protocol::CacheCost;
 use jackalope_protocol::split::Split;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// Memory that caches take on the ranks of any split, computed from the description of a
 /// checkpoint.
@@ -18,8 +18,16 @@ pub(crate) struct ExpectedCosts {
 impl ExpectedCosts {
     /// Reads the description of the checkpoint in `dir`.
     pub(crate) fn read(dir: &Path) -> ExpectedCosts {
-        let warn = |reason| warn!(%reason, "the memory that ranks need for caches is not compared");
-        let model = PlacementModel::read(dir).map_err(warn).ok();
+        let model = PlacementModel::read(dir);
+        if let Err(reason) = &model {
+            let what = "the memory that ranks need for caches is not compared";
+            match reason {
+                CheckpointError::NoWeights { .. } => warn!(%reason, "{what}"),
+                // Loading the model fails for this reason, and reports it.
+                _ => debug!(%reason, "{what}"),
+            }
+        }
+        let model = model.ok();
         for unused in model.iter().flat_map(|model| &model.layout.unused) {
             info!("{}", unused.describe(jackalope_placement::size));
         }

@@ -82,7 +82,8 @@ pub fn details(dir: &Path) -> Option<ModelDetails> {
     let facts = match PlacementModel::read(dir) {
         Ok(facts) => facts,
         Err(err) => {
-            tracing::warn!(%err, "lists of models will not show this model's size");
+            // Loading the model fails for this reason, and reports it.
+            tracing::info!(%err, "lists of models will not show this model's size");
             return None;
         }
     };

@@ -24,7 +24,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 #[derive(Debug, Error)]
 pub enum CheckpointError {
     /// A file cannot be read.
-    #[error("reading {}: {cause}\nhint: name the directory of a checkpoint in MLX's format", path.display())]
+    #[error("reading {}: {cause}\nhint: {}", path.display(), read_hint(.cause))]
     Read {
         /// The file.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum CheckpointError {
         cause: io::Error,
     },
     /// `config.json` is not JSON.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {reason}\nhint: copy or fetch it again", path.display())]
     Config {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// `config.json` describes no model that this version knows.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}\nhint: {}", path.display(), source.hint())]
     Spec {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum CheckpointError {
         report: CheckReport,
     },
     /// A weight file's header is malformed.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {reason}\nhint: copy or fetch it again", path.display())]
     Header {
         /// The file.
         path: PathBuf,
@@ -98,6 +98,14 @@ impl PlacementModel {
         let incomplete = |report| CheckpointError::Tensors { dir: dir.to_owned(), report };
         let layout = spec.layout(&headers).map_err(incomplete)?;
         Ok(PlacementModel::new(&spec, layout))
+    }
+}
+
+/// Returns the hint for a file that cannot be read.
+fn read_hint(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::UnexpectedEof => "the file is incomplete; copy or fetch it again",
+        _ => "name the directory of a checkpoint in MLX's format",
     }
 }
 

@@ -80,8 +80,8 @@ pub enum SynthError {
         dir: PathBuf,
     },
     /// This version cannot load a model with this configuration.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
+    #[error("{0}\nhint: {hint}", hint = .0.hint())]
+    Spec(SpecError),
 }
 
 /// Returns the configuration of a Qwen3 model, with the dimensions of its published checkpoint.
@@ -141,7 +141,7 @@ impl SyntheticModel {
         for key in ["quantization", "quantization_config"] {
             config.as_object_mut().map(|fields| fields.remove(key));
         }
-        let spec = model_spec(&config)?;
+        let spec = model_spec(&config).map_err(SynthError::Spec)?;
         let is_tied = spec.head_table == HeadTable::Tied;
         let experts = spec.layers.iter().find_map(LayerSpec::experts);
         let num_experts = experts.map_or(0, |experts| experts.num_experts as u32);
@@ -211,7 +211,7 @@ pub fn write(
     };
     std::fs::create_dir_all(dir).map_err(io("making", dir))?;
     let SyntheticModel { config, tensors } = SyntheticModel::new(config, bits)?;
-    let spec = model_spec(&config)?;
+    let spec = model_spec(&config).map_err(SynthError::Spec)?;
     let num_bytes = write_weights(&dir.join("model.safetensors"), &tensors, progress)?;
     let write = |name: &str, content: String| {
         let path = dir.join(name);

@@ -70,6 +70,35 @@ fn a_directory_without_a_checkpoint_is_named() {
 }
 
 #[test]
+fn files_that_cannot_be_used_are_named_with_a_hint() {
+    let copy = Copy::new();
+    let model = copy.path().to_str().unwrap();
+    let folder = format!("hosts lint {model}");
+    let taken = format!("synth --out {model}/config.json");
+    let keys = format!("serve --model {model} --port 0 --api-key-file /no/such");
+    let config = copy.path().join("empty.json");
+    std::fs::write(&config, "{}").unwrap();
+    let empty = format!("synth --config {} --out {model}/synth", config.display());
+    let cases = [
+        ("hosts lint /no/such", "/no/such"),
+        (&folder, model),
+        ("synth --config /no/such --out /no/such", "/no/such"),
+        (&taken, "config.json"),
+        (&empty, "empty.json: missing field `model_type`"),
+        (&keys, "/no/such"),
+        ("serve --models-config /no/such", "/no/such"),
+        ("serve --models-dir /no/such", "/no/such"),
+        ("doctor --log /no/such", "/no/such"),
+        ("autoconfig --undo /no/such", "/no/such"),
+        ("fingerprint --save /no/such", "/no/such"),
+    ];
+    for (command, cause) in cases {
+        let ended = run(&command.split(' ').collect::<Vec<&str>>());
+        check(&ended, &[cause, "\nhint: "]);
+    }
+}
+
+#[test]
 fn shares_that_do_not_fit_the_ranks_are_refused() {
     let ended = generate(&shipped(), &["--ranks", "2", "--share", "1,2,3"]);
     check(&ended, &["--share", "hint:"]);

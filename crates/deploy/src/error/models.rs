@@ -10,18 +10,6 @@ use thiserror::Error;
 /// Maximum number of models of one server.
 pub const MODELS_MAX: usize = 1024;
 
-/// Hint for a model that this version cannot load.
-const UNSUPPORTED_HINT: &str = "use a conversion of this model by mlx-community, convert it with \
-     mlx_lm.convert, choose a supported model, or upgrade jackalope";
-
-/// Hint for a model whose `config.json` is not valid.
-const CONFIG_HINT: &str = "config.json lacks the field or has a wrong value; fetch config.json again from where the model came from";
-
-/// Returns the hint for a model that cannot be loaded for this reason.
-pub fn hint_for(reason: &SpecError) -> &'static str {
-    if reason.is_unsupported() { UNSUPPORTED_HINT } else { CONFIG_HINT }
-}
-
 /// Why there is no model that can be served.
 #[derive(Debug, Error)]
 pub enum LocateError {
@@ -62,7 +50,7 @@ pub enum LocateError {
         path: PathBuf,
     },
     /// This version cannot load the model, or its `config.json` is not valid.
-    #[error("{name}: {source}\nhint: {}", hint_for(.source))]
+    #[error("{name}: {source}\nhint: {}", .source.hint())]
     Unsupported {
         /// Name of the model.
         name: String,
@@ -173,7 +161,7 @@ pub enum ServedModelsError {
         source: io::Error,
     },
     /// The file of models is malformed.
-    #[error("reading {}: {source}", .path.display())]
+    #[error("reading {}: {source}\nhint: docs/api.md shows a file of models", .path.display())]
     Malformed {
         /// Path of the file.
         path: PathBuf,
@@ -181,7 +169,7 @@ pub enum ServedModelsError {
         source: serde_json::Error,
     },
     /// The file of models is too long.
-    #[error("{} has {num_bytes} bytes, which is too long for a file of models", .path.display())]
+    #[error("{} has {num_bytes} bytes, which is too long for a file of models\nhint: name fewer models", .path.display())]
     TooLong {
         /// Path of the file.
         path: PathBuf,

@@ -163,7 +163,13 @@ impl Programs {
     }
 
     fn spawn(&self, tag: u64, order: Order, owner: &Owner) -> Result<Running, String> {
-        let failed = |err: io::Error| format!("starting `{}` failed: {err}", order.name);
+        let failed = |err: io::Error| match &order.program {
+            OrderedProgram::Rank => format!("starting `{}` failed: {err}", order.name),
+            OrderedProgram::Other(program) => format!(
+                "starting `{}` failed: {program}: {err}\nhint: every machine needs this program",
+                order.name
+            ),
+        };
         let files = self.write_files(&order).map_err(failed)?;
         let mut spawn = match &order.program {
             OrderedProgram::Rank => Spawn::new(&self.rank_program, &order.name),

@@ -29,7 +29,10 @@ pub struct Switched {
 #[derive(Debug, Error)]
 pub enum VersionError {
     /// The version is not installed.
-    #[error("there is no version {id} in {}", .home.display())]
+    #[error(
+        "there is no version {id} in {}\nhint: its folder `versions` has a folder for each version",
+        .home.display()
+    )]
     Absent {
         /// The version.
         id: String,
@@ -37,7 +40,10 @@ pub enum VersionError {
         home: PathBuf,
     },
     /// There is no version to roll back to.
-    #[error("there is no earlier version in {}", .home.display())]
+    #[error(
+        "there is no earlier version in {}\nhint: one is kept only after an installation replaced it",
+        .home.display()
+    )]
     NoPrevious {
         /// Jackalope's folder.
         home: PathBuf,

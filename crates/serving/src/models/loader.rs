@@ -174,7 +174,7 @@ pub enum LoadFailure {
     #[error("{0}")]
     Failed(#[from] ModelLoadError),
     /// A machine has too little memory even without other models.
-    #[error("{} has {} MiB for models, and this one needs {} MiB", .0.machine, .0.budget_bytes >> 20, .0.needed_bytes.div_ceil(1 << 20))]
+    #[error("{} has {} MiB for models, and this one needs {} MiB\nhint: split it over more machines, or raise `--memory-budget`", .0.machine, .0.budget_bytes >> 20, .0.needed_bytes.div_ceil(1 << 20))]
     NeverFits(Shortage),
     /// Other models take the memory.
     #[error("{} are in the way", .models.join(", "))]
