@@ -208,6 +208,20 @@ pub(crate) struct CompletionRequest {
 pub(crate) struct Unsupported {
     /// Use `guided_grammar`, in Lark's notation.
     pub(crate) grammar: Option<Value>,
+    /// Use `response_format`.
+    pub(crate) json_schema: Option<Value>,
+    /// Use `response_format`.
+    pub(crate) format: Option<Value>,
+    /// Put it into a message.
+    pub(crate) system: Option<Value>,
+    /// Use `stop`.
+    pub(crate) stop_sequences: Option<Value>,
+    /// Only negative values are accepted; use `max_tokens`.
+    pub(crate) n_predict: Option<Value>,
+    /// Use `max_tokens`.
+    pub(crate) max_new_tokens: Option<Value>,
+    /// Only 0 is accepted; use `min_tokens`.
+    pub(crate) min_new_tokens: Option<Value>,
     /// Only `["text"]` is accepted.
     pub(crate) modalities: Option<Value>,
     /// Answers are text.

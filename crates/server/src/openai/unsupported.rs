@@ -44,10 +44,18 @@ const fn unless(
 
 const SAMPLERS: Option<&str> = Some("use top_p, top_k or min_p");
 const PENALTY: Option<&str> = Some("use repetition_penalty");
+const MAX_TOKENS: Option<&str> = Some("use max_tokens");
 
 /// The fields of [`Unsupported`](super::request::Unsupported).
-const FIELDS: [UnsupportedField; 21] = [
+const FIELDS: [UnsupportedField; 28] = [
     never("grammar", Some("use guided_grammar, in Lark's notation")),
+    never("json_schema", Some("use response_format")),
+    never("format", Some("use response_format")),
+    never("system", Some("put it into a message")),
+    never("stop_sequences", Some("use stop")),
+    unless("n_predict", is_negative, MAX_TOKENS),
+    never("max_new_tokens", MAX_TOKENS),
+    unless("min_new_tokens", is_zero, Some("use min_tokens")),
     unless("modalities", all_text, Some("answers are text")),
     never("audio", Some("answers are text")),
     never("prediction", None),
@@ -84,6 +92,10 @@ fn is_one(value: &Value) -> bool {
 
 fn is_zero_or_one(value: &Value) -> bool {
     is_zero(value) || is_one(value)
+}
+
+fn is_negative(value: &Value) -> bool {
+    value.as_f64().is_some_and(|it| it < 0.0)
 }
 
 fn is_zero_or_less(value: &Value) -> bool {

@@ -187,6 +187,31 @@ async fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[tokio::test]
+async fn fields_of_other_servers_are_refused_with_the_name_here() {
+    let server = Setup::says("Hello").start().await;
+    let schema = json!({"type": "object"});
+    let cases = [
+        (json!({"json_schema": schema}), "json_schema", "response_format"),
+        (json!({"format": "json"}), "format", "response_format"),
+        (json!({"system": "Be kind."}), "system", "a message"),
+        (json!({"stop_sequences": ["\n"]}), "stop_sequences", "stop"),
+        (json!({"n_predict": 7}), "n_predict", "max_tokens"),
+        (json!({"max_new_tokens": 7}), "max_new_tokens", "max_tokens"),
+        (json!({"min_new_tokens": 7}), "min_new_tokens", "min_tokens"),
+    ];
+    for (body, param, ours) in cases {
+        let reply = server.chat(body).await;
+        let error = reply.error();
+        assert_eq!((reply.status.as_u16(), &error["param"]), (400, &json!(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(ours), "{error}");
+    }
+    let harmless = json!({
+        "json_schema": null, "format": "", "n_predict": -1, "min_new_tokens": 0, "stop_sequences": [],
+    });
+    server.chat(harmless).await.ok();
+}
+
+#[tokio::test]
 async fn empty_and_unknown_fields_are_ignored() {
     let server = Setup::says("Hello").start().await;
     let harmless = json!({
