@@ -82,11 +82,12 @@ pub fn report_panics() {
     QUEUE.get_or_init(|| start(io::stderr()));
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current();
-        line(&format!("thread '{}' {info}", thread.name().unwrap_or("without a name")));
         let backtrace = Backtrace::capture();
         if backtrace.status() == BacktraceStatus::Captured {
-            line(&backtrace.to_string());
+            line(&format!("a panic, with this backtrace:\n{backtrace}"));
         }
+        // Last, because whoever reports the end of this process quotes its last lines.
+        line(&format!("thread '{}' {info}", thread.name().unwrap_or("without a name")));
         flush(FLUSH_TIMEOUT);
     }));
 }
