@@ -11,8 +11,8 @@ const SUPPORTED: &[&str] = &[
     "mxfp4",
     "nvfp4",
     "mxfp8",
-    "fp8 in blocks of 128x128",
-    "compressed-tensors with integers of 4 bits",
+    "fp8 in blocks of 128x128, for each matrix or in ue8m0 tiles of 32x32",
+    "compressed-tensors with integers of 4 bits or mxfp4",
 ];
 
 /// How an original stores quantised matrices, whose tensors have other names and types than a conversion's.

@@ -6,6 +6,7 @@ use crate::head::HeadTable;
 use crate::layout::{ModelLayout, StoredTensor};
 use crate::model::ModelSpec;
 use crate::names::UnusedPart;
+use crate::originals::NumberEdit;
 use crate::quantization;
 use crate::quantized_originals;
 use crate::report::{CheckReport, TensorProblem, UnusedTensors};
@@ -131,6 +132,7 @@ impl ModelSpec {
             let model_type = self.model_type.clone();
             check.problems.push(TensorProblem::Unexpected { model_type, names });
         }
+        check.problems.extend(self.quantized_edits(stored_headers, headers));
         match norm {
             Some(norm) if check.problems.is_empty() => {
                 let layout = ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored);
@@ -142,6 +144,26 @@ impl ModelSpec {
             }
             _ => Err(CheckReport { problems: check.problems }),
         }
+    }
+
+    /// Returns the quantised matrices whose numbers loading would have to multiply. No conversion has any: they
+    /// are multiplied before they are quantised.
+    fn quantized_edits(
+        &self,
+        stored: &TensorHeaders,
+        headers: &TensorHeaders,
+    ) -> Vec<TensorProblem> {
+        let Some(numbers) = &self.original_numbers else { return Vec::new() };
+        let edits = numbers.edits(&self.names, stored, headers);
+        let multiplied = edits.iter().filter(|(_, edit)| matches!(edit, NumberEdit::Multiply(_)));
+        let modules = multiplied.map(|(name, _)| module_of(name));
+        let quantized = modules.filter(|it| headers.contains_key(&format!("{it}.scales")));
+        let problem = |module: &str| TensorProblem::Quantization {
+            module: module.to_owned(),
+            found: "codes and scales".to_owned(),
+            expected: "floats: config.json has factors for this matrix of an original".to_owned(),
+        };
+        quantized.map(problem).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Layout of a model in a checkpoint: the size of its parts, and where each may be cut.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jackalope_protocol::split::{HeadCounts, VOCAB_UNIT, inner_unit};
 
@@ -25,15 +25,18 @@ impl<'a> StoredTensor<'a> {
     /// Returns the tensor with the size that it has on ranks: matrices that are not quantised are
     /// converted to the type that the model is computed in.
     fn loaded(self, element_type: &ElementType) -> StoredTensor<'a> {
-        use TensorRole::{Embedding, Experts, Head, Mixer, Mlp};
-        let is_converted = self.format.is_none()
-            && self.spec.is_quantizable
-            && matches!(self.spec.role, Embedding | Head | Mixer | Mlp | Experts);
-        if !is_converted {
+        if !self.is_converted() {
             return self;
         }
         let num_elements: usize = self.spec.shape.iter().product();
         StoredTensor { num_bytes: num_elements as u64 * element_type.size_bytes(), ..self }
+    }
+
+    fn is_converted(&self) -> bool {
+        use TensorRole::{Embedding, Experts, Head, Mixer, Mlp};
+        self.format.is_none()
+            && self.spec.is_quantizable
+            && matches!(self.spec.role, Embedding | Head | Mixer | Mlp | Experts)
     }
 }
 
@@ -53,6 +56,8 @@ pub struct ModelLayout {
     /// Sums over all layers and the rest of the model: weights, and what is cached.
     pub(crate) sums: LayoutSums,
     formats: BTreeMap<String, QuantizationFormat>,
+    /// Names of the matrices that are not quantised and are counted in the type that the model is computed in.
+    converted: BTreeSet<String>,
     /// What loading does to the numbers of tensors of an original.
     edits: BTreeMap<String, NumberEdit>,
 }
@@ -230,7 +235,10 @@ impl ModelLayout {
         let formats =
             stored.iter().filter_map(|it| Some((it.spec.module().to_owned(), it.format?)));
         let formats = formats.collect();
-        ModelLayout { formats, ..ModelLayout::of_parts(element_type, is_tied, outside, layers) }
+        let converted = stored.iter().filter(|it| it.is_converted());
+        let converted = converted.map(|it| it.spec.name.clone()).collect();
+        let layout = ModelLayout::of_parts(element_type, is_tied, outside, layers);
+        ModelLayout { formats, converted, ..layout }
     }
 
     /// Creates the layout of a model with these weights, none of which is quantised.
@@ -243,8 +251,18 @@ impl ModelLayout {
         let mut sums = LayoutSums::default();
         outside.iter().for_each(|part| sums.add_part(*part, 1.0));
         layers.iter().for_each(|layer| sums.add_layer(layer, &element_type));
-        let (formats, edits, unused) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        ModelLayout { element_type, is_tied, outside, layers, unused, sums, formats, edits }
+        let (formats, converted, edits) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        ModelLayout {
+            element_type,
+            is_tied,
+            outside,
+            layers,
+            unused: Vec::new(),
+            sums,
+            formats,
+            converted,
+            edits,
+        }
     }
 
     /// Returns the weights of the whole model, by purpose and division.
@@ -261,6 +279,12 @@ impl ModelLayout {
     /// Returns the layout of an original, whose tensors of these names conversions have changed.
     pub(crate) fn with_edits(self, edits: BTreeMap<String, NumberEdit>) -> ModelLayout {
         ModelLayout { edits, ..self }
+    }
+
+    /// Whether the tensor of this name is counted as it is after its conversion to the type that the model is
+    /// computed in, whatever its type in the checkpoint.
+    pub fn is_counted_converted(&self, name: &str) -> bool {
+        self.converted.contains(name)
     }
 
     /// Returns what loading does to the numbers of the tensor of this name; `None` if nothing.

@@ -18,6 +18,9 @@ const WORD_BYTES: usize = 4;
 /// Rows of a tile that has one scale for every 32 columns.
 const TILE_ROWS: usize = 32;
 
+/// Rows of a matrix for each row of its factors, at least: with fewer, factors belong to rows and not to blocks.
+const BLOCK_ROWS_MIN: usize = 16;
+
 /// What a scale of packed integers is multiplied by to get MLX's bias: codes are eight more than the integers.
 const INT4_OFFSET: f32 = -8.0;
 
@@ -42,11 +45,22 @@ pub enum Derived<T> {
     Dequantized {
         /// The codes, `[…, rows, columns]`.
         codes: T,
-        /// One factor for each block, in rows of blocks.
+        /// One factor for each block of each matrix, in rows of blocks.
         factors: T,
-        /// Rows and columns of a block.
-        block: [usize; 2],
+        /// Size of the blocks.
+        blocks: FactorBlocks,
     },
+}
+
+/// Which elements of matrices share a factor.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FactorBlocks {
+    /// Rows of a matrix, of which no block crosses the end.
+    pub matrix_rows: usize,
+    /// Rows of a block.
+    pub rows: usize,
+    /// Columns of a block.
+    pub columns: usize,
 }
 
 /// A stored tensor, or only its header.
@@ -83,9 +97,9 @@ pub fn as_converted<T: OriginalTensor>(
 ) -> BTreeMap<String, T> {
     let mut tensors = Tensors { tensors: stored };
     match format {
-        OriginalFormat::Mxfp8 => tensors.name_words_and_scales("weight", "weight_scale_inv"),
-        OriginalFormat::Tiles => tensors.name_words_and_scales("weight", "scale"),
-        OriginalFormat::Mxfp4 => tensors.name_words_and_scales("weight_packed", "weight_scale"),
+        OriginalFormat::Mxfp8 => tensors.name_words_and_scales("weight", "weight_scale_inv", 1),
+        OriginalFormat::Tiles => tensors.name_words_and_scales("weight", "scale", TILE_ROWS),
+        OriginalFormat::Mxfp4 => tensors.name_words_and_scales("weight_packed", "weight_scale", 1),
         OriginalFormat::Int4 => tensors.name_integers(),
         OriginalFormat::Fp8 => tensors.dequantize(),
     }
@@ -104,20 +118,26 @@ impl<T: OriginalTensor> Tensors<T> {
         names.map(str::to_owned).collect()
     }
 
-    /// Renames codes and their scales, which have the bytes of MLX's, under names with these endings.
-    fn name_words_and_scales(&mut self, codes: &str, scales: &str) {
+    /// Renames codes and their scales, which have the bytes of MLX's, under names with these endings. Up to `times`
+    /// rows of codes share a row of scales.
+    fn name_words_and_scales(&mut self, codes: &str, scales: &str, times: usize) {
         for module in self.before(&format!(".{scales}")) {
             let Some(words) = self.tensors.remove(&format!("{module}.{codes}")) else { continue };
             let found = self.tensors.remove(&format!("{module}.{scales}")).expect("it was listed");
             let rows = second_last(&words);
             self.tensors.insert(format!("{module}.weight"), as_words(&words));
-            self.tensors.insert(format!("{module}.scales"), in_each_row(as_bytes(found), rows));
+            self.tensors
+                .insert(format!("{module}.scales"), in_each_row(as_bytes(found), rows, times));
         }
     }
 
     /// Renames packed integers and their scales, and adds the biases.
     fn name_integers(&mut self) {
         for module in self.before(".weight_packed") {
+            let has = |kind: &str| self.tensors.contains_key(&format!("{module}.{kind}"));
+            if has("weight") || has("biases") || has("scales") {
+                continue;
+            }
             self.tensors.remove(&format!("{module}.weight_shape"));
             let codes = self.tensors.remove(&format!("{module}.weight_packed"));
             let words = as_words(&codes.expect("it was listed"));
@@ -142,10 +162,10 @@ impl<T: OriginalTensor> Tensors<T> {
             let shape = &codes.header().shape;
             // Only names are known.
             let is_name = shape.is_empty();
-            if let Some(block) = block_of(codes.header(), factors.header()) {
+            if let Some(blocks) = FactorBlocks::of(codes.header(), factors.header()) {
                 let header = TensorHeader { element_type: ElementType::Bf16, shape: shape.clone() };
                 let (codes, factors) = (codes.clone(), factors.clone());
-                let derived = T::derived(Derived::Dequantized { codes, factors, block }, header);
+                let derived = T::derived(Derived::Dequantized { codes, factors, blocks }, header);
                 self.tensors.insert(name, derived);
             } else if !is_name {
                 continue;
@@ -189,45 +209,50 @@ fn as_bytes<T: OriginalTensor>(scales: T) -> T {
     scales.with_header(header)
 }
 
-/// Returns the scales of all `rows`: those of tiles are stored once.
-fn in_each_row<T: OriginalTensor>(scales: T, rows: usize) -> T {
+/// Returns the scales of all `rows`, of which `times` share those that are stored.
+fn in_each_row<T: OriginalTensor>(scales: T, rows: usize, times: usize) -> T {
     let header = scales.header();
     match header.shape[..] {
         [found, columns]
             if found != rows
-                && found == rows.div_ceil(TILE_ROWS)
+                && found == rows.div_ceil(times)
                 && header.element_type == ElementType::U8 =>
         {
             let header = TensorHeader { element_type: ElementType::U8, shape: vec![rows, columns] };
-            T::derived(Derived::RowsRepeated { source: scales, times: TILE_ROWS }, header)
+            T::derived(Derived::RowsRepeated { source: scales, times }, header)
         }
         _ => scales,
     }
 }
 
-/// Returns the rows and columns that share a factor; `None` if codes and factors do not belong together in a
-/// known way.
-fn block_of(codes: &TensorHeader, factors: &TensorHeader) -> Option<[usize; 2]> {
-    if !is_one_of(codes, &["U8", "F8_E4M3"]) || !factors.element_type.is_float() {
-        return None;
-    }
-    let [outer @ .., rows, columns] = &codes.shape[..] else { return None };
-    let num_matrices: usize = outer.iter().product();
-    let num_factors: usize = factors.shape.iter().product();
-    let size = OriginalFormat::FP8_BLOCK;
-    match factors.shape[..] {
-        _ if num_factors == 1 => Some([num_matrices * rows, *columns]),
-        // One for each expert.
-        [count, 1, 1] if outer == [count] => Some([*rows, *columns]),
-        // Some have blocks after the last rows, which nothing uses.
-        [down, across]
-            if outer.is_empty()
-                && rows.div_ceil(size) <= down
-                && columns.div_ceil(size) == across =>
-        {
-            Some([size, size])
+impl FactorBlocks {
+    /// Returns the blocks; `None` if codes and factors do not belong together in a known way.
+    fn of(codes: &TensorHeader, factors: &TensorHeader) -> Option<FactorBlocks> {
+        if !is_one_of(codes, &["U8", "F8_E4M3"]) || !factors.element_type.is_float() {
+            return None;
         }
-        _ => None,
+        let [outer @ .., rows, columns] = &codes.shape[..] else { return None };
+        let (matrix_rows, num_matrices) = (*rows, outer.iter().product::<usize>());
+        let num_factors: usize = factors.shape.iter().product();
+        let size = OriginalFormat::FP8_BLOCK;
+        let down = rows.div_ceil(size);
+        match &factors.shape[..] {
+            _ if num_factors == 1 => {
+                let all = num_matrices * rows;
+                Some(FactorBlocks { matrix_rows: all, rows: all, columns: *columns })
+            }
+            // One for each expert.
+            [count, 1, 1] if outer == [*count] => {
+                Some(FactorBlocks { matrix_rows, rows: *rows, columns: *columns })
+            }
+            [count @ .., found, across] if count == outer && columns.div_ceil(size) == *across => {
+                // Some have blocks after the last rows of a matrix, which nothing uses.
+                let has_more = outer.is_empty() && down < *found && found * BLOCK_ROWS_MIN <= *rows;
+                let is_known = *found == down || has_more;
+                is_known.then_some(FactorBlocks { matrix_rows, rows: size, columns: size })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -322,12 +347,15 @@ mod tests {
             ("experts.gate_up_proj_scale_inv", "BF16", &[4, 1, 1]),
             ("named.weight", "F32", &[]),
             ("named.weight_scale_inv", "F32", &[]),
+            ("parts.down_proj", "F8_E4M3", &[4, 130, 64]),
+            ("parts.down_proj_scale_inv", "BF16", &[4, 2, 1]),
         ];
         let expected = [
             found("a.weight", "BF16", &[130, 257]),
             found("b.weight", "BF16", &[5, 7]),
             found("experts.gate_up_proj", "BF16", &[4, 6, 8]),
             found("named.weight", "F32", &[]),
+            found("parts.down_proj", "BF16", &[4, 130, 64]),
         ];
         assert_eq!(converted(OriginalFormat::Fp8, &stored), expected);
     }
@@ -340,9 +368,24 @@ mod tests {
             ("b.weight", "F8_E4M3", &[130, 130]),
             ("b.weight_scale_inv", "F32", &[2, 1]),
             ("c.weight_scale_inv", "F32", &[1, 1]),
+            // A factor for each row, and a block for each expert of three.
+            ("d.weight", "F8_E4M3", &[384, 64]),
+            ("d.weight_scale_inv", "F32", &[384, 1]),
+            ("e.weight", "F8_E4M3", &[4, 130, 64]),
+            ("e.weight_scale_inv", "F32", &[3, 2, 1]),
         ];
         let expected = stored.map(|(name, element_type, shape)| found(name, element_type, shape));
         assert_eq!(converted(OriginalFormat::Fp8, &stored), expected);
+        let stored = [
+            ("a.biases", "BF16", &[6, 2][..]),
+            ("a.weight_packed", "I32", &[6, 8]),
+            ("a.weight_scale", "BF16", &[6, 2]),
+        ];
+        let expected = stored.map(|(name, element_type, shape)| found(name, element_type, shape));
+        assert_eq!(converted(OriginalFormat::Int4, &stored), expected);
+        let tiles = [("a.weight", "U8", &[64, 64][..]), ("a.weight_scale_inv", "U8", &[2, 2])];
+        let expected = [found("a.scales", "U8", &[2, 2]), found("a.weight", "U32", &[64, 16])];
+        assert_eq!(converted(OriginalFormat::Mxfp8, &tiles), expected);
         let stored = [("a.weight", "BF16", &[5, 64][..]), ("a.weight_scale_inv", "F32", &[1, 1])];
         let expected = [found("a.scales", "F32", &[1, 1]), found("a.weight", "BF16", &[5, 64])];
         assert_eq!(converted(OriginalFormat::Mxfp8, &stored), expected);

@@ -35,7 +35,7 @@ pub struct LoadProgress {
 pub struct LoadCounters {
     /// Type that the model is computed in.
     pub dtype: Dtype,
-    /// Number of bytes read from the files.
+    /// Number of bytes read, of matrices that are converted as they are afterwards.
     pub bytes_read: u64,
     /// Part of `bytes_read` that other ranks read too.
     pub replicated_bytes: u64,
@@ -197,16 +197,17 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn count(&self, array: &Array, part: Part<'_>) {
+    /// Counts the bytes of a part of a tensor that was read.
+    fn count(&self, num_bytes: u64, part: Part<'_>) {
         let is_replicated = match part {
             Part::Whole => true,
             Part::Axis { cut, .. } => cut.is_shared,
             Part::Ranges { is_shared, .. } => is_shared,
         };
-        let (mut counters, read) = (self.counters.get(), array.nbytes() as u64);
-        counters.bytes_read += read;
-        counters.replicated_bytes += if is_replicated { read } else { 0 };
-        counters.weights_bytes += read;
+        let mut counters = self.counters.get();
+        counters.bytes_read += num_bytes;
+        counters.replicated_bytes += if is_replicated { num_bytes } else { 0 };
+        counters.weights_bytes += num_bytes;
         self.counters.set(counters);
         let (done_bytes, total_bytes) = (counters.bytes_read, self.total_bytes);
         (self.progress.borrow_mut())(LoadProgress { done_bytes, total_bytes });
@@ -308,7 +309,13 @@ impl<'a> Weights<'a> {
         let entries = self.entries(name, shape);
         let stored = float_dtype(&entries[0].header.element_type);
         let mut array = self.read(&entries, shape, stored, part)?;
-        let edit = self.loader.checkpoint.layout.edit(&format!("{}.{name}", self.path));
+        let (layout, full_name) = (&self.loader.checkpoint.layout, format!("{}.{name}", self.path));
+        let num_bytes = match layout.is_counted_converted(&full_name) {
+            true => array.size() as u64 * layout.element_type.size_bytes(),
+            false => array.nbytes() as u64,
+        };
+        self.loader.count(num_bytes, part);
+        let edit = layout.edit(&full_name);
         if stored == dtype && edit.is_none() {
             return Ok(array);
         }
@@ -366,7 +373,9 @@ impl<'a> Weights<'a> {
         part: Part<'_>,
         dtype: Dtype,
     ) -> Result<Array, LoadError> {
-        self.read(&self.entries(name, shape), shape, dtype, part)
+        let array = self.read(&self.entries(name, shape), shape, dtype, part)?;
+        self.loader.count(array.nbytes() as u64, part);
+        Ok(array)
     }
 
     /// Loads the tensor of indices at this very path, i32, all of which are less than `bound`.
@@ -453,7 +462,6 @@ impl<'a> Weights<'a> {
             };
         });
         result?;
-        self.loader.count(&array, part);
         Ok(array)
     }
 }

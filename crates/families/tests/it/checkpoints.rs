@@ -500,3 +500,24 @@ fn factors_that_are_not_in_the_weights_of_an_original_are_known_row_by_row() {
     assert_eq!(factors("model.layers.1.mamba.out_proj.weight"), Some(vec![0.235_702_26]));
     assert_eq!(factors("model.layers.1.self_attn.v_proj.weight"), None);
 }
+
+/// Conversions multiply matrices by factors of `config.json` before they quantise them.
+#[test]
+fn quantised_matrices_of_an_original_with_factors_are_refused() {
+    let mut sample = sample("falcon_h1-original-f32");
+    let weight = "model.layers.0.feed_forward.gate_proj.weight";
+    let [rows, columns] = sample.headers[weight].shape[..] else { panic!("a matrix") };
+    let words = TensorHeader { element_type: ElementType::U32, shape: vec![rows, columns / 8] };
+    let scales = TensorHeader { element_type: ElementType::F32, shape: vec![rows, columns / 32] };
+    let module = weight.strip_suffix(".weight").unwrap();
+    sample.headers.insert(weight.to_owned(), words);
+    for kind in ["scales", "biases"] {
+        sample.headers.insert(format!("{module}.{kind}"), scales.clone());
+    }
+    let found = sample.problems().iter().map(ToString::to_string).collect::<Vec<String>>();
+    let expected = "config.json has factors for this matrix";
+    assert!(
+        found.len() == 1 && found[0].contains(module) && found[0].contains(expected),
+        "{found:?}"
+    );
+}

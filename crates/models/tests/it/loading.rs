@@ -257,7 +257,10 @@ fn what_config_says_about_a_layers_quantisation_must_be_true() {
     check_config(name, stating(json!(false)), &[Q_PROJ, "false"]);
     let unknown = json!({"group_size": 64, "bits": 4, "mode": "q4_k"});
     check_config(name, stating(unknown), &["`q4_k`"]);
-    check_config(name, stating(json!({"bits": 4})), &[Q_PROJ, "group_size"]);
+    let wider = stating(json!({"bits": 8}));
+    check_config(name, wider, &[Q_PROJ, "affine with 8 bits in groups of 64"]);
+    let text = stating(json!({"bits": "four"}));
+    check_config(name, text, &[Q_PROJ, "four"]);
     let plain = json!({"group_size": 64, "bits": 4});
     check_config("qwen3-f32", stating(plain), &[Q_PROJ, "nothing", "affine with 4 bits"]);
 }
@@ -346,4 +349,42 @@ fn each_rank_of_any_split_holds_and_caches_what_the_description_says() {
             }
         }
     }
+}
+
+/// Matrices are converted to the type of the final norm, whatever their own is.
+#[test]
+fn types_of_norms_and_matrices_may_differ() {
+    let golden = Golden::read();
+    let is_plain = |case: &&Case| {
+        let types = case.tensors.values().filter_map(|recipe| recipe.as_str()?.split(' ').next());
+        types.clone().count() > 0
+            && types.into_iter().all(|it| ["BF16", "F32", "I64"].contains(&it))
+    };
+    let is_norm = |name: &str| {
+        ["model.norm.weight", "embedding_norm.weight", ".norm_f.weight"]
+            .iter()
+            .any(|it| name.ends_with(it))
+    };
+    let cases = golden.cases.iter().filter(|case| case.dtype == "BF16").filter(is_plain);
+    let mut num_cases = 0;
+    for case in cases {
+        let (mut norms, mut others) = (case.clone(), case.clone());
+        for (name, recipe) in &case.tensors {
+            let edited = if is_norm(name) { &mut norms } else { &mut others };
+            let wide = recipe.as_str().unwrap().replace("BF16 ", "F32 ");
+            edited.tensors.insert(name.clone(), wide.into());
+        }
+        for mixed in [norms, others] {
+            let checkpoint = mixed.write_edited();
+            for split in [Split::Tensor(vec![1]), Split::Tensor(vec![2, 1])] {
+                for rank in 0..split.num_ranks() {
+                    let parallel = Way::Kernels.alone(rank, &split);
+                    let loaded = Model::load(checkpoint.dir(), &parallel, &mut |_| {});
+                    assert!(loaded.is_ok(), "{}, rank {rank} of {split:?}", case.name);
+                }
+            }
+        }
+        num_cases += 1;
+    }
+    assert!(golden.is_restricted() || 10 <= num_cases, "{num_cases} cases");
 }

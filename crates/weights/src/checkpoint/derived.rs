@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use jackalope_simd::e4m3;
 use jackalope_spec::ElementType;
-use jackalope_spec::quantized_originals::Derived;
+use jackalope_spec::quantized_originals::{Derived, FactorBlocks};
 
 use super::files::Pieces;
 use super::readers::{NUM_READERS, in_parallel};
@@ -37,9 +37,11 @@ pub(super) fn read(
             for_each_piece(pieces, target, |start, piece| repeated.fill(start, piece));
             Ok(())
         }
-        Derived::Dequantized { codes, factors, block } => {
+        Derived::Dequantized { codes, factors, blocks } => {
             let values = floats(&factors.header.element_type, &stored_bytes(factors)?);
-            let matrix = Dequantized { codes, factors: &values, block: *block, columns };
+            let code_values: [f32; 256] = std::array::from_fn(|code| e4m3(code as u32));
+            let matrix =
+                Dequantized { codes, code_values, factors: &values, blocks: *blocks, columns };
             in_parallel(pieces.parts(target), NUM_READERS, |(pieces, target)| {
                 matrix.read(pieces, target)
             })
@@ -135,10 +137,11 @@ impl Repeated<'_> {
 /// E4M3 codes and the factors of their blocks.
 struct Dequantized<'a> {
     codes: &'a TensorEntry,
-    /// One for each block, in rows of blocks.
+    /// The value of each code.
+    code_values: [f32; 256],
+    /// One for each block of each matrix, in rows of blocks.
     factors: &'a [f32],
-    /// Rows and columns of a block.
-    block: [usize; 2],
+    blocks: FactorBlocks,
     columns: usize,
 }
 
@@ -163,24 +166,34 @@ impl Dequantized<'_> {
 
     /// Writes the products of the codes from element `first` on.
     fn multiply(&self, first: usize, mut codes: &[u8], mut products: &mut [u8]) {
-        let [rows, columns] = self.block;
-        let across = self.columns.div_ceil(columns);
+        let FactorBlocks { matrix_rows, rows, columns } = self.blocks;
+        let (down, across) = (matrix_rows.div_ceil(rows), self.columns.div_ceil(columns));
         let (mut row, mut column) = (first / self.columns, first % self.columns);
         while !codes.is_empty() {
             // Up to the end of the block or of the row.
             let end = ((column / columns + 1) * columns).min(self.columns);
             let len = codes.len().min(end - column);
-            let factor = self.factors[row / rows * across + column / columns];
+            let block_row = row / matrix_rows * down + row % matrix_rows / rows;
+            let factor = self.factors[block_row * across + column / columns];
             let (own_codes, other_codes) = codes.split_at(len);
             let (own, others) = products.split_at_mut(len * BF16_BYTES);
             for (target, code) in own.chunks_exact_mut(BF16_BYTES).zip(own_codes) {
-                let product = bf16::from_f32(e4m3(u32::from(*code)) * factor);
+                let product = rounded_to_bf16(self.code_values[usize::from(*code)] * factor);
                 target.copy_from_slice(&product.to_le_bytes());
             }
             (codes, products) = (other_codes, others);
             (row, column) = if end == self.columns { (row + 1, 0) } else { (row, end) };
         }
     }
+}
+
+/// Returns the bits of the nearest bf16, of two the even one.
+fn rounded_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return bf16::NAN.to_bits();
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
 #[cfg(test)]
@@ -280,8 +293,9 @@ mod tests {
             ],
         );
         let [_, codes, factors_entry] = &stored.entries[..] else { panic!("three tensors") };
-        let (codes, from) = (codes.clone(), factors_entry.clone());
-        let from = Derived::Dequantized { codes, factors: from, block: [3, 3] };
+        let from = factors_entry.clone();
+        let blocks = FactorBlocks { matrix_rows: 5, rows: 3, columns: 3 };
+        let from = Derived::Dequantized { codes: codes.clone(), factors: from, blocks };
         let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![5, 7] };
         let whole = check_parts(&TensorEntry::derived(from, header), 2, 14);
         let values = [1.0, 2.0, -1.0, 1.0 / 512.0];
@@ -290,6 +304,31 @@ mod tests {
             bf16::from_f32(values[idx % 4] * factor).to_f32()
         });
         assert_eq!(as_bf16(&whole), expected.collect::<Vec<f32>>());
+
+        // Two matrices, of two rows and of which the second begins in the first one's last block.
+        let blocks = FactorBlocks { matrix_rows: 2, rows: 3, columns: 3 };
+        let (codes, factors_entry) = (codes.clone(), factors_entry.clone());
+        let from = Derived::Dequantized { codes, factors: factors_entry, blocks };
+        let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![2, 2, 7] };
+        let whole = check_parts(&TensorEntry::derived(from, header), 2, 14);
+        let expected = (0..28).map(|idx: usize| {
+            let factor = factors[idx / 14 * 3 + idx % 7 / 3];
+            bf16::from_f32(values[idx % 4] * factor).to_f32()
+        });
+        assert_eq!(as_bf16(&whole), expected.collect::<Vec<f32>>());
+    }
+
+    #[test]
+    fn products_are_rounded_as_the_type_demands() {
+        let values = (0..1 << 16).map(|bits: u32| f32::from_bits(bits << 16 | bits));
+        let infinities = [f32::INFINITY, f32::MAX, f32::MIN, f32::NEG_INFINITY];
+        for value in values.filter(|it| !it.is_nan()).chain(infinities) {
+            assert_eq!(rounded_to_bf16(value), bf16::from_f32(value).to_bits(), "{value:e}");
+        }
+        for value in [e4m3(0x7f), e4m3(0xff), f32::from_bits(u32::MAX), f32::from_bits(0x7f80_0001)]
+        {
+            assert!(bf16::from_bits(rounded_to_bf16(value)).is_nan());
+        }
     }
 
     #[test]
