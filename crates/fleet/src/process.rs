@@ -101,8 +101,9 @@ impl Spawn {
     /// Starts the program.
     ///
     /// # Errors
-    /// If the system cannot start the program, or the program does not read its input;
-    /// [`io::ErrorKind::TimedOut`] if the system does not execute it in time.
+    /// If the system cannot start the program; [`io::ErrorKind::TimedOut`] if the system does not execute it in
+    /// time. A program that ends before it has read its input was started: [`Child::last_words`] may say why it
+    /// ended.
     pub fn start(self) -> io::Result<Child> {
         #[expect(clippy::disallowed_methods, reason = "this is the wrapper that others must use")]
         let mut command = Command::new(&self.program);
@@ -117,22 +118,20 @@ impl Spawn {
             .process_group(0);
         let mut child = execute(&mut command, self.start_timeout)?;
         let mut stdin = child.stdin.take().expect("standard input is piped");
-        let mut stderr = child.stderr.take();
-        let stdout = child.stdout.take();
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let tail = Arc::new(Mutex::new(Tail::default()));
+        // Killed when dropped, should something fail below.
+        let mut child = Child { child, stdin: None, stdout, stderr, tail, ended: None };
         let label = self.label;
-        if let Some(stderr) = stderr.take_if(|_| !self.reads_stderr) {
-            let writer = Arc::clone(&tail);
+        if let Some(stderr) = child.stderr.take_if(|_| !self.reads_stderr) {
+            let writer = Arc::clone(&child.tail);
             thread::Builder::new()
                 .name(format!("stderr of {label}"))
                 .spawn(move || keep_tail(stderr, &label, &writer))?;
         }
+        // Without its input, a program that still runs finds the end of it, and ends.
         let sent = stdin.write_all(&self.input).and_then(|()| stdin.flush());
-        let mut child = Child { child, stdin: Some(stdin), stdout, stderr, tail, ended: None };
-        if let Err(err) = sent {
-            child.kill();
-            return Err(err);
-        }
+        child.stdin = sent.is_ok().then_some(stdin);
         Ok(child)
     }
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use jackalope_protocol::{Secret, Setup};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::BrokenLink;
@@ -181,8 +182,31 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Whether another attempt may succeed, because the system was only too slow.
+    /// Whether another attempt may succeed: the system was too slow, or had no memory, process, thread or file
+    /// descriptor to spare.
     pub fn is_passing(&self) -> bool {
-        matches!(self, LaunchError::Spawn { source, .. } if source.kind() == ErrorKind::TimedOut)
+        let LaunchError::Spawn { source, .. } = self else { return false };
+        let exhausted = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::TXTBSY];
+        let is_exhausted = Errno::from_io_error(source).is_some_and(|it| exhausted.contains(&it));
+        source.kind() == ErrorKind::TimedOut || is_exhausted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_system_without_resources_is_asked_again() {
+        let failed = |source| LaunchError::Spawn { program: PathBuf::new(), source };
+        for errno in [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::TXTBSY] {
+            assert!(failed(errno.into()).is_passing(), "{errno}");
+        }
+        assert!(failed(ErrorKind::TimedOut.into()).is_passing());
+        for errno in [Errno::NOENT, Errno::ACCESS, Errno::NOEXEC] {
+            assert!(!failed(io::Error::from(errno)).is_passing(), "{errno}");
+        }
     }
 }

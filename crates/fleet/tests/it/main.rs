@@ -59,6 +59,16 @@ fn a_child_sees_the_end_of_its_input_when_we_close_it() {
 }
 
 #[test]
+fn a_child_that_ends_before_it_reads_its_input_says_why() {
+    let mut spawn = shell("exec 0<&-; echo no memory >&2; exit 3");
+    // More than a pipe holds.
+    spawn.input = vec![b'x'; 1 << 20];
+    let mut child = spawn.start().unwrap();
+    assert_eq!(describe(child.wait_until(deadline()).unwrap()), "exit status 3");
+    assert_eq!(child.last_words(), "no memory");
+}
+
+#[test]
 fn dropping_a_child_ends_it() {
     let mut spawn = shell("echo ready; exec sleep 600");
     spawn.reads_stdout = true;
