@@ -292,16 +292,31 @@ impl Lark<'_> {
         let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
         let regex = match (bound("minLength"), bound("maxLength")) {
             (None, None) => "(?s:.*)".to_owned(),
-            (min, max) => {
-                // The expression also has to match the text before the tag.
-                let max = max.map(|max| (max + close.before.len() as u64).to_string());
-                let max = max.unwrap_or_default();
-                format!("(?s:.{{{},{max}}})", min.unwrap_or(0))
-            }
+            (min, max) => of_length(min.unwrap_or(0), max, close.before),
         };
         let after = self.text(close.after);
         Ok(format!("{} {after}", self.limited_until(&regex, close.tag)))
     }
+}
+
+/// Returns an expression that matches a value with so many characters and the newline before its tag, if the
+/// format has one. Without that newline, a value must not end in one, because the parser would remove it.
+fn of_length(min: u64, max: Option<u64>, newline: &str) -> String {
+    let any = |min: u64, max: Option<u64>| {
+        let max = max.map_or(String::new(), |max| max.to_string());
+        format!("(?s:.{{{min},{max}}})")
+    };
+    if newline.is_empty() {
+        return any(min, max);
+    }
+    let bare = match max {
+        Some(0) => String::new(),
+        _ => {
+            let bare = format!("{}[^\\n]", any(min.saturating_sub(1), max.map(|max| max - 1)));
+            if min == 0 { format!("({bare})?") } else { bare }
+        }
+    };
+    format!("({}\\n|{bare})", any(min, max))
 }
 
 /// Returns an expression that matches members with `comma` between them: all `required` ones, then

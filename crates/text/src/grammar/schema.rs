@@ -223,7 +223,10 @@ impl Reader<'_> {
             match keyword.as_str() {
                 // Those that references lead to are added at the root.
                 "$defs" | "definitions" => {}
-                "oneOf" if self.exclude_each_other(value) => also.push(json!({ "anyOf": read })),
+                // A lenient schema allows what two alternatives accept.
+                "oneOf" if self.is_lenient || self.exclude_each_other(value) => {
+                    also.push(json!({ "anyOf": read }));
+                }
                 _ => _ = prepared.insert(keyword.clone(), read),
             }
         }

@@ -324,6 +324,56 @@ fn a_grammar_allows_source_code_for_the_tool_that_takes_it() {
     assert!(!allows("shell", text, "shell\nls"));
 }
 
+#[test]
+fn lengths_of_values_do_not_count_the_newline_before_the_tag() {
+    let tokenizer = tokenizer(SPECIAL);
+    let factory = factory(&tokenizer);
+    let format = AnswerFormat::detect(&tokenizer, None);
+    let format = format.from_names(&tokenizer, "none", "qwen3_coder").unwrap();
+    let allows = |bounds: Value, value: &str| {
+        let mut text = json!({"type": "string"});
+        text.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
+        let tool = ToolSpec {
+            name: "f".to_owned(),
+            parameters: json!({"type": "object", "properties": {"a": text}, "required": ["a"]}),
+            strict: true,
+        };
+        let demand = ToolDemand { calls: CallCount::AtLeastOne, text_before: false };
+        let grammar = format.grammar(&[tool], demand, None).unwrap().unwrap();
+        let parser = factory.create_parser(TopLevelGrammar::from_lark(grammar));
+        let mut matcher = Matcher::new(parser);
+        let answer = format!(
+            "<tool_call>\n<function=f>\n<parameter=a>\n{value}</parameter>\n</function>\n</tool_call>"
+        );
+        let tokens = tokenizer.encode(&answer, false).unwrap();
+        let taken = matcher.try_consume_tokens(&tokens).unwrap();
+        taken == tokens.len() && matcher.is_accepting().unwrap()
+    };
+    let most = || json!({"maxLength": 3});
+    let between = || json!({"minLength": 3, "maxLength": 4});
+    let (none, least) = (|| json!({"maxLength": 0}), || json!({"minLength": 2}));
+    for (bounds, values) in [
+        (most(), &["", "\n", "abc", "abc\n", "a\nb\n", "ab\n\n", "é€x"][..]),
+        (between(), &["abc", "abc\n", "abcd\n", "abcd", "ab\n\n"]),
+        (none(), &["", "\n"]),
+        (least(), &["ab", "ab\n", "a\n\n", "abcdefgh\n"]),
+    ] {
+        for value in values {
+            assert!(allows(bounds.clone(), value), "{bounds} {value:?}");
+        }
+    }
+    for (bounds, values) in [
+        (most(), &["abcd", "abcd\n", "abc\n\n", "abcdefgh"][..]),
+        (between(), &["ab", "ab\n", "abcde", "abcde\n"]),
+        (none(), &["a", "a\n", "\n\n"]),
+        (least(), &["", "\n", "a", "a\n"]),
+    ] {
+        for value in values {
+            assert!(!allows(bounds.clone(), value), "{bounds} {value:?}");
+        }
+    }
+}
+
 /// Samples answers of every family, with these special tokens in the vocabulary.
 fn check_all(special: &[&str]) {
     let tokenizer = tokenizer(special);
