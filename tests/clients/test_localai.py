@@ -140,7 +140,7 @@ def test_what_does_not_fit_or_is_not_here_is_refused(backend):
     code, details = refused(lambda: backend.Predict(asked(Prompt="x" * (17 * MIB))))
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "too large" in details
     code, details = refused(lambda: backend.Predict(asked(Prompt="long " * 20_000)))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT and "the context holds" in details
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "maximum context length" in details
     for call in [lambda: backend.TTS(pb.HealthMessage()), lambda: list(backend.TTSStream(pb.HealthMessage()))]:
         code, details = refused(call)
         assert code == grpc.StatusCode.UNIMPLEMENTED and "is not what this backend does" in details

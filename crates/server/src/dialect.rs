@@ -18,17 +18,16 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a request. OpenAI and Anthropic list models at the same path; clients of
-    /// Anthropic's API send a version header.
+    /// The dialect of a request. Clients of Anthropic's API send a version header, also to paths that OpenAI has
+    /// too or that there are not.
     pub(crate) fn of(path: &str, headers: &HeaderMap) -> Dialect {
         let is_at = |root: &str| {
             path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        if is_at("/v1/messages") || (is_at("/v1/models") && headers.contains_key(ANTHROPIC_VERSION))
-        {
-            Dialect::Anthropic
-        } else if is_at("/api") {
+        if is_at("/api") {
             Dialect::Ollama
+        } else if is_at("/v1/messages") || headers.contains_key(ANTHROPIC_VERSION) {
+            Dialect::Anthropic
         } else {
             Dialect::OpenAi
         }

@@ -76,16 +76,18 @@ pub enum ApiError {
     #[error("{param}: token {token} is outside the vocabulary of {vocab_size} tokens")]
     UnknownToken { param: &'static str, token: TokenId, vocab_size: u32 },
     #[error(
-        "the prompt has {}, but the context holds {context_tokens}, answer included\n\
+        "the prompt is too long: {} > {context_tokens} maximum; the model's maximum context length is \
+         {context_tokens} tokens, answer included\n\
          hint: send a shorter prompt, or serve the model with a longer --context",
         counted(prompt_tokens, "token")
     )]
     ContextLength { param: &'static str, prompt_tokens: usize, context_tokens: u32 },
     #[error(
-        "the prompt has {}, which come to at least {}, but the context holds {limit_tokens}\n\
+        "the prompt is too long: at least {} > {limit_tokens} maximum; the model's maximum context length is \
+         {limit_tokens} tokens, and the prompt has {}\n\
          hint: send a shorter prompt",
-        counted(prompt_bytes, "byte"),
-        counted(fewest_tokens, "token")
+        counted(fewest_tokens, "token"),
+        counted(prompt_bytes, "byte")
     )]
     PromptBytes {
         param: &'static str,
@@ -94,7 +96,7 @@ pub enum ApiError {
         limit_tokens: u32,
     },
     #[error(
-        "the prompt has {}, more than the {limit_tokens} that are accepted\n\
+        "the prompt is too long: {} > {limit_tokens} maximum, the limit of this server\n\
          hint: send a shorter prompt",
         counted(prompt_tokens, "token")
     )]

@@ -84,11 +84,14 @@ impl ServingState {
         name: Option<&str>,
         foreign: Option<&'static str>,
     ) -> Result<Serving, ApiError> {
-        let is_foreign = |it: &str| {
-            let prefix = foreign.filter(|_| !self.limits().strict_model_names);
-            prefix.is_some_and(|prefix| it.starts_with(prefix)) && !self.models().is_known(it)
-        };
+        let is_foreign = |it: &str| foreign.is_some_and(|prefix| self.is_foreign(it, prefix));
         self.open(name.filter(|it| !is_foreign(it))).await
+    }
+
+    /// Whether a name with this prefix stands for the default model: no model has it, and names are not strict.
+    pub fn is_foreign(&self, name: &str, prefix: &str) -> bool {
+        let is_allowed = !self.limits().strict_model_names;
+        is_allowed && name.starts_with(prefix) && !self.models().is_known(name)
     }
 
     /// The status of the default model.

@@ -13,17 +13,21 @@ use crate::{Event, Request, RequestEnd, RequestId, RequestStats};
 pub(super) struct Streams {
     open: HashMap<RequestId, (Listener, Timeline)>,
     gauges: Arc<Gauges>,
-    finished_at: Option<Instant>,
+    /// When the last request ended, or the first began after there were none.
+    pace_since: Option<Instant>,
 }
 
 impl Streams {
     pub(super) fn new(gauges: Arc<Gauges>) -> Streams {
-        Streams { open: HashMap::new(), gauges, finished_at: None }
+        Streams { open: HashMap::new(), gauges, pace_since: None }
     }
 
     pub(super) fn open(&mut self, id: RequestId, request: &Request, listener: Listener) {
-        let timeline = Timeline::new(id, request, Instant::now());
-        self.open.insert(id, (listener, timeline));
+        let now = Instant::now();
+        if self.open.is_empty() {
+            self.pace_since = Some(now);
+        }
+        self.open.insert(id, (listener, Timeline::new(id, request, now)));
     }
 
     /// Counts events before they are sent, so that a caller that receives one finds it in the
@@ -104,10 +108,11 @@ impl Streams {
         self.ids().into_iter().map(describe).collect()
     }
 
-    /// Updates the moving average from which refused callers get the time to retry.
+    /// Updates the moving average of the time between ends from which refused callers get the time to retry. Time
+    /// without requests does not count.
     fn note_pace(&mut self) {
         let now = Instant::now();
-        if let Some(before) = self.finished_at.replace(now) {
+        if let Some(before) = self.pace_since.replace(now) {
             let interval_us = u64::try_from((now - before).as_micros()).unwrap_or(u64::MAX);
             let average = self.gauges.finish_interval_us.load(Ordering::Relaxed);
             let average = if average == 0 { interval_us } else { (7 * average + interval_us) / 8 };

@@ -326,7 +326,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
             "ToolChoice is",
         ),
         (Ask { logit_bias: "{\"x\": 1}".to_owned(), ..prompt("x") }, INVALID_ARGUMENT, "LogitBias"),
-        (prompt(&"long ".repeat(400)), INVALID_ARGUMENT, "the context holds"),
+        (prompt(&"long ".repeat(400)), INVALID_ARGUMENT, "maximum context length"),
     ] {
         for call in ["Predict", "PredictStream"] {
             let (found, message) = refused(state, call, &ask).await;

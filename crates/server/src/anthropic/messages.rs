@@ -47,12 +47,15 @@ pub(super) async fn messages(
     answered.await.map_err(|err: ApiError| err.renamed(&NAMES))
 }
 
+/// Beginning of the names of Anthropic's models.
+pub(super) const FOREIGN_NAMES: &str = "claude-";
+
 /// Events of a stream before its model is loaded.
 const EARLY: EarlyStream = EarlyStream {
     push_keep_alive: super::format::push_ping,
     push_error: |err, buffer| super::format::push_error(err, buffer),
     // Agents such as Claude Code have the names of Anthropic's models built in.
-    foreign_names: Some("claude-"),
+    foreign_names: Some(FOREIGN_NAMES),
 };
 
 /// The length of a conversation.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::ANTHROPIC_VERSION;
+use super::messages::FOREIGN_NAMES;
 use crate::extract::Name;
 use crate::openai;
 use crate::state::ServerState;
@@ -95,6 +96,9 @@ pub(super) async fn show_model(
     if !headers.contains_key(ANTHROPIC_VERSION) {
         return Ok(openai::models::show_model(&state, &id)?.into_response());
     }
-    let model = state.models().named(&id)?;
+    let model = match state.is_foreign(&id, FOREIGN_NAMES) {
+        true => state.default_model(),
+        false => state.models().named(&id)?,
+    };
     Ok(Json(ModelCard::of(&model)).into_response())
 }

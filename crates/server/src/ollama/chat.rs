@@ -16,7 +16,6 @@ use serde_json::{Map, Value, json};
 
 use super::format::{LineFormat, Shape};
 use super::lifetime;
-use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{ChatRequest, Message, Role, Shared, Tool, Tools};
 use crate::extract::SlottedUnlabelledRequest;
@@ -33,7 +32,7 @@ pub(super) async fn chat(
         if chat.messages.as_deref().unwrap_or_default().is_empty() {
             return lifetime::answer_nothing(&state, name.as_deref(), Shape::Chat, &shared).await;
         }
-        let serving = open(&state, name.as_deref()).await?;
+        let serving = state.open(name.as_deref()).await?;
         lifetime::keep(&serving, shared.keep_alive);
         let prepare = move |serving: &Serving| prepare(&body, shared, chat, serving);
         let (job, format) = serving.prepare(prepare).await?;

@@ -14,7 +14,6 @@ use utoipa::ToSchema;
 
 use super::keep_alive::KeepAlive;
 use super::lifetime;
-use super::names::open;
 use crate::extract::SlottedUnlabelledRequest;
 use crate::state::ServerState;
 use crate::wire::{Strings, body_schema};
@@ -77,7 +76,7 @@ pub(super) async fn embed(
     SlottedUnlabelledRequest { body, slot: _slot }: SlottedUnlabelledRequest,
 ) -> Result<Json<Embedded>, ApiError> {
     let began = Instant::now();
-    let serving = open(&state, body.model()?.as_deref()).await?;
+    let serving = state.open(body.model()?.as_deref()).await?;
     let request: EmbedRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
     let Strings(texts) = request.input.ok_or(ApiError::Missing { param: "input" })?;
@@ -106,7 +105,7 @@ pub(super) async fn embeddings(
     State(state): State<ServerState>,
     SlottedUnlabelledRequest { body, slot: _slot }: SlottedUnlabelledRequest,
 ) -> Result<Json<EmbeddedOne>, ApiError> {
-    let serving = open(&state, body.model()?.as_deref()).await?;
+    let serving = state.open(body.model()?.as_deref()).await?;
     let request: EmbeddingsRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
     let text = request.prompt.ok_or(ApiError::Missing { param: "prompt" })?;

@@ -10,7 +10,6 @@ use serde_json::json;
 use super::chat::check_images;
 use super::format::{LineFormat, Shape};
 use super::lifetime;
-use super::names::open;
 use super::options::{NAMES, request, thinking};
 use super::request::{PromptRequest, Shared};
 use crate::extract::SlottedUnlabelledRequest;
@@ -32,7 +31,7 @@ pub(super) async fn generate(
             let shape = Shape::Generate;
             return lifetime::answer_nothing(&state, name.as_deref(), shape, &shared).await;
         }
-        let serving = open(&state, name.as_deref()).await?;
+        let serving = state.open(name.as_deref()).await?;
         lifetime::keep(&serving, shared.keep_alive);
         let prepare = move |serving: &Serving| prepare(shared, asked, serving);
         let (job, format) = serving.prepare(prepare).await?;

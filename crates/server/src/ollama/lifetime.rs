@@ -6,7 +6,7 @@ use axum::response::Response;
 
 use super::format::{self, Shape};
 use super::keep_alive::KeepAlive;
-use super::names::{known, open};
+use super::names::known;
 use super::request::Shared;
 use crate::state::ServerState;
 use jackalope_serving::error::ApiError;
@@ -47,7 +47,7 @@ pub(super) async fn answer_nothing(
         let id = unload(state, name).await?;
         return Ok(format::nothing(shape, shared, &id, "unload"));
     }
-    let serving = open(state, name).await?;
+    let serving = state.open(name).await?;
     keep(&serving, shared.keep_alive);
     Ok(format::nothing(shape, shared, &serving.id, "load"))
 }

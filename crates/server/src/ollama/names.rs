@@ -1,20 +1,12 @@
 //! Names of models, which may have a tag.
 
 use jackalope_serving::error::ApiError;
-use jackalope_serving::models::ModelStatus;
-use jackalope_serving::state::{Serving, ServingState};
-
-/// The tag that a name without one stands for.
-const LATEST: &str = ":latest";
-
-/// Opens the model of a request, loading it if necessary.
-pub(super) async fn open(state: &ServingState, name: Option<&str>) -> Result<Serving, ApiError> {
-    state.open(name.map(bare)).await
-}
+use jackalope_serving::models::{LATEST, ModelStatus};
+use jackalope_serving::state::ServingState;
 
 /// The status of the model of this name, or of the default one; loads nothing.
 pub(super) fn known(state: &ServingState, name: Option<&str>) -> Result<ModelStatus, ApiError> {
-    state.models().named(bare(name.unwrap_or("default")))
+    state.models().named(name.unwrap_or("default"))
 }
 
 /// A name without the default tag.

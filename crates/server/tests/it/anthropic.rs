@@ -438,10 +438,14 @@ async fn models_have_the_form_of_the_api_that_asks() {
     let card = listed.ok()["data"][0].clone();
     assert_eq!(ask(format!("/v1/models/{MODEL}")).await.ok(), card);
     assert_eq!(ask("/v1/models/default".to_owned()).await.ok(), card);
-    let unknown = ask("/v1/models/claude-none".to_owned()).await;
+    assert_eq!(ask("/v1/models/claude-sonnet-4-5".to_owned()).await.ok(), card);
+    let unknown = ask("/v1/models/none".to_owned()).await;
     assert_eq!(unknown.status, 404);
     let error: Value = serde_json::from_str(&unknown.body).unwrap();
     assert_eq!(error["error"]["type"], "not_found_error");
+    let unknown = ask("/v1/files".to_owned()).await;
+    let error: Value = serde_json::from_str(&unknown.body).unwrap();
+    assert_eq!((unknown.status.as_u16(), &error["type"]), (404, &json!("error")), "{error}");
     assert_eq!(server.get("/v1/models").await.ok()["object"], "list");
 }
 

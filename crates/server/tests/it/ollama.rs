@@ -219,6 +219,11 @@ async fn empty_and_unknown_fields_are_ignored() {
     for name in ["default", "org/fake:latest"] {
         assert_eq!(whole(&server, CHAT, json!({"model": name})).await["model"], name);
     }
+    // Clients take names from Ollama's list and talk OpenAI's API.
+    let latest = server.chat(json!({"model": format!("{MODEL}:latest")})).await.ok();
+    assert_eq!(latest["choices"][0]["message"]["content"], "Hello");
+    server.get(&format!("/v1/models/{MODEL}:latest")).await.ok();
+    assert_eq!(server.chat(json!({"model": "other:latest"})).await.status, 404);
 }
 
 #[tokio::test]

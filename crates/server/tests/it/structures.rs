@@ -117,7 +117,7 @@ async fn a_text_of_many_contexts_is_not_tokenised() {
     for body in [tokenize("Hello ".repeat(9000)), conversation] {
         let refused = server.post("/tokenize", &body).await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST);
-        assert!(refused.body.contains("but the context holds 256"), "{}", refused.body);
+        assert!(refused.body.contains("maximum context length is 256 tokens"), "{}", refused.body);
     }
 }
 

@@ -130,10 +130,6 @@ fn sampling(params: &SamplingParams, serving: &Serving) -> Result<SamplingOption
         }
         Err(ApiError::out_of_range(param, &readable(value), format!("from {low} to {high}")))
     };
-    if params.top_p.is_some_and(|top_p| top_p <= 0.0) {
-        let found = params.top_p.unwrap_or_default();
-        return Err(ApiError::out_of_range("top_p", &readable(found), "above 0 and at most 1"));
-    }
     let repetition = params.repetition_penalty;
     if repetition.is_some_and(|penalty| penalty <= 0.0) {
         let found = repetition.unwrap_or_default();

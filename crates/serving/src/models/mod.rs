@@ -28,5 +28,5 @@ pub use loader::{
     Shortage, StartedModel,
 };
 pub use opening::Lease;
-pub use table::{KeptBecause, ModelStatus, Models, ModelsConfig, ShutdownMode};
+pub use table::{KeptBecause, LATEST, ModelStatus, Models, ModelsConfig, ShutdownMode};
 pub use tasks::UnloadRefusal;

@@ -22,6 +22,9 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The name that always refers to the default model, unless a model has this name.
 const DEFAULT: &str = "default";
 
+/// Ollama's tag, with which a name means the same as without.
+pub const LATEST: &str = ":latest";
+
 /// How models share a server.
 #[derive(Clone, Debug, Default)]
 pub struct ModelsConfig {
@@ -359,7 +362,8 @@ impl Models {
                 };
                 let exact = found(Entry::answers_to);
                 let default = || default().filter(|_| name == DEFAULT);
-                exact.or_else(default).or_else(|| found(Entry::matches))
+                let latest = || self.find(Some(name.strip_suffix(LATEST)?));
+                exact.or_else(default).or_else(|| found(Entry::matches)).or_else(latest)
             }
         }
     }
