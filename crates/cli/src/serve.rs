@@ -42,6 +42,14 @@ fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
     Ok(Ipv4Addr::LOCALHOST.into())
 }
 
+/// Checks what a server checks at its start, as far as that needs neither its ranks nor its port.
+pub(crate) fn check(mut args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
+    let host = listen_ip(&mut args)?;
+    edge::config(host, &args)?;
+    ServedModels::of(&(&args.models).into(), &environment.local)?;
+    Ok(())
+}
+
 pub(crate) async fn run(
     mut args: ServeArgs,
     resolved: &Resolved,

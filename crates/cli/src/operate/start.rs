@@ -22,6 +22,7 @@ use crate::args::operate::{RestartArgs, StartArgs, StopArgs};
 use crate::client::{off_runtime, recorded};
 use crate::config::Resolved;
 use crate::environment::Environment;
+use crate::serve;
 
 /// Interval of polling a server that is to become ready.
 const READY_POLL: Duration = Duration::from_millis(50);
@@ -54,6 +55,7 @@ pub(crate) async fn start(
     resolved.notes.iter().for_each(|it| output::note(it));
     let start = ServerStart::here(&resolved.typed, environment.settings());
     let (json, wait) = (args.serve.json, Duration::from_secs(args.wait));
+    let environment = environment.clone();
     off_runtime(move || {
         let Some(running) = ServeRecord::running(&home) else {
             return begin(&home, &start, wait, Outcome { event: "started", json });
@@ -72,6 +74,9 @@ pub(crate) async fn start(
                 running.process.pid
             );
         }
+        // Before a server that works ends.
+        serve::check(args.serve, &environment)?;
+        home.check_space()?;
         output::note(&format!(
             "replacing the server of {} at {}, pid {}",
             running.model(),
@@ -113,6 +118,8 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
         };
         if let Some(running) = &running {
             refuse_service(running)?;
+            // Before a server that works ends.
+            home.check_space()?;
         }
         start.set(&set_now);
         let request = if args.fresh { EndRequest::End } else { EndRequest::HandOver };
