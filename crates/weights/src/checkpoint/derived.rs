@@ -8,15 +8,26 @@ use jackalope_spec::quantized_originals::{Derived, FactorBlocks};
 
 use super::files::Pieces;
 use super::readers::{NUM_READERS, in_parallel};
-use super::tensors::TensorEntry;
 use crate::error::LoadError;
+
+/// A stored tensor.
+pub(super) trait StoredBytes: Sync {
+    /// Type of its elements.
+    fn element_type(&self) -> &ElementType;
+
+    /// Its length in bytes.
+    fn num_bytes(&self) -> u64;
+
+    /// Fills `target` with pieces of it.
+    fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError>;
+}
 
 /// Size of the bf16 elements of a dequantised tensor.
 const BF16_BYTES: usize = 2;
 
 /// Fills `target` with pieces of the tensor, whose rows have so many columns.
-pub(super) fn read(
-    from: &Derived<TensorEntry>,
+pub(super) fn read<T: StoredBytes>(
+    from: &Derived<T>,
     columns: usize,
     pieces: Pieces,
     target: &mut [u8],
@@ -26,19 +37,18 @@ pub(super) fn read(
     }
     match from {
         Derived::Multiplied { source, factor } => {
-            let offset = source.offset + pieces.offset;
-            source.file.read(Pieces { offset, ..pieces }, target)?;
-            multiply(&source.header.element_type, *factor, target);
+            source.read(pieces, target)?;
+            multiply(source.element_type(), *factor, target);
             Ok(())
         }
         Derived::RowsRepeated { source, times } => {
-            let rows = stored_bytes(source)?;
+            let rows = all_bytes(source)?;
             let repeated = Repeated { rows: &rows, columns, times: *times };
             for_each_piece(pieces, target, |start, piece| repeated.fill(start, piece));
             Ok(())
         }
         Derived::Dequantized { codes, factors, blocks } => {
-            let values = floats(&factors.header.element_type, &stored_bytes(factors)?);
+            let values = floats(factors.element_type(), &all_bytes(factors)?);
             let code_values: [f32; 256] = std::array::from_fn(|code| e4m3(code as u32));
             let matrix =
                 Dequantized { codes, code_values, factors: &values, blocks: *blocks, columns };
@@ -50,10 +60,10 @@ pub(super) fn read(
 }
 
 /// Returns all bytes of a tensor.
-fn stored_bytes(entry: &TensorEntry) -> Result<Vec<u8>, LoadError> {
-    let num_bytes = usize::try_from(entry.num_bytes).expect("a tensor fits into memory");
+fn all_bytes(stored: &impl StoredBytes) -> Result<Vec<u8>, LoadError> {
+    let num_bytes = usize::try_from(stored.num_bytes()).expect("a tensor fits into memory");
     let mut bytes = vec![0; num_bytes];
-    entry.file.read_at(entry.offset, &mut bytes)?;
+    stored.read(Pieces::run(0, num_bytes), &mut bytes)?;
     Ok(bytes)
 }
 
@@ -135,8 +145,8 @@ impl Repeated<'_> {
 }
 
 /// E4M3 codes and the factors of their blocks.
-struct Dequantized<'a> {
-    codes: &'a TensorEntry,
+struct Dequantized<'a, T> {
+    codes: &'a T,
     /// The value of each code.
     code_values: [f32; 256],
     /// One for each block of each matrix, in rows of blocks.
@@ -145,17 +155,17 @@ struct Dequantized<'a> {
     columns: usize,
 }
 
-impl Dequantized<'_> {
+impl<T: StoredBytes> Dequantized<'_, T> {
     /// Fills `target` with pieces of the products, in bf16.
     fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
         let mut codes = vec![0; target.len() / BF16_BYTES];
         let piece_codes = pieces.piece_bytes / BF16_BYTES;
         let of_codes = Pieces {
-            offset: self.codes.offset + pieces.offset / BF16_BYTES as u64,
+            offset: pieces.offset / BF16_BYTES as u64,
             piece_bytes: piece_codes,
             stride_bytes: pieces.stride_bytes / BF16_BYTES as u64,
         };
-        self.codes.file.read(of_codes, &mut codes)?;
+        self.codes.read(of_codes, &mut codes)?;
         let mut codes = codes.chunks(piece_codes);
         for_each_piece(pieces, target, |start, products| {
             let codes = codes.next().expect("as many pieces of codes");
@@ -198,65 +208,53 @@ fn rounded_to_bf16(value: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use jackalope_spec::quantized_originals::OriginalTensor as _;
-    use jackalope_spec::{ElementType, TensorHeader};
-
     use super::*;
-    use crate::checkpoint::files::local;
-    use crate::checkpoint::tensors::TensorFile;
 
-    /// A file with tensors one after another, and an entry for each.
-    struct Stored {
-        dir: std::path::PathBuf,
-        entries: Vec<TensorEntry>,
+    /// A tensor in memory.
+    struct InMemory {
+        element_type: ElementType,
+        bytes: Vec<u8>,
     }
 
-    impl Stored {
-        /// Writes tensors of these types and dimensions.
-        fn write(name: &str, tensors: &[(ElementType, &[usize], &[u8])]) -> Stored {
-            let dir = std::env::temp_dir().join(format!("jackalope-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&dir).unwrap();
-            let content: Vec<u8> =
-                tensors.iter().flat_map(|(_, _, bytes)| bytes.to_vec()).collect();
-            std::fs::write(dir.join("model.safetensors"), content).unwrap();
-            let file = TensorFile::stored(&local(&dir), "model.safetensors".to_owned());
-            let file = Arc::new(file);
-            let mut offset = 0;
-            let entries = tensors.iter().map(|(element_type, shape, bytes)| {
-                let header =
-                    TensorHeader { element_type: element_type.clone(), shape: shape.to_vec() };
-                let (file, num_bytes) = (Arc::clone(&file), bytes.len() as u64);
-                offset += num_bytes;
-                TensorEntry { file, offset: offset - num_bytes, header, num_bytes }
+    impl StoredBytes for InMemory {
+        fn element_type(&self) -> &ElementType {
+            &self.element_type
+        }
+
+        fn num_bytes(&self) -> u64 {
+            self.bytes.len() as u64
+        }
+
+        fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
+            for_each_piece(pieces, target, |start, piece| {
+                piece.copy_from_slice(&self.bytes[start..start + piece.len()]);
             });
-            let entries = entries.collect();
-            Stored { dir, entries }
+            Ok(())
         }
     }
 
-    impl Drop for Stored {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
+    fn stored(element_type: ElementType, bytes: Vec<u8>) -> InMemory {
+        InMemory { element_type, bytes }
     }
 
-    /// Checks that all runs, and columns of all widths, have the bytes of the whole.
-    fn check_parts(entry: &TensorEntry, element_bytes: usize, row_bytes: usize) -> Vec<u8> {
-        let read = |pieces: Pieces, len: usize| {
+    /// Returns the bytes of a tensor of `rows` with so many columns. Checks that all runs, and columns of all widths,
+    /// have the same.
+    fn checked(
+        from: &Derived<InMemory>,
+        [rows, columns]: [usize; 2],
+        element_bytes: usize,
+    ) -> Vec<u8> {
+        let read_part = |pieces: Pieces, len: usize| {
             let mut target = vec![0; len];
-            entry
-                .file
-                .read(Pieces { offset: entry.offset + pieces.offset, ..pieces }, &mut target)
-                .unwrap();
+            read(from, columns, pieces, &mut target).unwrap();
             target
         };
-        let len = entry.num_bytes as usize;
-        let whole = read(Pieces::run(0, len), len);
+        let row_bytes = columns * element_bytes;
+        let len = rows * row_bytes;
+        let whole = read_part(Pieces::run(0, len), len);
         for start in (0..len).step_by(element_bytes) {
             for end in (start..=len).step_by(7 * element_bytes) {
-                let found = read(Pieces::run(start as u64, end - start), end - start);
+                let found = read_part(Pieces::run(start as u64, end - start), end - start);
                 assert!(found == whole[start..end], "{start}..{end}");
             }
         }
@@ -264,58 +262,39 @@ mod tests {
             for first in (0..=row_bytes - width).step_by(element_bytes) {
                 let stride_bytes = row_bytes as u64;
                 let pieces = Pieces { offset: first as u64, piece_bytes: width, stride_bytes };
-                let rows = whole.chunks(row_bytes);
-                let expected: Vec<u8> =
-                    rows.flat_map(|row| &row[first..first + width]).copied().collect();
-                assert!(read(pieces, expected.len()) == expected, "{width} from {first} on");
+                let parts = whole.chunks(row_bytes).flat_map(|row| &row[first..first + width]);
+                let expected: Vec<u8> = parts.copied().collect();
+                assert!(read_part(pieces, expected.len()) == expected, "{width} from {first} on");
             }
         }
         whole
     }
 
-    fn as_bf16(bytes: &[u8]) -> Vec<f32> {
-        floats(&ElementType::Bf16, bytes)
-    }
-
     #[test]
     fn codes_are_multiplied_by_the_factors_of_their_blocks() {
-        // 1, 2, -1 and the least positive number, in five rows of seven columns.
-        let codes: Vec<u8> = [0x38, 0x40, 0xb8, 1].into_iter().cycle().take(35).collect();
-        let factors: Vec<f32> = (1..=6).map(|it| it as f32 / 3.0).collect();
-        let bytes: Vec<u8> = factors.iter().flat_map(|it| it.to_le_bytes()).collect();
-        let other = ElementType::Other("F8_E4M3".to_owned());
-        let stored = Stored::write(
-            "blocks",
-            &[
-                (ElementType::U8, &[1], &[9]),
-                (other, &[5, 7], &codes),
-                (ElementType::F32, &[2, 3], &bytes),
-            ],
-        );
-        let [_, codes, factors_entry] = &stored.entries[..] else { panic!("three tensors") };
-        let from = factors_entry.clone();
-        let blocks = FactorBlocks { matrix_rows: 5, rows: 3, columns: 3 };
-        let from = Derived::Dequantized { codes: codes.clone(), factors: from, blocks };
-        let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![5, 7] };
-        let whole = check_parts(&TensorEntry::derived(from, header), 2, 14);
+        // 1, 2, -1 and the least positive number.
         let values = [1.0, 2.0, -1.0, 1.0 / 512.0];
-        let expected = (0..35).map(|idx: usize| {
-            let factor = factors[idx / 7 / 3 * 3 + idx % 7 / 3];
-            bf16::from_f32(values[idx % 4] * factor).to_f32()
-        });
-        assert_eq!(as_bf16(&whole), expected.collect::<Vec<f32>>());
-
-        // Two matrices, of two rows and of which the second begins in the first one's last block.
-        let blocks = FactorBlocks { matrix_rows: 2, rows: 3, columns: 3 };
-        let (codes, factors_entry) = (codes.clone(), factors_entry.clone());
-        let from = Derived::Dequantized { codes, factors: factors_entry, blocks };
-        let header = TensorHeader { element_type: ElementType::Bf16, shape: vec![2, 2, 7] };
-        let whole = check_parts(&TensorEntry::derived(from, header), 2, 14);
-        let expected = (0..28).map(|idx: usize| {
-            let factor = factors[idx / 14 * 3 + idx % 7 / 3];
-            bf16::from_f32(values[idx % 4] * factor).to_f32()
-        });
-        assert_eq!(as_bf16(&whole), expected.collect::<Vec<f32>>());
+        let codes = |len: usize| -> Vec<u8> {
+            [0x38, 0x40, 0xb8, 1].into_iter().cycle().take(len).collect()
+        };
+        let factors: Vec<f32> = (1..=6).map(|it| it as f32 / 3.0).collect();
+        let factor_bytes: Vec<u8> = factors.iter().flat_map(|it| it.to_le_bytes()).collect();
+        let products = |matrix_rows: usize, rows: usize| {
+            let other = ElementType::Other("F8_E4M3".to_owned());
+            let from = Derived::Dequantized {
+                codes: stored(other, codes(rows * 7)),
+                factors: stored(ElementType::F32, factor_bytes.clone()),
+                blocks: FactorBlocks { matrix_rows, rows: 3, columns: 3 },
+            };
+            floats(&ElementType::Bf16, &checked(&from, [rows, 7], 2))
+        };
+        let expected = |factor_of: fn(usize) -> usize, len: usize| -> Vec<f32> {
+            let product = |idx: usize| values[idx % 4] * factors[factor_of(idx)];
+            (0..len).map(|idx| bf16::from_f32(product(idx)).to_f32()).collect()
+        };
+        // One matrix of five rows, and two of two rows.
+        assert_eq!(products(5, 5), expected(|idx| idx / 7 / 3 * 3 + idx % 7 / 3, 35));
+        assert_eq!(products(2, 4), expected(|idx| idx / 14 * 3 + idx % 7 / 3, 28));
     }
 
     #[test]
@@ -325,41 +304,33 @@ mod tests {
         for value in values.filter(|it| !it.is_nan()).chain(infinities) {
             assert_eq!(rounded_to_bf16(value), bf16::from_f32(value).to_bits(), "{value:e}");
         }
-        for value in [e4m3(0x7f), e4m3(0xff), f32::from_bits(u32::MAX), f32::from_bits(0x7f80_0001)]
-        {
-            assert!(bf16::from_bits(rounded_to_bf16(value)).is_nan());
+        for bits in [e4m3(0x7f).to_bits(), e4m3(0xff).to_bits(), u32::MAX, 0x7f80_0001] {
+            assert!(bf16::from_bits(rounded_to_bf16(f32::from_bits(bits))).is_nan());
         }
     }
 
     #[test]
     fn rows_of_a_tile_have_the_same_bytes() {
-        let rows: Vec<u8> = (1..=9).collect();
-        let stored = Stored::write("tiles", &[(ElementType::U8, &[3, 3], &rows)]);
-        let from = Derived::RowsRepeated { source: stored.entries[0].clone(), times: 2 };
-        let header = TensorHeader { element_type: ElementType::U8, shape: vec![5, 3] };
-        let whole = check_parts(&TensorEntry::derived(from, header), 1, 3);
+        let source = stored(ElementType::U8, (1..=9).collect());
+        let whole = checked(&Derived::RowsRepeated { source, times: 2 }, [5, 3], 1);
         assert_eq!(whole, [1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8, 9]);
     }
 
     #[test]
     fn floats_are_multiplied_in_their_own_type() {
-        let values = [0.5, -1.5, 3.0, 0.25, 2.0, -4.0];
-        let products = values.map(|it: f32| -8.0 * it);
-        let bf16s: Vec<u8> =
-            values.iter().flat_map(|it| bf16::from_f32(*it).to_le_bytes()).collect();
-        let f16s: Vec<u8> = values.iter().flat_map(|it| f16::from_f32(*it).to_le_bytes()).collect();
-        let f32s: Vec<u8> = values.iter().flat_map(|it| it.to_le_bytes()).collect();
-        let types = [ElementType::Bf16, ElementType::F16, ElementType::F32];
-        let [first, second, third] = types.clone();
-        let shape: &[usize] = &[2, 3];
-        let tensors = [(first, shape, &bf16s[..]), (second, shape, &f16s), (third, shape, &f32s)];
-        let stored = Stored::write("factors", &tensors);
-        for (source, element_type) in stored.entries.iter().zip(types) {
-            let from = Derived::Multiplied { source: source.clone(), factor: -8.0 };
-            let entry = TensorEntry::derived(from, source.header.clone());
-            let element_bytes = source.num_bytes as usize / 6;
-            let whole = check_parts(&entry, element_bytes, 3 * element_bytes);
-            assert_eq!(floats(&element_type, &whole), products);
+        let values: [f32; 6] = [0.5, -1.5, 3.0, 0.25, 2.0, -4.0];
+        let bf16s = values.iter().flat_map(|it| bf16::from_f32(*it).to_le_bytes()).collect();
+        let f16s = values.iter().flat_map(|it| f16::from_f32(*it).to_le_bytes()).collect();
+        let f32s = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+        for (element_type, element_bytes, bytes) in [
+            (ElementType::Bf16, 2, bf16s),
+            (ElementType::F16, 2, f16s),
+            (ElementType::F32, 4, f32s),
+        ] {
+            let source = stored(element_type.clone(), bytes);
+            let whole =
+                checked(&Derived::Multiplied { source, factor: -8.0 }, [2, 3], element_bytes);
+            assert_eq!(floats(&element_type, &whole), values.map(|it| -8.0 * it));
         }
     }
 }

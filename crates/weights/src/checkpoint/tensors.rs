@@ -9,7 +9,7 @@ use jackalope_spec::quantized_originals::{self, Derived, OriginalTensor};
 use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders};
 use safetensors::tensor::Metadata;
 
-use super::derived;
+use super::derived::{self, StoredBytes};
 use super::files::{Files, Pieces};
 use crate::error::LoadError;
 
@@ -35,7 +35,7 @@ enum Content {
 
 impl TensorFile {
     /// Returns a weight file.
-    pub(super) fn stored(files: &Arc<dyn Files>, name: String) -> TensorFile {
+    fn stored(files: &Arc<dyn Files>, name: String) -> TensorFile {
         let path = files.place().join(&name);
         TensorFile { path, content: Content::Stored { files: Arc::clone(files), name } }
     }
@@ -84,6 +84,21 @@ impl TensorEntry {
     /// Returns the path of the file that holds the tensor.
     pub fn path(&self) -> &Path {
         &self.file.path
+    }
+}
+
+impl StoredBytes for TensorEntry {
+    fn element_type(&self) -> &ElementType {
+        &self.header.element_type
+    }
+
+    fn num_bytes(&self) -> u64 {
+        self.num_bytes
+    }
+
+    fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError> {
+        let offset = self.offset + pieces.offset;
+        self.file.read(Pieces { offset, ..pieces }, target)
     }
 }
 
