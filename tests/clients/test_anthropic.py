@@ -183,7 +183,9 @@ def test_what_is_not_there_is_not_found(claude):
         ask(claude, "none")
     assert raised.value.type == "not_found_error"
     with pytest.raises(anthropic.NotFoundError):
-        claude.models.retrieve("claude-none")
+        claude.models.retrieve("none")
+    # Agents have the names of Anthropic's models built in.
+    assert claude.models.retrieve("claude-sonnet-4-5").id == claude.models.list().data[0].id
 
 
 def test_a_forced_call_is_made(claude, model):

@@ -199,6 +199,17 @@ fn starting_twice_is_starting_once_and_other_arguments_replace() {
     let refused = machine.run(&other.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(!refused.status.success(), "{refused:?}");
     assert!(refused.stderr.contains("a server with other arguments runs"), "{refused:?}");
+    for wrong in [["--model", "/no/such"], ["--api-key-file", "/no/such"]] {
+        let words = machine.serving("start", &[]);
+        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+        if wrong[0] == words[1] {
+            words[2] = wrong[1];
+        } else {
+            words.extend(wrong);
+        }
+        let refused = machine.run(&words);
+        assert!(!refused.status.success() && refused.stderr.contains("/no/such"), "{refused:?}");
+    }
     assert_eq!(pid_of(&machine.start(&[])), pid_of(&first));
     let second = machine.start(&["--queue-max", "3"]);
     assert_eq!(second["event"], "replaced");

@@ -293,7 +293,14 @@ fn other_constraints_are_compiled_or_refused() {
     let inner = found.strip_prefix("<call>").unwrap().strip_suffix("</call>").unwrap();
     assert!(serde_json::from_str::<Value>(inner).unwrap()["a"].is_number());
 
+    // A tool that need not be strict may get what two alternatives accept.
+    let overlapping = r#"start: %json {"x-guidance": {"lenient": true},
+        "oneOf": [{"type": "integer"}, {"type": "number"}]}"#;
+    assert!(text(Constraint::Lark(overlapping.to_owned())).parse::<f64>().is_ok());
+
     let refused = |constraint| model.compile(&constraint).map(|_| ()).unwrap_err().to_string();
+    let strict = r#"start: %json {"oneOf": [{"type": "integer"}, {"type": "number"}]}"#;
+    assert!(refused(Constraint::Lark(strict.to_owned())).contains("oneOf"));
     let gbnf = refused(Constraint::Lark("root ::= \"a\"".to_owned()));
     assert!(gbnf.contains("Lark"), "{gbnf}");
     let schema = refused(Constraint::Lark("start: %json {\"not\": {}}".to_owned()));
