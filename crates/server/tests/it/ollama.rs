@@ -224,6 +224,9 @@ async fn empty_and_unknown_fields_are_ignored() {
     assert_eq!(latest["choices"][0]["message"]["content"], "Hello");
     server.get(&format!("/v1/models/{MODEL}:latest")).await.ok();
     assert_eq!(server.chat(json!({"model": "other:latest"})).await.status, 404);
+    // One tag, however many there are.
+    let tags = format!("{MODEL}{}", ":latest".repeat(1 << 17));
+    assert_eq!(server.chat(json!({"model": tags})).await.status, 404);
 }
 
 #[tokio::test]

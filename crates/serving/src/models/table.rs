@@ -353,19 +353,17 @@ impl Models {
     /// The index of the model of this name; of the default model if `name` is absent.
     pub(super) fn find(&self, name: Option<&str>) -> Option<usize> {
         let default = || self.has_default().then_some(self.shared.default_idx);
-        match name {
-            None => default(),
-            Some(name) => {
-                // A name is more specific than a pattern.
-                let found = |answers: fn(&Entry, &str) -> bool| {
-                    self.lock().iter().position(|it| answers(it, name))
-                };
-                let exact = found(Entry::answers_to);
-                let default = || default().filter(|_| name == DEFAULT);
-                let latest = || self.find(Some(name.strip_suffix(LATEST)?));
-                exact.or_else(default).or_else(|| found(Entry::matches)).or_else(latest)
-            }
-        }
+        let Some(name) = name else { return default() };
+        let find = |name: &str| {
+            // A name is more specific than a pattern.
+            let found = |answers: fn(&Entry, &str) -> bool| {
+                self.lock().iter().position(|it| answers(it, name))
+            };
+            let exact = found(Entry::answers_to);
+            let default = || default().filter(|_| name == DEFAULT);
+            exact.or_else(default).or_else(|| found(Entry::matches))
+        };
+        find(name).or_else(|| find(name.strip_suffix(LATEST)?))
     }
 }
 
