@@ -132,39 +132,37 @@ impl ModelSpec {
             let model_type = self.model_type.clone();
             check.problems.push(TensorProblem::Unexpected { model_type, names });
         }
-        check.problems.extend(self.quantized_edits(stored_headers, headers));
+        let numbers = self.original_numbers.as_ref();
+        let edits = numbers.map(|it| it.edits(&self.names, stored_headers, headers));
+        let edits = edits.unwrap_or_default();
+        check.problems.extend(quantized_edits(&edits, headers));
         match norm {
             Some(norm) if check.problems.is_empty() => {
                 let layout = ModelLayout::new(self, norm.element_type.clone(), is_tied, &stored);
-                let numbers = self.original_numbers.as_ref();
-                let edits = numbers.map(|it| it.edits(&self.names, stored_headers, headers));
-                let mut layout = layout.with_edits(edits.unwrap_or_default());
+                let mut layout = layout.with_edits(edits);
                 layout.unused = unused;
                 Ok(layout)
             }
             _ => Err(CheckReport { problems: check.problems }),
         }
     }
+}
 
-    /// Returns the quantised matrices whose numbers loading would have to multiply. No conversion has any: they
-    /// are multiplied before they are quantised.
-    fn quantized_edits(
-        &self,
-        stored: &TensorHeaders,
-        headers: &TensorHeaders,
-    ) -> Vec<TensorProblem> {
-        let Some(numbers) = &self.original_numbers else { return Vec::new() };
-        let edits = numbers.edits(&self.names, stored, headers);
-        let multiplied = edits.iter().filter(|(_, edit)| matches!(edit, NumberEdit::Multiply(_)));
-        let modules = multiplied.map(|(name, _)| module_of(name));
-        let quantized = modules.filter(|it| headers.contains_key(&format!("{it}.scales")));
-        let problem = |module: &str| TensorProblem::Quantization {
-            module: module.to_owned(),
-            found: "codes and scales".to_owned(),
-            expected: "floats: config.json has factors for this matrix of an original".to_owned(),
-        };
-        quantized.map(problem).collect()
-    }
+/// Returns the quantised matrices whose numbers loading would have to multiply. No conversion has any: they are
+/// multiplied before they are quantised.
+fn quantized_edits(
+    edits: &BTreeMap<String, NumberEdit>,
+    headers: &TensorHeaders,
+) -> Vec<TensorProblem> {
+    let multiplied = edits.iter().filter(|(_, edit)| matches!(edit, NumberEdit::Multiply(_)));
+    let modules = multiplied.map(|(name, _)| module_of(name));
+    let quantized = modules.filter(|it| headers.contains_key(&format!("{it}.scales")));
+    let problem = |module: &str| TensorProblem::Quantization {
+        module: module.to_owned(),
+        found: "codes and scales".to_owned(),
+        expected: "floats: config.json has factors for this matrix of an original".to_owned(),
+    };
+    quantized.map(problem).collect()
 }
 
 impl TensorSpec {

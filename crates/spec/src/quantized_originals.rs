@@ -9,7 +9,7 @@ use crate::tensor::{ElementType, TensorHeader};
 /// Ending of the names of factors and scales beside the tensor that they belong to.
 const FACTORS: &str = "_scale_inv";
 
-/// Endings of the names of factors for activations, which stay as they are computed.
+/// Ending of the names of factors for activations, which stay as they are computed.
 const OF_ACTIVATIONS: &str = "activation_scale";
 
 /// Number of bytes of a word of codes.

@@ -103,23 +103,12 @@ fn floats(element_type: &ElementType, bytes: &[u8]) -> Vec<f32> {
 /// Panics if the elements are no floats.
 fn multiply(element_type: &ElementType, factor: f32, bytes: &mut [u8]) {
     let products = floats(element_type, bytes).into_iter().map(|value| value * factor);
-    match element_type {
-        ElementType::F32 => {
-            for (target, product) in bytes.chunks_exact_mut(4).zip(products) {
-                target.copy_from_slice(&product.to_le_bytes());
-            }
-        }
-        ElementType::F16 => {
-            for (target, product) in bytes.chunks_exact_mut(2).zip(products) {
-                target.copy_from_slice(&f16::from_f32(product).to_le_bytes());
-            }
-        }
-        _ => {
-            for (target, product) in bytes.chunks_exact_mut(2).zip(products) {
-                target.copy_from_slice(&bf16::from_f32(product).to_le_bytes());
-            }
-        }
-    }
+    let products: Vec<u8> = match element_type {
+        ElementType::F32 => products.flat_map(f32::to_le_bytes).collect(),
+        ElementType::F16 => products.flat_map(|it| f16::from_f32(it).to_le_bytes()).collect(),
+        _ => products.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect(),
+    };
+    bytes.copy_from_slice(&products);
 }
 
 /// Rows of bytes, each of which stands for several.
