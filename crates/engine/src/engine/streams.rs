@@ -120,3 +120,39 @@ impl Streams {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{RequestLimits, RequestOptions};
+
+    #[test]
+    fn the_pace_begins_with_the_first_request_after_there_were_none() {
+        let limits = RequestLimits {
+            context_tokens: 10,
+            max_prompt_tokens: 8,
+            vocab_size: 50,
+            eos_tokens: Vec::new(),
+        };
+        let options = || RequestOptions { prompt: vec![1], ..RequestOptions::default() };
+        let request = || Request::new(options(), &limits).unwrap();
+        let mut streams = Streams::new(Arc::default());
+        let open = |streams: &mut Streams, id: u64| {
+            let (events, _) = tokio::sync::mpsc::channel(4);
+            let listener = Listener { events, record: Arc::new(OnceLock::new()) };
+            streams.open(RequestId(id), &request(), listener);
+        };
+        let earlier = Instant::now();
+        std::thread::sleep(Duration::from_millis(1));
+        streams.pace_since = Some(earlier);
+        open(&mut streams, 0);
+        let first = streams.pace_since.unwrap();
+        assert!(earlier < first, "time without requests does not count");
+        std::thread::sleep(Duration::from_millis(1));
+        open(&mut streams, 1);
+        assert_eq!(streams.pace_since, Some(first), "another request runs");
+    }
+}

@@ -344,26 +344,6 @@ fn a_dropped_generation_is_cancelled_within_a_step() {
 }
 
 #[test]
-fn time_without_requests_is_no_time_to_wait() {
-    let config = EngineConfig { running_max: 1, queue_max: 1, ..EngineConfig::default() };
-    let fixture = start(config, FakeOptions::default());
-    let submit = || fixture.submit(seeded(vec![1], 3, 0));
-    let idle = Duration::from_secs(2);
-    read_all(submit().unwrap());
-    std::thread::sleep(idle);
-    read_all(submit().unwrap());
-    fixture.control.order(FakeOrder::Hold);
-    let taken = [submit().unwrap(), submit().unwrap()];
-    match submit() {
-        Err(SubmitError::QueueFull { retry_after, .. }) => assert!(retry_after < idle),
-        other => panic!("{other:?}"),
-    }
-    fixture.control.order(FakeOrder::Resume);
-    taken.into_iter().for_each(|generation| drop(read_all(generation)));
-    fixture.end();
-}
-
-#[test]
 fn a_full_queue_refuses_with_the_time_to_wait() {
     let config = EngineConfig { running_max: 1, queue_max: 2, ..EngineConfig::default() };
     let fixture = start(config, FakeOptions::default());

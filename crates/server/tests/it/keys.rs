@@ -11,6 +11,7 @@ use axum::http::{Method, Request};
 use jackalope_engine::testing::FakeOrder;
 use jackalope_server::ApiKeys;
 use serde_json::{Value, json};
+use tracing::subscriber::NoSubscriber;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::support::{Reply, Server, Setup, chat_body, post};
@@ -250,6 +251,9 @@ impl<'a> MakeWriter<'a> for Logged {
 #[tokio::test]
 async fn a_key_is_never_shown_but_its_name_is() {
     let logged = Logged::default();
+    // While a process has one subscriber only, tracing asks the thread that reaches a log line first
+    // whether anyone listens to it: another test's thread would silence the line for this one.
+    let _second = tracing::Dispatch::new(NoSubscriber::new());
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_writer(logged.clone())
