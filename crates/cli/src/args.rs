@@ -354,6 +354,9 @@ pub(crate) struct ServeArgs {
     /// Detach from the session and the terminal (used by `start`).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+    /// Check the arguments, models and keys, and end (used by `start` and `restart`).
+    #[arg(long, hide = true)]
+    pub(crate) only_check: bool,
 }
 
 /// Program whose environment variables are read.

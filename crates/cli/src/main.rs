@@ -138,6 +138,7 @@ async fn run(
     environment: &Environment,
 ) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Serve(args) if args.only_check => serve::check(*args, environment),
         Command::Serve(args) => serve::run(*args, resolved, environment).await,
         Command::Start(args) => operate::start(*args, resolved, environment).await,
         Command::Stop(args) => operate::stop(args, environment).await,

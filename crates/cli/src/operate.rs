@@ -12,8 +12,10 @@ mod ask;
 mod kill;
 mod logs;
 mod monitor;
+mod ready;
 mod resume;
 mod start;
+mod start_lock;
 mod status;
 mod support;
 

@@ -8,7 +8,7 @@ use jackalope_console::output;
 use jackalope_deploy::log_file::{keep_short, serve_log};
 use jackalope_deploy::served_models::ServedModels;
 use jackalope_deploy::server_record::{ServeDescription, ServeRecord, ServerStart};
-use jackalope_deploy::{Deployment, machines};
+use jackalope_deploy::{Cluster, Deployment, machines};
 use jackalope_engine::Status;
 use jackalope_fleet::home::Home;
 use jackalope_fleet::open_files;
@@ -46,8 +46,10 @@ fn listen_ip(args: &mut ServeArgs) -> anyhow::Result<IpAddr> {
 pub(crate) fn check(mut args: ServeArgs, environment: &Environment) -> anyhow::Result<()> {
     let host = listen_ip(&mut args)?;
     edge::config(host, &args)?;
-    ServedModels::of(&(&args.models).into(), &environment.local)?;
-    Ok(())
+    let served = ServedModels::of(&(&args.models).into(), &environment.local)?;
+    // The others are loaded on demand.
+    let default = served.models.iter().find(|it| it.id == served.default);
+    default.map_or(Ok(()), |it| Ok(Cluster::check(&it.located)?))
 }
 
 pub(crate) async fn run(

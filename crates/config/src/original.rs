@@ -26,7 +26,10 @@ pub enum OriginalFormat {
     /// 32 columns of a row, the bytes of MLX's MXFP4.
     Tiles,
     /// Integers of 4 bits with a scale for some columns of a row, less 8: the codes of MLX's affine format.
-    Int4,
+    Int4 {
+        /// Number of columns that share a scale, if the configuration states it.
+        group_size: Option<u64>,
+    },
     /// E2M1 codes with an E8M0 scale for 32 columns of a row: the bytes of MLX's MXFP4.
     Mxfp4,
 }
@@ -77,24 +80,73 @@ fn fp8(config: &Map<String, Value>) -> Result<OriginalFormat, SpecError> {
 /// Reads the numbers that the format of `compressed-tensors` packs.
 fn compressed(config: &Map<String, Value>) -> Result<OriginalFormat, SpecError> {
     let format = config.get("format").and_then(Value::as_str).unwrap_or("no format");
-    match format {
-        "mxfp4-pack-quantized" => return Ok(OriginalFormat::Mxfp4),
-        "pack-quantized" => {}
-        other => return Err(unsupported(format!("compressed-tensors, {other}"))),
+    let refused = |of: &str| Err(unsupported(format!("compressed-tensors, {format}{of}")));
+    let packed = match format {
+        "mxfp4-pack-quantized" => Packed { number: "float", group_size: Some(32) },
+        "pack-quantized" => Packed { number: "int", group_size: None },
+        _ => return refused(""),
+    };
+    // They change the values or the order of what is packed.
+    for further in ["transform_config", "sparsity_config"] {
+        let value = config.get(further).filter(|it| !is_nothing(it));
+        if let Some(value) = value.filter(|it| it["format"] != "dense") {
+            return refused(&format!(" with {further} {value}"));
+        }
     }
-    let groups = config.get("config_groups").and_then(Value::as_object).into_iter().flatten();
-    for weights in groups.filter_map(|(_, group)| group.get("weights")) {
+    let groups = config.get("config_groups").filter(|it| !it.is_null());
+    let Some(groups) = groups.map_or(Some(&Map::new()), Value::as_object).cloned() else {
+        return refused(" with config_groups that are no object");
+    };
+    let mut group_size = packed.group_size;
+    for group in groups.values() {
+        let stated = group.get("format").filter(|it| !it.is_null());
+        if stated.is_some_and(|it| it != format) {
+            return refused(&format!(" and {}", group["format"]));
+        }
+        let weights = &group["weights"];
+        if is_nothing(weights) {
+            continue;
+        }
+        let size = packed.group_size_of(weights);
+        if size.is_none() || group_size.is_some_and(|it| Some(it) != size) {
+            return refused(&format!(" of {weights}"));
+        }
+        group_size = size;
+    }
+    Ok(match packed.number {
+        "float" => OriginalFormat::Mxfp4,
+        _ => OriginalFormat::Int4 { group_size },
+    })
+}
+
+/// Whether a setting is absent or empty.
+fn is_nothing(value: &Value) -> bool {
+    value.is_null() || value.as_object().is_some_and(Map::is_empty)
+}
+
+/// The numbers that a format of `compressed-tensors` packs.
+struct Packed {
+    /// Their kind, `int` or `float`.
+    number: &'static str,
+    /// Number of columns that share a scale, if the format determines it.
+    group_size: Option<u64>,
+}
+
+impl Packed {
+    /// Returns how many columns share a scale in a group of matrices; `None` for anything but symmetric numbers
+    /// of 4 bits with scales for columns in their order.
+    fn group_size_of(&self, weights: &Value) -> Option<u64> {
         let is_of =
             |name: &str, expected: Value| weights.get(name).is_none_or(|it| *it == expected);
-        let is_ordered = weights.get("actorder").is_some_and(|it| !it.is_null() && *it != false);
+        // `weight` and `static` order columns only while they are quantised.
+        let order = weights.get("actorder").filter(|it| !it.is_null() && **it != false);
+        let is_ordered = order.is_some_and(|it| *it != "weight" && *it != "static");
         let is_plain = is_of("num_bits", 4.into())
-            && is_of("type", "int".into())
+            && is_of("type", self.number.into())
             && is_of("symmetric", true.into())
             && is_of("strategy", "group".into())
             && !is_ordered;
-        if !is_plain {
-            return Err(unsupported(format!("compressed-tensors, {format} of {weights}")));
-        }
+        let stated = weights.get("group_size").and_then(Value::as_u64);
+        stated.or(self.group_size).filter(|it| is_plain && 0 < *it)
     }
-    Ok(OriginalFormat::Int4)
 }

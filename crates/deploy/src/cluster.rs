@@ -93,7 +93,22 @@ impl fmt::Debug for Cluster {
     }
 }
 
+/// Loads the texts of a checkpoint.
+fn model_text(model_dir: &Path) -> Result<ModelText, DeployError> {
+    ModelText::load(model_dir)
+        .map_err(|source| DeployError::Text { dir: model_dir.to_owned(), source: Box::new(source) })
+}
+
 impl Cluster {
+    /// Checks whether a model has what a cluster of it needs on this machine: its configuration, its
+    /// tokenizer and its template. The machines of the ranks need the weights as well.
+    ///
+    /// # Errors
+    /// If one of them cannot be read.
+    pub fn check(model: &Located) -> Result<(), DeployError> {
+        model_text(&checkpoint_dir(&model.dir)?).map(drop)
+    }
+
     /// Starts the engine and the ranks without waiting for them to load.
     ///
     /// # Errors
@@ -120,10 +135,7 @@ impl Cluster {
         machines::take_discovered(&mut ranks.hosts, context).await?;
         let ranks = &ranks;
         let model_dir = checkpoint_dir(&model.dir)?;
-        let mut text = ModelText::load(&model_dir).map_err(|source| DeployError::Text {
-            dir: model_dir.clone(),
-            source: Box::new(source),
-        })?;
+        let mut text = model_text(&model_dir)?;
         let name = |of: &Option<String>| of.clone().unwrap_or_else(|| "auto".to_owned());
         let (reasoning, tools) = (name(&options.reasoning_parser), name(&options.tool_parser));
         text.answer = text.answer.from_names(&text.tokenizer, &reasoning, &tools)?;

@@ -21,6 +21,9 @@ const TILE_ROWS: usize = 32;
 /// Rows of a matrix for each row of its factors, at least: with fewer, factors belong to rows and not to blocks.
 const BLOCK_ROWS_MIN: usize = 16;
 
+/// Number of packed integers in a word.
+const INT4_PER_WORD: usize = 8;
+
 /// What a scale of packed integers is multiplied by to get MLX's bias: codes are eight more than the integers.
 const INT4_OFFSET: f32 = -8.0;
 
@@ -100,7 +103,7 @@ pub fn as_converted<T: OriginalTensor>(
         OriginalFormat::Mxfp8 => tensors.name_words_and_scales("weight", "weight_scale_inv", 1),
         OriginalFormat::Tiles => tensors.name_words_and_scales("weight", "scale", TILE_ROWS),
         OriginalFormat::Mxfp4 => tensors.name_words_and_scales("weight_packed", "weight_scale", 1),
-        OriginalFormat::Int4 => tensors.name_integers(),
+        OriginalFormat::Int4 { group_size } => tensors.name_integers(group_size),
         OriginalFormat::Fp8 => tensors.dequantize(),
     }
     tensors.tensors
@@ -131,11 +134,15 @@ impl<T: OriginalTensor> Tensors<T> {
         }
     }
 
-    /// Renames packed integers and their scales, and adds the biases.
-    fn name_integers(&mut self) {
+    /// Renames packed integers and their scales, and adds the biases. Those whose scales are for another number of
+    /// columns than `group_size` keep their names.
+    fn name_integers(&mut self, group_size: Option<u64>) {
         for module in self.before(".weight_packed") {
             let has = |kind: &str| self.tensors.contains_key(&format!("{module}.{kind}"));
             if has("weight") || has("biases") || has("scales") {
+                continue;
+            }
+            if group_size.is_some_and(|size| !self.has_groups_of(&module, size)) {
                 continue;
             }
             self.tensors.remove(&format!("{module}.weight_shape"));
@@ -149,6 +156,20 @@ impl<T: OriginalTensor> Tensors<T> {
             let biases = T::derived(Derived::Multiplied { source, factor: INT4_OFFSET }, header);
             self.tensors.insert(format!("{module}.biases"), biases);
             self.tensors.insert(format!("{module}.scales"), scales);
+        }
+    }
+
+    /// Whether each scale of packed integers is for `size` columns, as far as more than the names are known.
+    fn has_groups_of(&self, module: &str, size: u64) -> bool {
+        let columns = |kind: &str| {
+            let tensor = self.tensors.get(&format!("{module}.{kind}"));
+            tensor.and_then(|it| it.header().shape.last().copied())
+        };
+        match (columns("weight_packed"), columns("weight_scale")) {
+            (Some(words), Some(groups)) => {
+                Some((words * INT4_PER_WORD) as u64) == (groups as u64).checked_mul(size)
+            }
+            _ => true,
         }
     }
 
@@ -332,7 +353,7 @@ mod tests {
             found("c.scales", "F32", &[]),
             found("c.weight", "F32", &[]),
         ];
-        assert_eq!(converted(OriginalFormat::Int4, &stored), expected);
+        assert_eq!(converted(OriginalFormat::Int4 { group_size: Some(32) }, &stored), expected);
     }
 
     #[test]
@@ -382,7 +403,11 @@ mod tests {
             ("a.weight_scale", "BF16", &[6, 2]),
         ];
         let expected = stored.map(|(name, element_type, shape)| found(name, element_type, shape));
-        assert_eq!(converted(OriginalFormat::Int4, &stored), expected);
+        assert_eq!(converted(OriginalFormat::Int4 { group_size: None }, &stored), expected);
+        // Scales for 32 columns, where the configuration says 64.
+        let stored = [("a.weight_packed", "I32", &[6, 8][..]), ("a.weight_scale", "BF16", &[6, 2])];
+        let expected = stored.map(|(name, element_type, shape)| found(name, element_type, shape));
+        assert_eq!(converted(OriginalFormat::Int4 { group_size: Some(64) }, &stored), expected);
         let tiles = [("a.weight", "U8", &[64, 64][..]), ("a.weight_scale_inv", "U8", &[2, 2])];
         let expected = [found("a.scales", "U8", &[2, 2]), found("a.weight", "U32", &[64, 16])];
         assert_eq!(converted(OriginalFormat::Mxfp8, &tiles), expected);

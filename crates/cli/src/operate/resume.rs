@@ -4,13 +4,14 @@
 //! process of Jackalope runs. The setting that enables RDMA survives, unless the system was
 //! reinstalled.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use jackalope_console::output;
 use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 
 use super::start::{Outcome, begin, report};
+use super::start_lock::StartLock;
 use crate::args::operate::ResumeArgs;
 use crate::autoconfig;
 use crate::client::off_runtime;
@@ -35,6 +36,8 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
             autoconfig::ConfirmOptions { dry_run: args.dry_run, yes: args.yes, json: args.json },
         )?;
         let json = args.json;
+        let deadline = Instant::now() + Duration::from_secs(args.wait);
+        let _lock = StartLock::take(&home, deadline)?;
         if let Some(running) = ServeRecord::running(&home) {
             return report(&running, Outcome { event: "runs", json }, &home);
         }
@@ -42,7 +45,7 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
             let (cwd, command) = (start.cwd.display(), start.public_command());
             return Ok(output::line(format_args!("in {cwd}: {command}"))?);
         }
-        begin(&home, &start, Duration::from_secs(args.wait), Outcome { event: "resumed", json })
+        begin(&home, &start, deadline, Outcome { event: "resumed", json })
     })
     .await
 }

@@ -1,42 +1,37 @@
 //! `jackalope start`, `stop` and `restart`.
 
 use std::fs::OpenOptions;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use jackalope_console::client::Server;
 use jackalope_console::output;
-use jackalope_deploy::log_file::{LOG_BYTES_MAX, rotate, serve_log, tail_from};
+use jackalope_deploy::log_file::{LOG_BYTES_MAX, rotate, serve_log};
 use jackalope_deploy::server_record::{ServeRecord, ServerStart};
 use jackalope_fleet::home::Home;
 use jackalope_fleet::nodes::own_program;
-use jackalope_fleet::process::Spawn;
-use jackalope_fleet::record::{EndRequest, KILL_GRACE, is_alive};
+use jackalope_fleet::process::{Spawn, describe};
+use jackalope_fleet::record::{EndRequest, KILL_GRACE};
 use jackalope_fleet::service::{ServiceKind, restart_command};
 use jackalope_inspect::rdma_release;
 use jackalope_protocol::counted;
 use serde_json::{Value, json};
 
+use super::ready::{Log, READY_POLL, wait_until_ready};
+use super::start_lock::StartLock;
 use crate::args::operate::{RestartArgs, StartArgs, StopArgs};
 use crate::client::{off_runtime, recorded};
 use crate::config::Resolved;
 use crate::environment::Environment;
-use crate::serve;
-
-/// Interval of polling a server that is to become ready.
-const READY_POLL: Duration = Duration::from_millis(50);
 
 /// Maximum time for which a server that is ready may still write its arguments.
 const REMEMBER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of one request to a server that is to become ready.
-const READY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of the request for its ranks to a server that is to be ended.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time that a server is given to hand its ranks over, or to end.
 const END_GRACE: Duration = Duration::from_secs(10);
-/// Number of lines of the log in the error of a failed start.
-const LAST_LINES: usize = 12;
+/// Time that checking the arguments of a server may take; it reads files and no weights.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a command did with the server, and how it reports that.
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +50,14 @@ pub(crate) async fn start(
     resolved.notes.iter().for_each(|it| output::note(it));
     let start = ServerStart::here(&resolved.typed, environment.settings());
     let (json, wait) = (args.serve.json, Duration::from_secs(args.wait));
-    let environment = environment.clone();
     off_runtime(move || {
+        let deadline = Instant::now() + wait;
+        let _lock = StartLock::take(&home, deadline)?;
         let Some(running) = ServeRecord::running(&home) else {
-            return begin(&home, &start, wait, Outcome { event: "started", json });
+            return begin(&home, &start, deadline, Outcome { event: "started", json });
         };
         if running.start().as_ref() == Some(&start) {
-            wait_until_ready(&home, running.process.pid, Instant::now() + wait, &Log::default())?;
+            let running = wait_until_ready(&home, running.process.pid, deadline, None)?;
             return report(&running, Outcome { event: "runs", json }, &home);
         }
         refuse_service(&running)?;
@@ -74,9 +70,7 @@ pub(crate) async fn start(
                 running.process.pid
             );
         }
-        // Before a server that works ends.
-        serve::check(args.serve, &environment)?;
-        home.check_space()?;
+        check(&home, &start)?;
         output::note(&format!(
             "replacing the server of {} at {}, pid {}",
             running.model(),
@@ -84,7 +78,7 @@ pub(crate) async fn start(
             running.process.pid
         ));
         running.process.end(END_GRACE);
-        begin(&home, &start, wait, Outcome { event: "replaced", json })
+        begin(&home, &start, deadline, Outcome { event: "replaced", json })
     })
     .await
 }
@@ -107,6 +101,8 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
     let home = environment.home()?;
     let set_now = environment.settings().clone();
     off_runtime(move || {
+        let deadline = Instant::now() + Duration::from_secs(args.wait);
+        let _lock = StartLock::take(&home, deadline)?;
         let running = ServeRecord::running(&home);
         let known =
             running.as_ref().and_then(ServeRecord::start).or_else(|| ServerStart::last(&home));
@@ -116,12 +112,11 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
                  hint: `jackalope start --model DIR`; its arguments are remembered"
             );
         };
+        start.set(&set_now);
         if let Some(running) = &running {
             refuse_service(running)?;
-            // Before a server that works ends.
-            home.check_space()?;
+            check(&home, &start)?;
         }
-        start.set(&set_now);
         let request = if args.fresh { EndRequest::End } else { EndRequest::HandOver };
         if let Some(running) = running
             && !running.process.ask(request, END_GRACE)
@@ -129,8 +124,7 @@ pub(crate) async fn restart(args: RestartArgs, environment: &Environment) -> any
             output::note("the server did not end in time and is killed");
             running.process.end(Duration::ZERO);
         }
-        let wait = Duration::from_secs(args.wait);
-        begin(&home, &start, wait, Outcome { event: "restarted", json: args.json })
+        begin(&home, &start, deadline, Outcome { event: "restarted", json: args.json })
     })
     .await
 }
@@ -191,18 +185,42 @@ pub(super) fn words_of(ended: Option<&Value>) -> String {
     )
 }
 
-/// The log of a server, and where the lines of this start begin.
-#[derive(Default)]
-struct Log {
-    path: PathBuf,
-    from: u64,
+/// Checks what a new server needs, as far as its ranks and port are not involved, before one that
+/// works ends for it.
+fn check(home: &Home, start: &ServerStart) -> anyhow::Result<()> {
+    home.check_space()?;
+    let mut checking = serve_command(start, "--only-check")?.start()?;
+    match checking.wait_until(Instant::now() + CHECK_TIMEOUT) {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => {
+            let words = checking.last_words();
+            let error = words.find("error: ").map(|at| &words[at + "error: ".len()..]);
+            bail!("{}", error.map_or_else(|| describe(status), str::to_owned))
+        }
+        None => bail!(
+            "checking the arguments of the server took longer than {} s\n\
+             hint: is the file system of its model reachable?",
+            CHECK_TIMEOUT.as_secs()
+        ),
+    }
+}
+
+/// Returns the command `serve` with a server's arguments and variables, and the option `further`.
+fn serve_command(start: &ServerStart, further: &str) -> anyhow::Result<Spawn> {
+    let mut spawn = Spawn::new(own_program()?, "serve");
+    let words = ["--verbose", "serve"].map(str::to_owned).into_iter();
+    let words = words.chain(start.words.iter().cloned()).chain([further.to_owned()]);
+    spawn.args = words.map(Into::into).collect();
+    spawn.env = start.environment().map(|(name, value)| (name, value.into())).collect();
+    spawn.cwd = Some(start.cwd.clone()).filter(|it| it.is_dir());
+    Ok(spawn)
 }
 
 /// Starts a server in the background and waits until it is ready.
 pub(super) fn begin(
     home: &Home,
     start: &ServerStart,
-    wait: Duration,
+    deadline: Instant,
     outcome: Outcome,
 ) -> anyhow::Result<()> {
     home.dir("logs")?;
@@ -212,15 +230,10 @@ pub(super) fn begin(
     let log = OpenOptions::new().create(true).append(true).open(&path);
     let log = log.with_context(|| format!("opening {}", path.display()))?;
     let from = log.metadata().map_or(0, |it| it.len());
-    let mut spawn = Spawn::new(own_program()?, "serve");
-    let words = ["--verbose", "serve"].map(str::to_owned).into_iter();
-    let words = words.chain(start.words.iter().cloned()).chain(["--detached".to_owned()]);
-    spawn.args = words.map(Into::into).collect();
-    spawn.env = start.environment().map(|(name, value)| (name, value.into())).collect();
-    spawn.cwd = Some(start.cwd.clone()).filter(|it| it.is_dir());
+    let spawn = serve_command(start, "--detached")?;
     let pid = spawn.start_detached(log).context("starting the server")?;
     let log = Log { path, from };
-    let running = wait_until_ready(home, pid, Instant::now() + wait, &log);
+    let running = wait_until_ready(home, pid, deadline, Some(&log));
     // On a full disk the log does not show the cause, so the space is checked.
     let running = running.map_err(|err| match home.check_space() {
         Ok(()) => err,
@@ -237,39 +250,6 @@ fn wait_until_remembered(home: &Home, start: &ServerStart) {
     while ServerStart::last(home).as_ref() != Some(start) && Instant::now() < deadline {
         std::thread::sleep(READY_POLL);
     }
-}
-
-fn wait_until_ready(
-    home: &Home,
-    pid: u32,
-    deadline: Instant,
-    log: &Log,
-) -> anyhow::Result<ServeRecord> {
-    loop {
-        let running = ServeRecord::running(home).filter(|it| it.process.pid == pid);
-        let answer = running.as_ref().map(recorded).map(|it: Server| {
-            let is_up = it.ask("/health/ready", None, READY_TIMEOUT);
-            is_up.is_ok_and(|answer| answer.is_ok())
-        });
-        if let (Some(running), Some(true)) = (running, answer) {
-            return Ok(running);
-        }
-        if !is_alive(pid) {
-            bail!("the server ended before it was ready\n{}", last_lines(log));
-        }
-        if deadline <= Instant::now() {
-            bail!(
-                "the server, pid {pid}, is not ready yet and keeps running\nhint: `jackalope \
-                 status` and `jackalope logs -f` show it, `jackalope stop` ends it"
-            );
-        }
-        std::thread::sleep(READY_POLL);
-    }
-}
-
-fn last_lines(log: &Log) -> String {
-    let lines = tail_from(&log.path, log.from, LAST_LINES).unwrap_or_default();
-    format!("its log {} ends:\n{}", log.path.display(), lines.join("\n"))
 }
 
 /// Prints what was done with the server.

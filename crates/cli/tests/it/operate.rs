@@ -233,6 +233,52 @@ fn starting_twice_is_starting_once_and_other_arguments_replace() {
 }
 
 #[test]
+fn starts_at_once_are_one_after_another() {
+    let machine = Machine::new();
+    let words = machine.serving("start", &["--json"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let starts: Vec<Program> = (0..3).map(|_| machine.begin(&words)).collect();
+    let ended: Vec<Ended> = starts.into_iter().map(Program::end).collect();
+    let mut events: Vec<String> = ended
+        .iter()
+        .map(|it| {
+            assert!(it.status.success(), "{it:?}");
+            let told: Value = serde_json::from_str(&it.stdout).unwrap();
+            told["event"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    events.sort();
+    assert_eq!(events, ["runs", "runs", "started"]);
+    assert!(ended.iter().any(|it| it.stderr.contains("another command starts")), "{ended:?}");
+}
+
+#[test]
+fn a_start_does_not_wait_for_a_server_that_failed_or_stands_still() {
+    let machine = Machine::new();
+    let model = Copy::new();
+    let words = machine.serving("start", &["--json"]);
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    words[2] = model.path().to_str().unwrap();
+    let server = pid_of(&machine.json(&words));
+    send(server, Signal::STOP);
+    let silent = machine.run(&words);
+    send(server, Signal::CONT);
+    assert!(silent.stderr.contains("has not answered for"), "{silent:?}");
+    let weights = model.path().join("model.safetensors");
+    std::fs::remove_file(&weights).unwrap();
+    send(machine.ranks()[0], Signal::KILL);
+    let failed = machine.run(&words);
+    assert!(!failed.status.success(), "{failed:?}");
+    assert!(failed.stderr.contains("runs but has failed: "), "{failed:?}");
+    assert!(failed.stderr.contains("hint: `jackalope restart`"), "{failed:?}");
+    // What cannot be served does not replace what runs, however little that is worth.
+    std::fs::remove_file(model.path().join("config.json")).unwrap();
+    let refused = machine.run(&["restart"]);
+    assert!(refused.stderr.contains("config.json"), "{refused:?}");
+    assert!(!refused.status.success() && runs(server), "{refused:?}");
+}
+
+#[test]
 fn a_start_that_fails_ends_with_what_the_server_said_last() {
     let machine = Machine::new();
     let broken = Copy::new();

@@ -109,6 +109,13 @@ fn quantisations_of_originals_are_refused_by_their_method() {
         json!({"group_0": {"weights": {"num_bits": 4, "type": "int", "symmetric": false}}});
     let shifted = json!({"quant_method": "compressed-tensors", "format": "pack-quantized",
         "config_groups": groups});
+    let packed = |further: Value| {
+        let mut stated = json!({"quant_method": "compressed-tensors", "format": "pack-quantized"});
+        stated.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        stated
+    };
+    let weights = |size: Value| json!({"num_bits": 4, "type": "int", "group_size": size});
+    let two = json!({"a": {"weights": weights(32.into())}, "b": {"weights": weights(64.into())}});
     // NVIDIA's exports.
     let exported = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
     let refused = [
@@ -120,8 +127,40 @@ fn quantisations_of_originals_are_refused_by_their_method() {
              {\"num_bits\":4,\"type\":\"int\",\"symmetric\":false}",
             shifted,
         ),
+        (
+            "compressed-tensors, pack-quantized of \
+             {\"num_bits\":4,\"type\":\"int\",\"group_size\":-1}",
+            packed(json!({"config_groups": {"group_0": {"weights": weights((-1).into())}}})),
+        ),
+        (
+            "compressed-tensors, pack-quantized of \
+             {\"num_bits\":4,\"type\":\"int\",\"group_size\":64}",
+            packed(json!({"config_groups": two})),
+        ),
+        (
+            "compressed-tensors, pack-quantized and \"nvfp4-pack-quantized\"",
+            packed(json!({"config_groups": {"group_0": {"format": "nvfp4-pack-quantized"}}})),
+        ),
+        (
+            "compressed-tensors, pack-quantized with config_groups that are no object",
+            packed(json!({"config_groups": []})),
+        ),
+        (
+            "compressed-tensors, pack-quantized with transform_config {\"config_groups\":{\"R1\":1}}",
+            packed(json!({"transform_config": {"config_groups": {"R1": 1}}})),
+        ),
+        (
+            "compressed-tensors, pack-quantized with sparsity_config {\"format\":\"sparse-24\"}",
+            packed(json!({"sparsity_config": {"format": "sparse-24"}})),
+        ),
         ("modelopt", exported),
     ];
+    for plain in [json!({"transform_config": {}}), json!({"sparsity_config": {"format": "dense"}})]
+    {
+        let mut config = crate::checkpoints::sample("qwen3_vl-original-names-f32").config;
+        config["text_config"]["quantization_config"] = packed(plain);
+        assert!(model_spec(&config).is_ok());
+    }
     for (found, stated) in refused {
         let expected = format!("unsupported quantisation: `{found}`; supported are MLX's affine");
         check(&json!({"quantization_config": stated}), &expected, true);
