@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -60,10 +60,17 @@ pub(crate) enum Question {
     Ping { answer: oneshot::Sender<()> },
 }
 
+/// An event on the way to its caller.
+#[derive(Debug)]
+pub(crate) struct SentEvent {
+    pub(crate) sent_at: Instant,
+    pub(crate) event: Event,
+}
+
 /// The engine's end of one request's stream.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Sender<SentEvent>,
     /// Set before the last event is sent.
     pub(crate) record: Arc<OnceLock<RequestRecord>>,
 }
@@ -76,7 +83,7 @@ impl Listener {
 
     pub(crate) fn send(&self, event: Event) {
         // Fails if the caller has left; its cancellation is already queued.
-        let _ = self.events.try_send(event);
+        let _ = self.events.try_send(SentEvent { sent_at: Instant::now(), event });
     }
 }
 

@@ -12,7 +12,7 @@ use jackalope_protocol::Phase;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::command::{Command, Departure, Gauges, Listener, OpenRequest, Question};
+use crate::command::{Command, Departure, Gauges, Listener, OpenRequest, Question, SentEvent};
 use crate::{
     EngineState, Event, Failure, MachineHeat, MemoryReading, Request, RequestId, RequestLimits,
     RequestRecord, Status,
@@ -143,6 +143,7 @@ impl EngineHandle {
         Ok(Generation {
             id,
             events: receiver,
+            event_at: Instant::now(),
             record,
             is_over: false,
             commands: Arc::clone(&self.commands),
@@ -300,7 +301,8 @@ impl EngineHandle {
 /// the same for a request whose caller has all that it needs.
 pub struct Generation {
     id: RequestId,
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<SentEvent>,
+    event_at: Instant,
     record: Arc<OnceLock<RequestRecord>>,
     is_over: bool,
     commands: Arc<Commands>,
@@ -325,6 +327,12 @@ impl Generation {
     /// thread has died.
     pub fn record(&self) -> Option<&RequestRecord> {
         self.record.get()
+    }
+
+    /// Returns when the engine sent the latest event that was returned, however late that was; before
+    /// the first one, the time of the submission.
+    pub fn event_at(&self) -> Instant {
+        self.event_at
     }
 
     /// Returns the next event; `None` after the last one. Cancel safe.
@@ -369,16 +377,18 @@ impl Generation {
     }
 
     /// Records an event. If the engine's thread has died, supplies the last event.
-    fn note(&mut self, event: Option<Event>) -> Event {
-        let event = event.unwrap_or_else(|| {
-            Event::Failed(Failure {
+    fn note(&mut self, sent: Option<SentEvent>) -> Event {
+        let SentEvent { sent_at, event } = sent.unwrap_or_else(|| {
+            let failure = Failure {
                 rank: None,
                 host: None,
                 phase: Phase::Waiting,
                 message: "the engine has ended".to_owned(),
                 last_words: String::new(),
-            })
+            };
+            SentEvent { sent_at: Instant::now(), event: Event::Failed(failure) }
         });
+        self.event_at = sent_at;
         self.is_over = event.is_last();
         event
     }

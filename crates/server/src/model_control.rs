@@ -128,9 +128,10 @@ async fn load(
     if said.wait == Some(false) {
         limits.load_wait = Duration::ZERO;
     }
-    let (code, word) = match state.models().load_and_open(name, &limits).await {
-        Ok(_) => (StatusCode::OK, "loaded"),
-        Err(ApiError::ModelLoading { .. }) => (StatusCode::ACCEPTED, "loading"),
+    // Kept open, so that what is described is what was loaded.
+    let (code, word, _opened) = match state.models().load_and_open(name, &limits).await {
+        Ok(opened) => (StatusCode::OK, "loaded", Some(opened)),
+        Err(ApiError::ModelLoading { .. }) => (StatusCode::ACCEPTED, "loading", None),
         Err(err) => return Err(err),
     };
     let status = state.models().status(name).expect("it was just found");

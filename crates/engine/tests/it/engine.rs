@@ -458,3 +458,19 @@ fn events_are_read_from_an_executor_too() {
 pub(crate) fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
+
+#[test]
+fn an_event_keeps_the_time_when_it_was_sent() {
+    let fixture = start(EngineConfig::default(), paced(Duration::from_millis(2)));
+    let mut generation = fixture.submit(seeded(vec![1, 2], 5, 0)).unwrap();
+    wait_until(|| fixture.handle.status().counters.finished == 1);
+    let read = std::time::Instant::now();
+    let mut times = vec![generation.event_at()];
+    while generation.next_blocking().is_some() {
+        times.push(generation.event_at());
+    }
+    assert!(times.is_sorted() && times[0] < times[times.len() - 1], "{times:?}");
+    // The last one is counted before it is sent.
+    assert!(times[times.len() - 2] < read, "{times:?}");
+    fixture.end();
+}

@@ -11,12 +11,12 @@ use jackalope_serving::generate::{
 use jackalope_serving::limits::ServerLimits;
 use jackalope_serving::notes::Notes;
 use jackalope_serving::state::Serving;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::chat_format::{ChatFormat, ChatOptions};
 use super::error::EARLY;
 use super::legacy;
-use super::request::{ChatRequest, Common, Content, Message, Tool};
+use super::request::{ChatRequest, Common, Content, Message, Role, Tool};
 use super::structure::Structure;
 use super::unsupported;
 use crate::extract::SlottedRequest;
@@ -106,7 +106,7 @@ pub(crate) fn conversation(
     Ok(Conversation {
         param: "messages",
         // The template gets the whole messages: it may read fields that the API does not define.
-        messages: body.take_list("messages"),
+        messages: body.take_list("messages").into_iter().map(refusals_as_text).collect(),
         tools: allowed_tools(tools, chat.tool_choice.as_ref())?,
         tool_choice,
         single_call: chat.parallel_tool_calls == Some(false),
@@ -119,6 +119,16 @@ pub(crate) fn conversation(
         continues_message,
         no_generation_prompt: chat.add_generation_prompt == Some(false),
     })
+}
+
+/// Returns a message whose refusals are text: the model said them, and templates know no other parts.
+fn refusals_as_text(mut message: Value) -> Value {
+    for part in message["content"].as_array_mut().into_iter().flatten() {
+        if part["type"] == "refusal" {
+            *part = json!({"type": "text", "text": part["refusal"]});
+        }
+    }
+    message
 }
 
 /// The tools that the model may call; only the allowed ones if the choice is `allowed_tools`.
@@ -142,6 +152,7 @@ fn check_messages(messages: Option<&[Message]>, limits: &ServerLimits) -> Result
             let param = format!("messages[{message_idx}].content[{part_idx}]");
             match (part.kind.as_str(), &part.text) {
                 ("text", Some(_)) => {}
+                ("refusal", _) if part.refusal.is_some() && message.role == Role::Assistant => {}
                 ("text", None) => {
                     let reason = "missing field `text`".to_owned();
                     return Err(ApiError::WrongType { param, reason });

@@ -146,10 +146,13 @@ fn prepare(
         serving.check_length(text, "input")?;
         tokenizer.encode_prompt(text).map_err(|err| ApiError::from_text(err, "input"))
     };
-    let texts = match input {
+    let texts: Vec<Vec<TokenId>> = match input {
         Prompts::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
         Prompts::Tokens(lists) => lists,
     };
+    if let Some(idx) = texts.iter().position(Vec::is_empty).filter(|_| 1 < num_texts) {
+        return Err(ApiError::Empty { param: format!("input[{idx}]") });
+    }
     let requested = Embedding {
         pooling: match request.pooling.unwrap_or_default() {
             PoolingName::Mean => Pooling::Mean,

@@ -93,8 +93,8 @@ pub(super) fn text_format(
     param: &'static str,
     format: &Value,
 ) -> Result<Option<StructuredOutput>, ApiError> {
-    let renamed = |err: ApiError| err.renamed(&[("response_format", param)]);
-    let found = response_format("response_format", format).map_err(renamed)?;
+    let names = [("response_format.json_schema", param), ("response_format", param)];
+    let found = response_format("response_format", format).map_err(|err| err.renamed(&names))?;
     Ok(found.map(|StructuredOutput { param: found, constraint }| {
         let inner = found.strip_prefix("response_format").unwrap_or_default();
         let inner = inner.strip_prefix(".json_schema").unwrap_or(inner);

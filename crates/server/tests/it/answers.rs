@@ -98,6 +98,10 @@ async fn the_template_gets_what_the_client_sent() {
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n\
          <|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
     );
+    let refused =
+        json!([{"type": "refusal", "refusal": "I can"}, {"type": "text", "text": "not."}]);
+    let refused = prompt_of(json!({"messages": [message("assistant", refused)]})).await;
+    assert!(refused.contains("<|im_start|>assistant\nI cannot.<|im_end|>"), "{refused}");
     let asked = "<|im_start|>user\nHello<|im_end|>\n";
     let answering = "<|im_start|>assistant\n";
     let with_tools = prompt_of(json!({"tools": tools(), "tool_choice": "auto"})).await;

@@ -90,7 +90,7 @@ async fn impossible_embeddings_are_refused() {
         (json!({"input": null}), "input", "missing_required_parameter"),
         (json!({"input": ""}), "input", "empty_value"),
         (json!({"input": []}), "input", "empty_value"),
-        (json!({"input": ["Hello", ""]}), "input", "empty_value"),
+        (json!({"input": ["Hello", ""]}), "input[1]", "empty_value"),
         (json!({"input": {"text": "x"}}), "input", "invalid_type"),
         (json!({"input": [1, "x"]}), "input", "invalid_type"),
         (json!({"input": [99999]}), "input", "invalid_value"),

@@ -201,7 +201,8 @@ async fn a_failed_load_is_reported_to_all_waiting_requests_and_retried_later() {
     assert_eq!(card["state"], "failed");
     // An explicit `/model/load` skips the pause after a failed load.
     let loaded = house.post("/model/load", json!({"model": "b"})).await.ok();
-    assert_eq!((&loaded["status"], &loaded["slot"]["loaded"]), (&json!("loaded"), &json!(true)));
+    let said = (&loaded["status"], &loaded["slot"]["loaded"]);
+    assert_eq!(said, (&json!("loaded"), &json!(true)), "{loaded}");
     assert_eq!(text(&house.ask("b").await), "bbb");
 }
 

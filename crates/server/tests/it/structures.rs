@@ -32,6 +32,11 @@ async fn the_schema_of_a_json_object_is_enforced() {
     let body = json!({"model": MODEL, "input": "Hello", "text": {"format": format(json!(5))}});
     let error = server.post("/v1/responses", &body).await.error();
     assert_eq!(error["param"], "text.format.schema");
+    for (name, param) in [(json!("?"), "text.format.name"), (Value::Null, "text.format")] {
+        let format = json!({"type": "json_schema", "name": name, "schema": {}});
+        let body = json!({"model": MODEL, "input": "Hello", "text": {"format": format}});
+        assert_eq!(server.post("/v1/responses", &body).await.error()["param"], param);
+    }
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{Span, debug};
 
-use super::answering::{Answering, Step};
+use super::answering::{Answering, Step, TimedStep};
 use super::choice_text::Delta;
 use super::job::Job;
 use crate::error::ApiError;
@@ -273,7 +273,7 @@ impl<F: AnswerWriter> Answer<F> {
     async fn next_delta(&mut self) -> Result<Option<(usize, Delta)>, ApiError> {
         loop {
             let Some(step) = self.answering.next().await else { return Ok(None) };
-            let (choice_idx, step) = step?;
+            let TimedStep { choice_idx, at, step } = step?;
             match step {
                 // Only the first choice of a prompt is counted: the others find the prefix that it
                 // has just computed.
@@ -283,11 +283,11 @@ impl<F: AnswerWriter> Answer<F> {
                         self.prefix_miss = self.prefix_miss.or(miss);
                         self.format.started(self.cached_tokens);
                     }
-                    self.times.started();
+                    self.times.started(at);
                 }
                 Step::PromptScored(logprobs) => self.format.prompt_scored(choice_idx, logprobs),
                 Step::Delta(delta) => {
-                    self.times.sampled();
+                    self.times.sampled(at);
                     self.recorder.sampled(self.answering.completion_tokens());
                     if let Some(finish) = delta.finish {
                         self.recorder.choice_finished(finish);
@@ -337,13 +337,13 @@ impl Times {
         Times { submitted: now, started: None, first_token: None, last: now }
     }
 
-    fn started(&mut self) {
-        self.last = Instant::now();
-        self.started.get_or_insert(self.last);
+    fn started(&mut self, at: Instant) {
+        self.started = Some(self.started.map_or(at, |it| it.min(at)));
+        self.last = self.last.max(at);
     }
 
-    fn sampled(&mut self) {
-        self.last = Instant::now();
-        self.first_token.get_or_insert(self.last);
+    fn sampled(&mut self, at: Instant) {
+        self.first_token = Some(self.first_token.map_or(at, |it| it.min(at)));
+        self.last = self.last.max(at);
     }
 }

@@ -24,6 +24,14 @@ pub(super) enum Step {
     Delta(Delta),
 }
 
+/// A step of a choice, and when the engine sent its event.
+#[derive(Debug)]
+pub(super) struct TimedStep {
+    pub(super) choice_idx: usize,
+    pub(super) at: Instant,
+    pub(super) step: Step,
+}
+
 /// The choices of a job while they are being sampled. Choice `c` of prompt `p` has the index `p *
 /// num_choices + c`.
 #[derive(Debug)]
@@ -65,9 +73,8 @@ impl Answering {
         Ok(Answering { num_open: choices.len(), choices, next_idx: 0, deadline })
     }
 
-    /// Waits for the next event and the index of its choice; none once all choices have ended. An
-    /// error ends all choices. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
+    /// Waits for the next step; none once all choices have ended. An error ends all choices. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Result<TimedStep, ApiError>> {
         let Some((deadline, timeout)) = self.deadline else {
             return poll_fn(|context| self.poll_next(context)).await;
         };
@@ -91,7 +98,7 @@ impl Answering {
     fn poll_next(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<(usize, Step), ApiError>>> {
+    ) -> Poll<Option<Result<TimedStep, ApiError>>> {
         if self.num_open == 0 {
             return Poll::Ready(None);
         }
@@ -100,6 +107,7 @@ impl Answering {
             let idx = (self.next_idx + offset) % num_choices;
             let Some(generation) = &mut self.choices[idx].generation else { continue };
             let Poll::Ready(event) = generation.poll_next(context) else { continue };
+            let at = generation.event_at().into();
             self.next_idx = (idx + 1) % num_choices;
             let step = match event {
                 Some(event) => self.take(idx, event),
@@ -108,7 +116,7 @@ impl Answering {
             if step.is_err() {
                 self.end_all();
             }
-            return Poll::Ready(Some(step.map(|step| (idx, step))));
+            return Poll::Ready(Some(step.map(|step| TimedStep { choice_idx: idx, at, step })));
         }
         Poll::Pending
     }
