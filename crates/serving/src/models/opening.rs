@@ -175,7 +175,13 @@ impl Models {
         match &entry.state {
             State::Loaded(loaded) => {
                 let model = Arc::clone(&loaded.model);
-                if loaded.load_time.is_some() || model.engine.limits().is_some() {
+                // An engine knows its limits before it is ready. Whoever uses a model before its load is noted
+                // would find it the most recently used one afterwards, whatever was used in between.
+                let is_up = match self.is_fixed() {
+                    true => model.engine.limits().is_some(),
+                    false => loaded.load_time.is_some(),
+                };
+                if is_up {
                     return Ok(Found::Model(model, self.lease(idx, entry)));
                 }
                 if self.is_fixed() {
