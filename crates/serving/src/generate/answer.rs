@@ -146,6 +146,8 @@ impl<F: AnswerWriter> Answer<F> {
         let limits = Arc::clone(serving.state().limits());
         let plan = AnswerPlan::of(&job);
         let timeout = limits.request_timeout.into_iter().chain(job.timeout).min();
+        // Before the engine begins.
+        let times = Times::new();
         let answering = Answering::start(job, &serving.engine, &serving.text, timeout)?;
         let opening = AnswerStart {
             answer_id: format.answer_id().map(str::to_owned),
@@ -164,7 +166,7 @@ impl<F: AnswerWriter> Answer<F> {
             plan,
             cached_tokens: 0,
             prefix_miss: None,
-            times: Times::new(),
+            times,
             limits,
             span: Span::current(),
             is_over: false,
