@@ -37,7 +37,8 @@ pub(crate) async fn resume(args: ResumeArgs, environment: &Environment) -> anyho
         )?;
         let json = args.json;
         let deadline = Instant::now() + Duration::from_secs(args.wait);
-        let _lock = StartLock::take(&home, deadline)?;
+        let take_lock = || StartLock::take(&home, deadline);
+        let _lock = (!args.dry_run).then(take_lock).transpose()?;
         if let Some(running) = ServeRecord::running(&home) {
             return report(&running, Outcome { event: "runs", json }, &home);
         }

@@ -123,7 +123,8 @@ pub(crate) fn conversation(
 
 /// Returns a message whose refusals are text: the model said them, and templates know no other parts.
 fn refusals_as_text(mut message: Value) -> Value {
-    for part in message["content"].as_array_mut().into_iter().flatten() {
+    let parts = message.get_mut("content").and_then(Value::as_array_mut);
+    for part in parts.into_iter().flatten() {
         if part["type"] == "refusal" {
             *part = json!({"type": "text", "text": part["refusal"]});
         }

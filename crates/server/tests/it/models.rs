@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use futures_util::future::join_all;
 use jackalope_engine::testing::FakeOrder;
-use jackalope_server::{ApiKeys, ShutdownMode};
+use jackalope_server::{ApiKeys, ServerLimits, ShutdownMode};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -204,6 +204,24 @@ async fn a_failed_load_is_reported_to_all_waiting_requests_and_retried_later() {
     let said = (&loaded["status"], &loaded["slot"]["loaded"]);
     assert_eq!(said, (&json!("loaded"), &json!(true)), "{loaded}");
     assert_eq!(text(&house.ask("b").await), "bbb");
+}
+
+/// All tasks have one thread here, so nothing is noted while the engine gets ready.
+#[tokio::test]
+async fn no_request_uses_a_model_before_its_load_is_noted() {
+    let house = plan(&[("a", 1)]).build();
+    house.models.begin_load("a");
+    let engine = loop {
+        match house.models.status("a").unwrap().model {
+            Some(model) => break model.engine.clone(),
+            None => tokio::task::yield_now().await,
+        }
+    };
+    while engine.limits().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    house.models.open(Some("a"), &ServerLimits::default()).await.unwrap();
+    assert!(house.models.status("a").unwrap().load_time.is_some());
 }
 
 #[tokio::test]

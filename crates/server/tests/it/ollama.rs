@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use futures_util::FutureExt;
 use jackalope_engine::testing::{FakeOrder, scripted_model};
 use jackalope_server::{ModelDetails, ModelRemoveError, PullProgress, Puller, RemoveFuture};
 use serde_json::{Value, json};
@@ -392,4 +393,29 @@ async fn a_model_is_fetched_with_lines_of_progress() {
     let failed = "{\"error\":\"there is no org/none\"}";
     assert_eq!(pull("org/none", true).await, (200, format!("{failed}\n")));
     assert_eq!(pull("org/none", false).await, (500, failed.to_owned()));
+}
+
+/// All tasks have one thread here, so nothing is read while the engine answers.
+#[tokio::test]
+async fn times_are_those_of_the_engine_however_late_an_answer_is_read() {
+    let server = Setup::says("Hello, how are you today?").start().await;
+    server.control.order(FakeOrder::Hold);
+    let step_time = Duration::from_millis(2);
+    server.control.order(FakeOrder::Pace(step_time));
+    let body = json!({"model": MODEL, "prompt": "Hi", "raw": true, "stream": false});
+    let mut asking = std::pin::pin!(server.post("/api/generate", &body));
+    let is_open = async || !server.engine.open_requests().await.is_empty();
+    while !is_open().await {
+        assert!((&mut asking).now_or_never().is_none(), "the ranks answer nothing");
+    }
+    server.control.order(FakeOrder::Resume);
+    while server.engine.status().counters.finished == 0 {
+        std::thread::sleep(step_time);
+    }
+    let answer = asking.await.ok();
+    let [total, prompt, eval, count] =
+        ["total_duration", "prompt_eval_duration", "eval_duration", "eval_count"]
+            .map(|field| answer[field].as_u64().unwrap());
+    assert!(2 < count && step_time.as_nanos() as u64 * (count - 2) <= eval, "{answer}");
+    assert!(prompt + eval <= total, "{answer}");
 }
