@@ -1,10 +1,12 @@
 //! Jackalope's own folder on a machine: `~/.jackalope`.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use jackalope_protocol::{Identity, Secret};
 use sha2::{Digest, Sha256};
@@ -17,6 +19,9 @@ pub const HOME_IN_SCRIPTS: &str = "\"${JACKALOPE_HOME:-$HOME/.jackalope}\"";
 /// Only the user may read the folder and its files.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+
+/// Interval of trying to lock a file that another process has locked.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Minimum free space in bytes, for records and the beginning of a log.
 const SPACE_BYTES_MIN: usize = 256 << 10;
@@ -59,6 +64,12 @@ pub enum HomeError {
         path: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// Another process has locked a file for too long.
+    #[error("{} is still locked by another command\nhint: wait until that has ended", .path.display())]
+    Locked {
+        /// The file.
+        path: PathBuf,
     },
     /// The secret's file has another content.
     #[error(
@@ -117,6 +128,41 @@ impl Home {
         let made = fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&path);
         made.map_err(|source| HomeError::Io { path: path.clone(), source })?;
         Ok(path)
+    }
+
+    /// Locks the file `name` in jackalope's folder, which is created if it does not exist. The lock is
+    /// held until the returned file is closed or the process ends. If another process holds it, calls
+    /// `on_wait` once and waits until the deadline.
+    ///
+    /// # Errors
+    /// [`HomeError::Locked`] at the deadline, [`HomeError::Io`] if the file cannot be locked.
+    pub fn lock(
+        &self,
+        name: &str,
+        deadline: Instant,
+        on_wait: impl FnOnce(),
+    ) -> Result<File, HomeError> {
+        self.dir("")?;
+        let path = self.join(name);
+        let failed = |source| HomeError::Io { path: path.clone(), source };
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
+        let file = file.map_err(failed)?;
+        let mut on_wait = Some(on_wait);
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::Error(err)) => return Err(failed(err)),
+                Err(TryLockError::WouldBlock) if deadline <= Instant::now() => {
+                    return Err(HomeError::Locked { path });
+                }
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if let Some(on_wait) = on_wait.take() {
+                on_wait();
+            }
+            thread::sleep(LOCK_PAUSE);
+        }
     }
 
     /// Returns the cluster's secret; generated at first use.

@@ -6,16 +6,13 @@
 //! lock, so a running agent follows the changes that `jackalope trust` makes.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jackalope_protocol::secure::{Coordinator, Peer};
 use jackalope_protocol::{FrameError, Identity, PublicKey, Secret};
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -30,7 +27,6 @@ pub const PENDING_MAX: usize = 32;
 const PENDING_OF_ADDR_MAX: usize = 4;
 /// How long to wait for the lock, and the pause between two attempts.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum size of the file; a larger one is rejected.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -106,7 +102,7 @@ pub enum TrustError {
     /// A file or folder cannot be used.
     #[error(transparent)]
     Home(#[from] HomeError),
-    /// The file cannot be read or locked.
+    /// The file cannot be read.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file.
@@ -201,7 +197,8 @@ impl TrustStore {
         &self,
         change: impl FnOnce(&mut TrustList) -> Result<T, TrustError>,
     ) -> Result<T, TrustError> {
-        let _lock = self.lock()?;
+        // The holder of the lock only reads and writes one small file.
+        let _lock = self.home.lock(LOCK, Instant::now() + LOCK_TIMEOUT, || ())?;
         let before = self.load()?;
         let mut list = before.clone();
         let changed = change(&mut list);
@@ -211,25 +208,6 @@ impl TrustStore {
             self.home.write(FILE, &bytes)?;
         }
         changed
-    }
-
-    /// Takes the lock, which is held while the returned file is open.
-    fn lock(&self) -> Result<File, TrustError> {
-        self.home.dir("")?;
-        let path = self.home.join(LOCK);
-        let failed = |source| TrustError::Io { path: path.clone(), source };
-        let mut options = OpenOptions::new();
-        let options = options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(failed)?;
-        let deadline = Instant::now() + LOCK_TIMEOUT;
-        loop {
-            // The holder of the lock only reads and writes one small file.
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file),
-                Err(_) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
-                Err(err) => return Err(failed(err.into())),
-            }
-        }
     }
 }
 
