@@ -266,7 +266,17 @@ fn a_start_does_not_wait_for_a_server_that_failed_or_stands_still() {
     assert!(silent.stderr.contains("has not answered for"), "{silent:?}");
     let weights = model.path().join("model.safetensors");
     std::fs::remove_file(&weights).unwrap();
-    send(machine.ranks()[0], Signal::KILL);
+    // The pause may have ended the ranks already.
+    wait_for("failed server", || {
+        let status = machine.run(&["status", "--json"]);
+        let status: Value = serde_json::from_str(&status.stdout).unwrap();
+        if status["health"]["status"] == "failed" {
+            return Some(());
+        }
+        let ranks = status["health"]["ranks"].as_array().into_iter().flatten();
+        ranks.filter_map(|it| it["pid"].as_u64()).for_each(|pid| send(pid as u32, Signal::KILL));
+        None
+    });
     let failed = machine.run(&words);
     assert!(!failed.status.success(), "{failed:?}");
     assert!(failed.stderr.contains("runs but has failed: "), "{failed:?}");
