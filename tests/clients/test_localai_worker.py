@@ -49,7 +49,8 @@ def free_port():
 
 @contextmanager
 def running(command, environment):
-    process = subprocess.Popen([str(word) for word in command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Its messages are shown if the test fails.
+    process = subprocess.Popen([str(word) for word in command], env=environment, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -121,6 +122,17 @@ def test_two_ranks_by_hand_serve_localai_in_any_order_and_again(tmp_path, home):
     with running(worker("--addr", addr), home), called(addr) as stub:
         assert load(stub).success
         assert said(stub) == both
+
+
+def test_why_rank_0_does_not_start_is_told_beside_the_ranks_to_start(tmp_path, home):
+    hosts, addr = hostfile(tmp_path), f"127.0.0.1:{free_port()}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        rank0 = worker("--hostfile", hosts, "--rank", "0", "--addr", addr, "--kv-mib", "64", "--load-wait", "2s", "--data-ports", f"{port}-{port}")
+        with running(rank0, home), called(addr) as stub:
+            message = load(stub).message
+    assert "last attempt failed: rank 0" in message and "Address already in use" in message, message
+    assert "there is no rank 1" in message and "--rank 0" not in message, message
 
 
 def block(kind, which=0):

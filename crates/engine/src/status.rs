@@ -39,6 +39,8 @@ pub struct Status {
     /// Time by which the next step has to complete, set while steps are in flight or ranks are
     /// being replaced. If it has passed, the engine is stalled.
     pub due_at: Option<Instant>,
+    /// Last failure of the first start of the ranks, until they are ready.
+    pub start_failure: Option<Failure>,
     /// Losses of ranks.
     pub recovery: RecoveryStats,
     /// Memory pressure, caused by other programs.

@@ -121,11 +121,8 @@ async fn open_ordered(
         Ok((model, lease)) => Ok(Serving::new(ServingState::clone(state), model, lease)),
         Err(err @ ApiError::ModelLoading { .. }) => {
             let missing = missing_ranks(state, &id);
-            Err(if missing.is_empty() {
-                err
-            } else {
-                without_ranks(state, &opener.missing(order, &missing), &missing)
-            })
+            let hint = || opener.missing(order, &missing);
+            Err(if missing.is_empty() { err } else { without_ranks(&err, &hint(), &missing) })
         }
         Err(err) => {
             state.loads().forget(&order.model);
@@ -134,19 +131,18 @@ async fn open_ordered(
     }
 }
 
-/// The ranks of a model that have not connected.
+/// The ranks of a model that people start, and that have not connected. Rank 0 runs here.
 fn missing_ranks(state: &LocalAi, id: &str) -> Vec<usize> {
     let status = state.models().status(id).map(|it| it.engine_status()).unwrap_or_default();
-    let ranks = status.ranks.iter().enumerate();
+    let ranks = status.ranks.iter().enumerate().skip(1);
     ranks.filter(|(_, rank)| rank.phase == Phase::Starting).map(|it| it.0).collect()
 }
 
 /// The error for a model that did not load in time because these ranks have not connected.
-fn without_ranks(state: &LocalAi, hint: &str, missing: &[usize]) -> ApiError {
-    let waited = state.limits().load_wait.as_secs();
+fn without_ranks(loading: &ApiError, hint: &str, missing: &[usize]) -> ApiError {
     let names: Vec<String> = missing.iter().map(|rank| format!("rank {rank}")).collect();
     let names = names.join(", ");
-    ApiError::Unavailable { reason: format!("after {waited} s there is no {names}\nhint: {hint}") }
+    ApiError::Unavailable { reason: format!("{loading}\nthere is no {names}\nhint: {hint}") }
 }
 
 /// `Free`: unloads the models brought for LocalAI; a server's own models stay.

@@ -123,12 +123,14 @@ pub enum ApiError {
     UnknownPreviousResponse { id: String },
     #[error("the model {model} is not loaded\nhint: POST /model/load loads it")]
     NotLoaded { model: String },
-    #[error("the model {model} is {state}{}", progress_line(*loaded_bytes))]
+    #[error("the model {model} is {state}{}", progress(*loaded_bytes, failure.as_deref()))]
     ModelLoading {
         model: String,
         state: &'static str,
         /// Bytes of weights loaded so far, and in total.
         loaded_bytes: Option<(u64, u64)>,
+        /// Why ranks are started again, if they are.
+        failure: Option<String>,
         retry_after: Duration,
     },
     #[error("the model {model} could not be loaded: {why}")]
@@ -220,9 +222,10 @@ fn hint_line(hint: &Option<String>) -> String {
     hint.as_ref().map_or(String::new(), |hint| format!("\nhint: {hint}"))
 }
 
-fn progress_line(loaded_bytes: Option<(u64, u64)>) -> String {
+fn progress(loaded_bytes: Option<(u64, u64)>, failure: Option<&str>) -> String {
     let loaded = |(done, total)| format!(": loaded {done} of {}", counted(total, "byte"));
-    loaded_bytes.map_or(String::new(), loaded)
+    let failed = |failure| format!("\nthe last attempt failed: {failure}");
+    loaded_bytes.map_or(String::new(), loaded) + &failure.map_or(String::new(), failed)
 }
 
 fn last_words_line(last_words: &str) -> String {

@@ -56,6 +56,7 @@ impl Reporting {
             steps: StepStats::default(),
             requests: RequestStats::default(),
             due_at: None,
+            start_failure: None,
             recovery: RecoveryStats::default(),
             pressure: PressureStatus::default(),
             heat: Vec::new(),

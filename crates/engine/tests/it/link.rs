@@ -322,6 +322,24 @@ fn the_engine_ends_while_a_process_is_stuck_before_its_program() {
 }
 
 #[test]
+fn why_the_first_start_is_tried_again_is_told_until_the_ranks_are_ready() {
+    let mut case = Case::new(vec![(1, vec![Fault::ExitsAtOnce, Fault::SticksBeforeExec])]);
+    case.timeouts.spawn = LONG;
+    let released = Arc::clone(&case.released);
+    let fixture = case.spawn();
+    wait_until(|| fixture.handle.status().start_failure.is_some());
+    let status = fixture.handle.status();
+    assert_eq!(status.state, EngineState::Starting);
+    let failure = status.start_failure.unwrap();
+    assert_eq!((failure.rank, failure.last_words.as_str()), (Some(1), "rank 1 says goodbye"));
+    released.set(()).unwrap();
+    assert!(fixture.handle.started_blocking(LONG));
+    fixture.check_undisturbed();
+    assert_eq!(fixture.handle.status().start_failure, None);
+    fixture.end();
+}
+
+#[test]
 fn a_replacement_that_says_nothing_is_replaced_sooner_than_the_first_would_be() {
     let mut case = Case::new(vec![(1, vec![Fault::DiesAt(4), Fault::NeverConnects])]);
     case.timeouts.hello = LONG;

@@ -36,7 +36,7 @@ pub(crate) fn to_json(err: &ApiError) -> Value {
         },
         "detail": message,
     });
-    if let ApiError::ModelLoading { model, state, loaded_bytes, retry_after } = err {
+    if let ApiError::ModelLoading { model, state, loaded_bytes, retry_after, .. } = err {
         let progress = loaded_bytes.map(|(done, total)| done as f64 / total.max(1) as f64);
         body["loading"] = json!({
             "model": model,

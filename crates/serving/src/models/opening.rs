@@ -238,6 +238,7 @@ impl Models {
             model: status.id,
             state: status.state,
             loaded_bytes: status.loaded_bytes,
+            failure: status.failure,
             retry_after,
         }
     }

@@ -175,7 +175,8 @@ pub struct ModelStatus {
     pub num_waiting: usize,
     /// Time until the model is unloaded without a request; none if it stays loaded.
     pub expires_in: Option<Duration>,
-    /// Reason why the last load failed or the engine ended.
+    /// Reason why the last load failed or the engine ended, or why a rank that loads is started
+    /// again.
     pub failure: Option<String>,
     /// Properties of the checkpoint, if known.
     pub details: Option<ModelDetails>,
@@ -447,6 +448,8 @@ impl Shared {
                 ranks.iter().filter_map(|rank| rank.loaded_bytes.map(of)).collect();
             (!bytes.is_empty()).then(|| bytes.iter().sum())
         };
+        let start_failure =
+            engine.as_ref().and_then(|it| Some(it.start_failure.as_ref()?.to_string()));
         let since = match &entry.state {
             State::Preparing { since, .. } => Some(*since),
             State::Loaded(loaded) => Some(loaded.since),
@@ -471,7 +474,7 @@ impl Shared {
             num_open: entry.num_open,
             num_waiting: entry.num_waiting,
             expires_in,
-            failure: entry.failed.as_ref().map(|it| it.why.to_string()),
+            failure: start_failure.or(entry.failed.as_ref().map(|it| it.why.to_string())),
         }
     }
 }

@@ -153,6 +153,7 @@ impl<G: RankGroup> Driver<G> {
         let encrypts = self.group.encrypts();
         self.reporting.status.send_modify(|status| {
             status.state = EngineState::Ready;
+            status.start_failure = None;
             status.recovery.end(now);
             for (rank, encrypts) in status.ranks.iter_mut().zip(encrypts) {
                 rank.encrypts = encrypts;
@@ -222,6 +223,7 @@ impl<G: RankGroup> Driver<G> {
                 return Err(EngineError::Start(failure));
             }
             warn!(rank = failure.rank, %failure, "starting failed, trying again");
+            self.reporting.modify(|status| status.start_failure = Some(failure));
             self.recovery.attempts.retry(now);
             return Ok(());
         };
