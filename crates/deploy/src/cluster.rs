@@ -45,9 +45,6 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of forming a group of ranks that are all loaded.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Time in which ranks that are started by hand must connect.
-const BY_HAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-
 /// Minimum heartbeat timeout; a shorter silence may be caused by the network.
 const HEARTBEAT_TIMEOUT_MIN: Duration = Duration::from_secs(3);
 
@@ -453,12 +450,7 @@ fn place_by_hand(
         listen: with_port(by_hand_ips(&hosts), ranks.hosts.control_port),
         expected: hosts.iter().flat_map(|host| host.ips.iter().copied()).collect(),
         assignments: seats,
-        // Starting ranks by hand takes long; `--give-up-after` limits it.
-        timeouts: LinkTimeouts {
-            hello: BY_HAND_TIMEOUT,
-            replacement_hello: BY_HAND_TIMEOUT,
-            ..timeouts(ranks)
-        },
+        timeouts: timeouts(ranks),
         first_epoch: first_epoch(),
     };
     let first = ranks.hosts.first_here.then(|| ranks.hosts.rank_env.clone());

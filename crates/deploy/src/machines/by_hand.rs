@@ -100,6 +100,10 @@ impl RankProcess for Elsewhere {
         None
     }
 
+    fn is_started_elsewhere(&self) -> bool {
+        true
+    }
+
     fn try_wait(&mut self) -> Option<String> {
         None
     }

@@ -151,6 +151,11 @@ pub trait RankProcess: Send {
     fn distrust(&self) -> Option<String> {
         None
     }
+    /// Whether somebody else starts the process, so that the link waits for its connection without a
+    /// deadline of its own. The engine gives up starts without progress in any case.
+    fn is_started_elsewhere(&self) -> bool {
+        false
+    }
     /// Returns how the process ended, once it has: `exit status 1`, `killed by signal 9`. Does not
     /// block.
     fn try_wait(&mut self) -> Option<String>;

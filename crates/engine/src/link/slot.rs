@@ -201,6 +201,11 @@ impl Slot {
         self.process.as_ref().and_then(|process| process.trouble())
     }
 
+    /// Whether somebody else starts its process.
+    pub(super) fn is_started_elsewhere(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.is_started_elsewhere())
+    }
+
     /// Returns why its machine is not trusted any more, if so.
     pub(super) fn distrust(&self) -> Option<String> {
         self.process.as_ref().and_then(|process| process.distrust())

@@ -153,6 +153,7 @@ impl Link {
         let expected = match slot.state {
             State::Absent => return None,
             State::Spawning => return wait(Reason::Spawn, slot.entered_at, timeouts.spawn),
+            State::Launched if slot.is_started_elsewhere() => return None,
             State::Launched => {
                 return wait(Reason::Hello, slot.entered_at, self.hello_timeout(slot));
             }

@@ -322,6 +322,18 @@ fn the_engine_ends_while_a_process_is_stuck_before_its_program() {
 }
 
 #[test]
+fn a_rank_that_somebody_else_starts_is_waited_for_and_the_others_are_not() {
+    let faults =
+        vec![(0, vec![Fault::NeverConnects, Fault::None]), (1, vec![Fault::IsStartedLater])];
+    let mut case = Case::new(faults);
+    case.timeouts.hello = Duration::from_millis(200);
+    let fixture = case.start();
+    fixture.check_undisturbed();
+    let log = fixture.end();
+    assert_eq!((log.count(0, "launch"), log.count(1, "launch")), (2, 1));
+}
+
+#[test]
 fn why_the_first_start_is_tried_again_is_told_until_the_ranks_are_ready() {
     let mut case = Case::new(vec![(1, vec![Fault::ExitsAtOnce, Fault::SticksBeforeExec])]);
     case.timeouts.spawn = LONG;

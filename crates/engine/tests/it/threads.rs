@@ -30,6 +30,8 @@ pub(crate) enum Fault {
     /// Ends before it connects.
     ExitsAtOnce,
     NeverConnects,
+    /// Is started by somebody else, after half a second.
+    IsStartedLater,
     OtherVersion,
     /// Has another libmlx than the other rank.
     OtherMlx,
@@ -135,6 +137,7 @@ struct ThreadProcess {
     log: Arc<Log>,
     shared: Arc<Shared>,
     words: String,
+    is_started_elsewhere: bool,
 }
 
 #[derive(Default)]
@@ -189,7 +192,8 @@ impl Launcher for Threads {
             }
             let words = format!("rank {} says goodbye", rank.order.rank);
             let log = Arc::clone(&rank.log);
-            let process = ThreadProcess { pid, log, shared, words };
+            let is_started_elsewhere = fault == Fault::IsStartedLater;
+            let process = ThreadProcess { pid, log, shared, words, is_started_elsewhere };
             std::thread::spawn(move || rank.run());
             Ok(Box::new(process))
         })
@@ -199,6 +203,10 @@ impl Launcher for Threads {
 impl RankProcess for ThreadProcess {
     fn pid(&self) -> Option<u32> {
         Some(self.pid)
+    }
+
+    fn is_started_elsewhere(&self) -> bool {
+        self.is_started_elsewhere
     }
 
     fn try_wait(&mut self) -> Option<String> {
@@ -229,6 +237,7 @@ impl Rank {
     fn run(self) {
         match self.fault {
             Fault::NeverConnects => return,
+            Fault::IsStartedLater => std::thread::sleep(Duration::from_millis(500)),
             Fault::ExitsAtOnce => return self.shared.end("exit status 1"),
             _ => {}
         }
