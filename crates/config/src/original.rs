@@ -13,6 +13,8 @@ const SUPPORTED: &[&str] = &[
     "mxfp8",
     "fp8 in blocks of 128x128, for each matrix or in ue8m0 tiles of 32x32",
     "compressed-tensors with integers of 4 bits or mxfp4",
+    "awq of 4 bits",
+    "gptq of 4 or 8 bits without desc_act",
 ];
 
 /// How an original stores quantised matrices, whose tensors have other names and types than a conversion's.
@@ -32,6 +34,31 @@ pub enum OriginalFormat {
     },
     /// E2M1 codes with an E8M0 scale for 32 columns of a row: the bytes of MLX's MXFP4.
     Mxfp4,
+    /// The codes of MLX's affine format with inputs in rows and outputs in columns, and codes of zero in place of
+    /// biases.
+    Columns(ColumnFormat),
+}
+
+/// How AutoAWQ and GPTQ pack codes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ColumnFormat {
+    /// Order of the codes.
+    pub order: ColumnOrder,
+    /// Bits of a code.
+    pub bits: u32,
+    /// Number of inputs that share a scale, if the configuration states it.
+    pub group_size: Option<u64>,
+    /// What the codes of zero are less than the codes that stand for zero.
+    pub zero_offset: u32,
+}
+
+/// The order in which words hold codes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ColumnOrder {
+    /// A word has the codes of eight outputs, in AutoAWQ's order.
+    Awq,
+    /// A word has the codes of inputs that follow one another; those of zero are of outputs.
+    Gptq,
 }
 
 impl OriginalFormat {
@@ -50,6 +77,8 @@ impl OriginalFormat {
             Some("mxfp8") => Ok(Some(OriginalFormat::Mxfp8)),
             Some("fp8") => fp8(config).map(Some),
             Some("compressed-tensors") => compressed(config).map(Some),
+            Some("awq") => awq(config).map(|it| Some(OriginalFormat::Columns(it))),
+            Some("gptq") => gptq(config).map(|it| Some(OriginalFormat::Columns(it))),
             other => Err(unsupported(other.unwrap_or("quant_method").to_owned())),
         }
     }
@@ -74,6 +103,61 @@ fn fp8(config: &Map<String, Value>) -> Result<OriginalFormat, SpecError> {
         _ if is_square(size) => Ok(OriginalFormat::Fp8),
         Some("ue8m0") if is_square(32) => Ok(OriginalFormat::Tiles),
         _ => Err(unsupported(format!("fp8 in blocks of {block}"))),
+    }
+}
+
+/// Reads how AutoAWQ packs codes.
+fn awq(config: &Map<String, Value>) -> Result<ColumnFormat, SpecError> {
+    let refuse = |name| refuse_other("awq", config, name);
+    // Other versions pack codes for one kernel each.
+    refuse("version")(&["gemm".into(), "GEMM".into()])?;
+    refuse("bits")(&[4.into()])?;
+    refuse("zero_point")(&[true.into()])?;
+    refuse("backend")(&["autoawq".into()])?;
+    let group_size = group_size("awq", config)?;
+    Ok(ColumnFormat { order: ColumnOrder::Awq, bits: 4, group_size, zero_offset: 0 })
+}
+
+/// Reads how GPTQ packs codes.
+fn gptq(config: &Map<String, Value>) -> Result<ColumnFormat, SpecError> {
+    let refuse = |name| refuse_other("gptq", config, name);
+    refuse("bits")(&[4.into(), 8.into()])?;
+    // Inputs in another order than the scales.
+    refuse("desc_act")(&[false.into()])?;
+    refuse("checkpoint_format")(&["gptq".into(), "gptq_v2".into()])?;
+    refuse("is_marlin_format")(&[false.into()])?;
+    refuse("pack_dtype")(&["int32".into()])?;
+    // Other bits or groups of some modules.
+    refuse("dynamic")(&[Value::Object(Map::new())])?;
+    let is_v2 = config.get("checkpoint_format").is_some_and(|it| it == "gptq_v2");
+    let bits = if config.get("bits").is_some_and(|it| *it == 8) { 8 } else { 4 };
+    let (group_size, zero_offset) = (group_size("gptq", config)?, u32::from(!is_v2));
+    Ok(ColumnFormat { order: ColumnOrder::Gptq, bits, group_size, zero_offset })
+}
+
+/// Returns a function that refuses a setting with another value than these; absent and null are accepted.
+fn refuse_other<'a>(
+    method: &'a str,
+    config: &'a Map<String, Value>,
+    name: &'a str,
+) -> impl Fn(&[Value]) -> Result<(), SpecError> + 'a {
+    move |accepted| match config.get(name).filter(|it| !it.is_null()) {
+        Some(found) if !accepted.contains(found) => {
+            Err(unsupported(format!("{method} with {name} {found}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the number of inputs that share a scale.
+fn group_size(method: &str, config: &Map<String, Value>) -> Result<Option<u64>, SpecError> {
+    match config.get("group_size").filter(|it| !it.is_null()) {
+        None => Ok(None),
+        Some(found) => match found.as_u64().filter(|it| 0 < *it) {
+            Some(size) => Ok(Some(size)),
+            // All inputs, of which MLX's groups have at most 128.
+            None => Err(unsupported(format!("{method} with group_size {found}"))),
+        },
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jackalope_config::original::OriginalFormat;
+pub use jackalope_config::original::{ColumnFormat, ColumnOrder};
 
 use crate::tensor::{ElementType, TensorHeader};
 
@@ -53,6 +54,36 @@ pub enum Derived<T> {
         /// Size of the blocks.
         blocks: FactorBlocks,
     },
+    /// A matrix with rows and columns exchanged: scales, or words of codes.
+    Transposed {
+        /// The matrix.
+        source: T,
+        /// Which group each input belongs to, which must be those in order.
+        groups: Option<InputGroups<T>>,
+    },
+    /// Words of eight inputs of 4 bits, from AutoAWQ's words of eight outputs.
+    Repacked {
+        /// The words, `[inputs, outputs / 8]`.
+        words: T,
+    },
+    /// Scales times the codes of zero, less than zero, rounded to the type of the scales.
+    Biases {
+        /// Words of codes, `[groups, outputs * bits / 32]`.
+        zeros: T,
+        /// The scales, `[groups, outputs]`.
+        scales: T,
+        /// How the words are packed.
+        format: ColumnFormat,
+    },
+}
+
+/// The group of each input of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct InputGroups<T> {
+    /// Number of its group for each input, of I32.
+    pub indices: T,
+    /// Inputs of a group, if they are in order.
+    pub group_size: usize,
 }
 
 /// Which elements of matrices share a factor.
@@ -105,6 +136,7 @@ pub fn as_converted<T: OriginalTensor>(
         OriginalFormat::Mxfp4 => tensors.name_words_and_scales("weight_packed", "weight_scale", 1),
         OriginalFormat::Int4 { group_size } => tensors.name_integers(group_size),
         OriginalFormat::Fp8 => tensors.dequantize(),
+        OriginalFormat::Columns(format) => tensors.turn_columns(format),
     }
     tensors.tensors
 }
@@ -173,6 +205,50 @@ impl<T: OriginalTensor> Tensors<T> {
         }
     }
 
+    /// Exchanges rows and columns of codes and scales, and computes biases. Modules with other dimensions than those
+    /// of `format` keep their names.
+    fn turn_columns(&mut self, format: ColumnFormat) {
+        for module in self.before(".qweight") {
+            let find = |kind: &str| self.tensors.get(&format!("{module}.{kind}")).cloned();
+            let (Some(words), Some(zeros), Some(scales)) =
+                (find("qweight"), find("qzeros"), find("scales"))
+            else {
+                continue;
+            };
+            let order = find("g_idx");
+            let headers = [&words, &zeros, &scales].map(T::header);
+            let is_name = headers[0].shape.is_empty();
+            let found = Columns::of(headers, format);
+            let group_size = found.as_ref().map_or(0, |it| it.num_inputs / it.num_groups.max(1));
+            let is_known = |it: &T| {
+                found.as_ref().is_some_and(|found| it.header().shape == [found.num_inputs])
+            };
+            if !is_name && (found.is_none() || !order.as_ref().is_none_or(is_known)) {
+                continue;
+            }
+            let found = found.unwrap_or_default();
+            let code_header = found.header(is_name, ElementType::U32, found.num_words);
+            let scale_header =
+                found.header(is_name, scales.header().element_type.clone(), found.num_groups);
+            let groups = order.map(|indices| InputGroups { indices, group_size });
+            let codes = match format.order {
+                ColumnOrder::Awq => Derived::Repacked { words },
+                ColumnOrder::Gptq => Derived::Transposed { source: words, groups },
+            };
+            let biases = Derived::Biases { zeros, scales: scales.clone(), format };
+            let turned = Derived::Transposed { source: scales, groups: None };
+            for kind in ["qweight", "qzeros", "g_idx"] {
+                self.tensors.remove(&format!("{module}.{kind}"));
+            }
+            let mut insert = |kind: &str, from, header: &TensorHeader| {
+                self.tensors.insert(format!("{module}.{kind}"), T::derived(from, header.clone()));
+            };
+            insert("weight", codes, &code_header);
+            insert("scales", turned, &scale_header);
+            insert("biases", biases, &scale_header);
+        }
+    }
+
     /// Replaces codes and factors by their products.
     fn dequantize(&mut self) {
         self.tensors.retain(|name, _| !name.ends_with(OF_ACTIVATIONS));
@@ -193,6 +269,53 @@ impl<T: OriginalTensor> Tensors<T> {
             }
             self.tensors.remove(&factors_name);
         }
+    }
+}
+
+/// Dimensions of a matrix whose inputs are rows.
+#[derive(Debug, Default)]
+struct Columns {
+    num_inputs: usize,
+    num_outputs: usize,
+    num_groups: usize,
+    /// Words of codes of an output.
+    num_words: usize,
+}
+
+impl Columns {
+    /// Returns the dimensions; `None` if words, codes of zero and scales do not belong together as `format` states.
+    fn of([words, zeros, scales]: [&TensorHeader; 3], format: ColumnFormat) -> Option<Columns> {
+        let per_word = (u32::BITS / format.bits) as usize;
+        let ([rows, columns], [num_groups, num_outputs]) = (&words.shape[..], &scales.shape[..])
+        else {
+            return None;
+        };
+        let (num_groups, num_outputs) = (*num_groups, *num_outputs);
+        let (num_inputs, num_codes) = match format.order {
+            ColumnOrder::Awq => (*rows, columns.checked_mul(per_word)?),
+            ColumnOrder::Gptq => (rows.checked_mul(per_word)?, *columns),
+        };
+        let is_packed = |header: &TensorHeader| is_one_of(header, &["I32", "U32"]);
+        let has_groups = 0 < num_groups
+            && num_inputs.is_multiple_of(num_groups)
+            && format.group_size.is_none_or(|size| (num_inputs / num_groups) as u64 == size);
+        let is_whole = num_inputs.is_multiple_of(per_word) && num_outputs.is_multiple_of(per_word);
+        let is_known = is_packed(words)
+            && is_packed(zeros)
+            && scales.element_type.is_float()
+            && num_codes == num_outputs
+            && has_groups
+            && is_whole
+            && zeros.shape == [num_groups, num_outputs / per_word];
+        let num_words = num_inputs / per_word;
+        is_known.then_some(Columns { num_inputs, num_outputs, num_groups, num_words })
+    }
+
+    /// Returns the header of a matrix of all outputs with so many columns; without dimensions if only names are
+    /// known.
+    fn header(&self, is_name: bool, element_type: ElementType, columns: usize) -> TensorHeader {
+        let shape = if is_name { Vec::new() } else { vec![self.num_outputs, columns] };
+        TensorHeader { element_type, shape }
     }
 }
 
@@ -354,6 +477,64 @@ mod tests {
             found("c.weight", "F32", &[]),
         ];
         assert_eq!(converted(OriginalFormat::Int4 { group_size: Some(32) }, &stored), expected);
+    }
+
+    fn columns(order: ColumnOrder, group_size: Option<u64>) -> OriginalFormat {
+        OriginalFormat::Columns(ColumnFormat { order, bits: 4, group_size, zero_offset: 0 })
+    }
+
+    #[test]
+    fn columns_become_rows() {
+        let norm = ("norm.weight", "F16", &[64][..]);
+        let [zeros, scales] = [("a.qzeros", "I32", &[2, 3][..]), ("a.scales", "F16", &[2, 24])];
+        let order = ("a.g_idx", "I32", &[64][..]);
+        let awq = [norm, zeros, scales, ("a.qweight", "I32", &[64, 3])];
+        let gptq = [norm, zeros, scales, order, ("a.qweight", "I32", &[8, 24])];
+        let expected = [
+            found("a.biases", "F16", &[24, 2]),
+            found("a.scales", "F16", &[24, 2]),
+            found("a.weight", "U32", &[24, 8]),
+            found("norm.weight", "F16", &[64]),
+        ];
+        assert_eq!(converted(columns(ColumnOrder::Awq, Some(32)), &awq), expected);
+        assert_eq!(converted(columns(ColumnOrder::Gptq, None), &gptq), expected);
+        let names = ["a.g_idx", "a.qweight", "a.qzeros", "a.scales"].map(|it| (it, "F32", &[][..]));
+        let names = converted(columns(ColumnOrder::Gptq, Some(32)), &names).into_iter();
+        let names: Vec<String> = names.map(|(name, _, _)| name).collect();
+        assert_eq!(names, ["a.biases", "a.scales", "a.weight"]);
+    }
+
+    #[test]
+    fn columns_of_other_dimensions_are_left_for_the_check_to_refuse() {
+        type Stored = [(&'static str, &'static str, &'static [usize]); 4];
+        let stored: Stored = [
+            ("a.g_idx", "I32", &[64]),
+            ("a.qweight", "I32", &[8, 24]),
+            ("a.qzeros", "I32", &[2, 3]),
+            ("a.scales", "F16", &[2, 24]),
+        ];
+        let refused = |idx: usize, element_type: &'static str, shape: &'static [usize]| {
+            let mut other = stored;
+            (other[idx].1, other[idx].2) = (element_type, shape);
+            let expected =
+                other.map(|(name, element_type, shape)| found(name, element_type, shape));
+            let found = converted(columns(ColumnOrder::Gptq, None), &other);
+            assert_eq!(found, expected);
+        };
+        refused(0, "I32", &[32]);
+        refused(1, "F32", &[8, 24]);
+        refused(1, "I32", &[8, 23]);
+        refused(1, "I32", &[192]);
+        refused(2, "I32", &[1, 3]);
+        refused(3, "I32", &[2, 24]);
+        refused(3, "F16", &[0, 24]);
+        refused(3, "F16", &[3, 24]);
+        let others = converted(columns(ColumnOrder::Gptq, Some(64)), &stored);
+        assert_eq!(others.len(), 4, "groups of 32 inputs");
+        assert_eq!(converted(columns(ColumnOrder::Awq, None), &stored).len(), 4, "another order");
+        // Codes of zero are missing.
+        let without = [stored[1], stored[3]];
+        assert_eq!(converted(columns(ColumnOrder::Gptq, None), &without).len(), 2);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! A checkpoint as it is stored: what `config.json` describes, and the headers of its weight files.
 //! Pure: nothing here needs libmlx, and no tensor is read.
 
+mod columns;
 mod config;
 mod derived;
 mod files;
 mod readers;
+mod stored;
 mod tensors;
 mod token_map;
 

@@ -28,6 +28,17 @@ pub enum LoadError {
         /// Description of the difference.
         reason: String,
     },
+    /// A matrix in GPTQ's format has its inputs in another order than its scales.
+    #[error(
+        "g_idx of a matrix puts input {input} into group {group}: the groups are not in order\n\
+         hint: take a checkpoint that was quantised without desc_act, or convert the original with mlx_lm.convert"
+    )]
+    InputOrder {
+        /// The first input in another group.
+        input: usize,
+        /// The group of it.
+        group: i32,
+    },
     /// The directory has no weights.
     #[error(
         "no model*.safetensors in {dir}\n\

@@ -449,15 +449,15 @@ fn weights_that_this_version_cannot_load_are_fetched_only_on_request() {
     assert!(listed["unsupported"].as_str().unwrap().contains("hy_v4"), "{listed}");
 }
 
-/// An original that AutoAWQ has quantised.
+/// A checkpoint that bitsandbytes has quantised.
 #[test]
 fn other_quantisations_are_refused_by_every_command_with_what_to_take_instead() {
-    let stated = serde_json::json!({"quant_method": "awq", "bits": 4});
+    let stated = serde_json::json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
     let machine = Machine::with_config(|config| {
         config.as_object_mut().unwrap().remove("quantization");
         config["quantization_config"] = stated;
     });
-    let cause = "unsupported quantisation: `awq`";
+    let cause = "unsupported quantisation: `bitsandbytes`";
     let causes = [cause, "no weights were fetched", "conversion of mlx-community"];
     machine.refuses(&["pull", REPO], &causes);
     assert_eq!(machine.hub.ranges(WEIGHTS), []);

@@ -37,8 +37,8 @@ fn what_is_not_supported_is_refused_with_the_choices() {
     check(&json!({"model_file": "mine.py"}), "`mine.py`", true);
     check(&json!({"hidden_act": "gelu"}), "unsupported activation: `gelu`", true);
     check(&json!({"rope_scaling": {"type": "spiral"}}), "unsupported rope type: `spiral`", true);
-    let awq = json!({"quantization_config": {"quant_method": "awq"}});
-    check(&awq, "unsupported quantisation: `awq`", true);
+    let other = json!({"quantization_config": {"quant_method": "bitsandbytes"}});
+    check(&other, "unsupported quantisation: `bitsandbytes`", true);
     check(
         &json!({"layer_types": ["chunked_attention", "full_attention"]}),
         "`chunked_attention`",
@@ -97,6 +97,32 @@ fn modules_without_sizes_have_those_that_mlx_takes_for_their_mode() {
         other => panic!("{module}: {other:?}"),
     });
     assert_eq!(sizes, [(8, 64), (4, 32), (4, 16), (8, 32)]);
+}
+
+#[test]
+fn other_ways_of_awq_and_gptq_are_refused_by_their_settings() {
+    let refused = [
+        ("awq with version \"gemv\"", json!({"quant_method": "awq", "version": "gemv"})),
+        ("awq with bits 3", json!({"quant_method": "awq", "bits": 3})),
+        ("awq with zero_point false", json!({"quant_method": "awq", "zero_point": false})),
+        ("awq with group_size -1", json!({"quant_method": "awq", "group_size": -1})),
+        ("awq with backend \"llm-awq\"", json!({"quant_method": "awq", "backend": "llm-awq"})),
+        ("gptq with bits 3", json!({"quant_method": "gptq", "bits": 3})),
+        ("gptq with desc_act true", json!({"quant_method": "gptq", "desc_act": true})),
+        (
+            "gptq with checkpoint_format \"marlin\"",
+            json!({"quant_method": "gptq", "checkpoint_format": "marlin"}),
+        ),
+        ("gptq with group_size 0", json!({"quant_method": "gptq", "group_size": 0})),
+        (
+            "gptq with dynamic {\"-:lm_head\":{}}",
+            json!({"quant_method": "gptq", "dynamic": {"-:lm_head": {}}}),
+        ),
+    ];
+    for (found, stated) in refused {
+        let expected = format!("unsupported quantisation: `{found}`");
+        check(&json!({"quantization_config": stated}), &expected, true);
+    }
 }
 
 #[test]

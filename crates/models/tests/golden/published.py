@@ -38,6 +38,10 @@ INT4 = dict(
     ),
 )
 
+AWQ = dict(quant_method="awq", version="gemm", bits=4, group_size=64, zero_point=True, modules_to_not_convert=None)
+# The root mean square of the difference of two codes of 4 bits.
+AWQ_SPREAD = 6.5
+
 TILES = FP8 | dict(scale_fmt="ue8m0", weight_block_size=[32, 32])
 # E8M0 scales with which codes spread by about 0.1: the least, and how many.
 TILE_SCALES, FP4_SCALES = ["124", "2"], ["121", "3"]
@@ -83,6 +87,8 @@ def published(tensors, config, name, per_expert):
         if "text_config" in config:
             stated = dict(text_config=config["text_config"] | stated)
         return in_int4(per_expert(tensors)), stated
+    if "-awq-" in name:
+        return in_awq(tensors), dict(quantization_config=AWQ)
     if "-scaled-" in name:
         stated = FP8 | dict(activation_scheme="static", weight_block_size=None)
         return in_fp8(original(tensors, config), of_matrix), dict(quantization_config=stated)
@@ -139,6 +145,23 @@ def in_int4(tensors):
         stored[f"{name}_packed"] = recipe_of("I32", [rows, columns // 8], [str(2**32), "1"])
         stored[f"{name}_scale"] = recipe_of(dtype, [rows, columns // GROUP], [f"{step:.6g}", f"{step / 2:.6g}"])
         stored[f"{name}_shape"] = f"I64 2 {rows} {columns}"
+    return {name: stored[name] for name in sorted(stored)}
+
+
+def in_awq(tensors):
+    """As AutoAWQ packs matrices: inputs in rows, and codes of zero."""
+    stored = {}
+    for name, recipe in tensors.items():
+        dtype, shape, rest = parts(recipe)
+        module, _, kind = name.rpartition(".")
+        if kind != "weight" or len(shape) != 2 or not is_of_layer(name):
+            stored[name] = recipe
+            continue
+        outputs, inputs = shape
+        groups, step = inputs // AWQ["group_size"], std(recipe) / AWQ_SPREAD
+        stored[f"{module}.qweight"] = recipe_of("I32", [inputs, outputs // 8], [str(2**32), "1"])
+        stored[f"{module}.qzeros"] = recipe_of("I32", [groups, outputs // 8], [str(2**32), "1"])
+        stored[f"{module}.scales"] = recipe_of(dtype, [groups, outputs], [f"{step:.6g}", f"{step / 2:.6g}"])
     return {name: stored[name] for name in sorted(stored)}
 
 

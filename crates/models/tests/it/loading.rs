@@ -240,8 +240,8 @@ fn what_is_not_supported_is_refused_by_name_with_the_choices() {
     let types = json!({"layer_types": vec!["chunked_attention"; 4]});
     check_config("mistral-f32", types, &["`chunked_attention`", "sliding_attention"]);
     check_config("llama-f32", json!({"model_file": "evil.py"}), &["`evil.py`"]);
-    let awq = json!({"quantization_config": {"quant_method": "awq", "bits": 4}});
-    check_config("llama-f32", awq, &["`awq`", "nvfp4"]);
+    let other = json!({"quantization_config": {"quant_method": "bitsandbytes"}});
+    check_config("llama-f32", other, &["`bitsandbytes`", "nvfp4"]);
     check_config("llama-f32", json!({"quantize_activations": true}), &["quantize_activations"]);
 }
 

@@ -1,6 +1,7 @@
 //! Tests of models: comparison with mlx-lm, metamorphic tests, and damaged checkpoints.
 #![expect(clippy::unwrap_used, reason = "a test ends where something unexpected happens")]
 
+mod column_originals;
 mod conversions;
 mod decoding;
 mod embedding;

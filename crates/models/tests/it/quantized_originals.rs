@@ -8,6 +8,7 @@ use jackalope_mlx::Group;
 use jackalope_models::{Model, Split};
 use serde_json::{Value, json};
 
+use crate::column_originals;
 use crate::originals::logits;
 use crate::ranks::Way;
 use crate::recipe::{Case, Checkpoint, Golden, Tensor};
@@ -23,7 +24,11 @@ fn tensors(case: &Case) -> BTreeMap<String, Tensor> {
 }
 
 /// Writes a case with another configuration of its quantisation.
-fn write(case: &Case, stated: Option<Value>, tensors: BTreeMap<String, Tensor>) -> Checkpoint {
+pub(crate) fn write(
+    case: &Case,
+    stated: Option<Value>,
+    tensors: BTreeMap<String, Tensor>,
+) -> Checkpoint {
     let mut case = case.clone();
     let config = case.config.as_object_mut().unwrap();
     for place in ["quantization", "quantization_config"] {
@@ -38,7 +43,7 @@ fn write(case: &Case, stated: Option<Value>, tensors: BTreeMap<String, Tensor>) 
 }
 
 /// Checks that two checkpoints compute the same bits and take the same memory, whole and on ranks of a split.
-fn check_same_bits(name: &str, original: &Checkpoint, conversion: &Checkpoint) {
+pub(crate) fn check_same_bits(name: &str, original: &Checkpoint, conversion: &Checkpoint) {
     let prompt = &Golden::read().prompt;
     for split in [vec![1], vec![3, 1], vec![1, 1]].map(Split::Tensor) {
         for rank in 0..split.num_ranks() {
@@ -124,7 +129,10 @@ fn converted(case: &Case) -> BTreeMap<String, Tensor> {
     for (name, tensor) in &stored {
         let (module, kind) = name.rsplit_once('.').unwrap_or(("", name));
         let beside = |kind: &str| stored.get(&format!("{module}.{kind}"));
-        if kind == "weight_packed" {
+        if kind == "qweight" {
+            let tensors = column_originals::of_awq(&stored, module).into_iter();
+            converted.extend(tensors.map(|(kind, tensor)| (format!("{module}.{kind}"), tensor)));
+        } else if kind == "weight_packed" {
             let scales = beside("weight_scale").unwrap();
             let biases = floats(scales).into_iter().map(|scale| -8.0 * scale);
             let words = Tensor { dtype: "U32".to_owned(), ..tensor.clone() };
@@ -146,8 +154,9 @@ fn converted(case: &Case) -> BTreeMap<String, Tensor> {
 /// Whether a tensor has no counterpart in conversions, or is made with the one that it belongs to.
 fn is_beside_codes(stored: &BTreeMap<String, Tensor>, module: &str, kind: &str) -> bool {
     let is_of_codes = kind == "scale" && stored.contains_key(&format!("{module}.weight"));
-    let others = ["activation_scale", "weight_scale", "weight_shape"];
-    is_of_codes || kind.ends_with("_scale_inv") || others.contains(&kind)
+    let others = ["activation_scale", "weight_scale", "weight_shape", "qzeros"];
+    let is_of_columns = kind == "scales" && stored.contains_key(&format!("{module}.qweight"));
+    is_of_columns || is_of_codes || kind.ends_with("_scale_inv") || others.contains(&kind)
 }
 
 #[test]
@@ -155,10 +164,11 @@ fn quantised_originals_compute_the_bits_of_conversions() {
     let golden = Golden::read();
     let cases: Vec<&Case> =
         golden.cases.iter().filter(|case| case.name.contains("-published-")).collect();
-    assert!(golden.is_restricted() || cases.len() == 6, "every way to quantise");
+    assert!(golden.is_restricted() || cases.len() == 7, "every way to quantise");
     for case in cases {
-        let is_int4 = case.name.contains("-int4-");
-        let stated = is_int4.then(|| json!({"bits": 4, "group_size": 32}));
+        let is_packed = ["-int4-", "-awq-"].iter().any(|it| case.name.contains(it));
+        let group_size = if case.name.contains("-awq-") { 64 } else { 32 };
+        let stated = is_packed.then(|| json!({"bits": 4, "group_size": group_size}));
         let conversion = write(case, stated, converted(case));
         check_same_bits(&case.name, &case.write(), &conversion);
     }

@@ -6,21 +6,11 @@ use jackalope_simd::e4m3;
 use jackalope_spec::ElementType;
 use jackalope_spec::quantized_originals::{Derived, FactorBlocks};
 
+use super::columns;
 use super::files::Pieces;
 use super::readers::{NUM_READERS, in_parallel};
+use super::stored::{StoredBytes, all_bytes, floats};
 use crate::error::LoadError;
-
-/// A stored tensor.
-pub(super) trait StoredBytes: Sync {
-    /// Type of its elements.
-    fn element_type(&self) -> &ElementType;
-
-    /// Its length in bytes.
-    fn num_bytes(&self) -> u64;
-
-    /// Fills `target` with pieces of it.
-    fn read(&self, pieces: Pieces, target: &mut [u8]) -> Result<(), LoadError>;
-}
 
 /// Size of the bf16 elements of a dequantised tensor.
 const BF16_BYTES: usize = 2;
@@ -56,15 +46,15 @@ pub(super) fn read<T: StoredBytes>(
                 matrix.read(pieces, target)
             })
         }
+        Derived::Transposed { source, groups } => {
+            columns::read_transposed(source, groups.as_ref(), columns, pieces, target)
+        }
+        Derived::Repacked { words } => columns::read_repacked(words, columns, pieces, target),
+        Derived::Biases { zeros, scales, format } => {
+            let biases = columns::Biases { zeros, scales, format: *format };
+            biases.read(columns, pieces, target)
+        }
     }
-}
-
-/// Returns all bytes of a tensor.
-fn all_bytes(stored: &impl StoredBytes) -> Result<Vec<u8>, LoadError> {
-    let num_bytes = usize::try_from(stored.num_bytes()).expect("a tensor fits into memory");
-    let mut bytes = vec![0; num_bytes];
-    stored.read(Pieces::run(0, num_bytes), &mut bytes)?;
-    Ok(bytes)
 }
 
 /// Calls `fill` for each piece with its offset in the tensor, in bytes.
@@ -73,27 +63,6 @@ fn for_each_piece(pieces: Pieces, target: &mut [u8], mut fill: impl FnMut(usize,
     for piece in target.chunks_mut(pieces.piece_bytes) {
         fill(usize::try_from(offset).expect("a tensor fits into memory"), piece);
         offset += pieces.stride_bytes;
-    }
-}
-
-/// Returns the values of floats in memory.
-///
-/// # Panics
-/// Panics if the elements are no floats.
-fn floats(element_type: &ElementType, bytes: &[u8]) -> Vec<f32> {
-    let half = |pair: &[u8]| [pair[0], pair[1]];
-    match element_type {
-        ElementType::F32 => bytes
-            .chunks_exact(4)
-            .map(|it| f32::from_le_bytes(it.try_into().expect("four bytes")))
-            .collect(),
-        ElementType::F16 => {
-            bytes.chunks_exact(2).map(|it| f16::from_le_bytes(half(it)).to_f32()).collect()
-        }
-        ElementType::Bf16 => {
-            bytes.chunks_exact(2).map(|it| bf16::from_le_bytes(half(it)).to_f32()).collect()
-        }
-        other => panic!("the description expects floats, found {other:?}"),
     }
 }
 
@@ -197,6 +166,8 @@ fn rounded_to_bf16(value: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use jackalope_spec::quantized_originals::{ColumnFormat, ColumnOrder, InputGroups};
+
     use super::*;
 
     /// A tensor in memory.
@@ -303,6 +274,92 @@ mod tests {
         let source = stored(ElementType::U8, (1..=9).collect());
         let whole = checked(&Derived::RowsRepeated { source, times: 2 }, [5, 3], 1);
         assert_eq!(whole, [1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8, 9]);
+    }
+
+    fn words(values: &[u32]) -> Vec<u8> {
+        values.iter().flat_map(|it| it.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn rows_and_columns_are_exchanged() {
+        let bytes: Vec<u8> = (0..24).collect();
+        let transposed = |element_type: ElementType, columns, element_bytes| {
+            let source = stored(element_type, bytes.clone());
+            let from = Derived::Transposed { source, groups: None };
+            checked(&from, [24 / columns / element_bytes, columns], element_bytes)
+        };
+        assert_eq!(transposed(ElementType::U32, 3, 4)[..8], [0, 1, 2, 3, 8, 9, 10, 11]);
+        let expected = [0, 1, 8, 9, 16, 17, 2, 3, 10, 11, 18, 19];
+        assert_eq!(transposed(ElementType::F16, 3, 2)[..12], expected);
+    }
+
+    #[test]
+    fn groups_in_another_order_are_refused() {
+        let read_with = |indices: [u32; 4]| {
+            let source = stored(ElementType::U32, words(&[1, 2, 3, 4]));
+            let indices = stored(ElementType::Other("I32".to_owned()), words(&indices));
+            let groups = Some(InputGroups { indices, group_size: 2 });
+            let from = Derived::Transposed { source, groups };
+            read(&from, 4, Pieces::run(0, 16), &mut [0; 16])
+        };
+        read_with([0, 0, 1, 1]).unwrap();
+        let err = read_with([0, 1, 0, 1]).unwrap_err();
+        assert!(
+            err.to_string().starts_with("g_idx of a matrix puts input 1 into group 1"),
+            "{err}"
+        );
+    }
+
+    /// Packs the codes of eight outputs as AutoAWQ does.
+    fn awq_word(code: impl Fn(usize) -> u32) -> u32 {
+        let places = [0, 4, 1, 5, 2, 6, 3, 7];
+        places.into_iter().enumerate().fold(0, |word, (idx, place)| word | code(idx) << (4 * place))
+    }
+
+    #[test]
+    fn words_of_outputs_become_words_of_inputs() {
+        // 24 inputs, 16 outputs.
+        let code = |input: usize, output: usize| ((input * 7 + output * 3 + input / 8) % 16) as u32;
+        let columns = (0..24).flat_map(|input| (0..2).map(move |word| (input, word)));
+        let packed: Vec<u32> =
+            columns.map(|(input, word)| awq_word(|idx| code(input, word * 8 + idx))).collect();
+        let from = Derived::Repacked { words: stored(ElementType::U32, words(&packed)) };
+        let expected: Vec<u32> = (0..16)
+            .flat_map(|output| (0..3).map(move |column| (output, column)))
+            .map(|(output, column)| {
+                (0..8).fold(0, |word, idx| word | code(column * 8 + idx, output) << (4 * idx))
+            })
+            .collect();
+        assert_eq!(checked(&from, [16, 3], 4), words(&expected));
+    }
+
+    #[test]
+    fn biases_are_codes_of_zero_times_scales() {
+        // Three groups of eight outputs.
+        let scales: Vec<f32> = (1..=24).map(|it| it as f32 / 3.0).collect();
+        let zero = |group: usize, output: usize| (group * 5 + output * 3) as u32 % 16;
+        let in_order = |group| (0..8).fold(0, |word, idx| word | zero(group, idx) << (4 * idx));
+        let ways = [
+            (ColumnOrder::Awq, 4, 0, [0, 1, 2].map(|group| awq_word(|idx| zero(group, idx)))),
+            (ColumnOrder::Gptq, 4, 1, [0, 1, 2].map(in_order)),
+        ];
+        for (order, bits, zero_offset, zeros) in ways {
+            let scale_bytes: Vec<u8> =
+                scales.iter().flat_map(|it| f16::from_f32(*it).to_le_bytes()).collect();
+            let from = Derived::Biases {
+                zeros: stored(ElementType::U32, words(&zeros)),
+                scales: stored(ElementType::F16, scale_bytes),
+                format: ColumnFormat { order, bits, group_size: None, zero_offset },
+            };
+            let found = floats(&ElementType::F16, &checked(&from, [8, 3], 2));
+            let expected = (0..24).map(|idx| {
+                let (output, group) = (idx / 3, idx % 3);
+                let scale = f16::from_f32(scales[group * 8 + output]).to_f32();
+                let zero = (zero(group, output) + zero_offset) % 16;
+                f16::from_f32(-(zero as f32) * scale).to_f32()
+            });
+            assert_eq!(found, expected.collect::<Vec<f32>>(), "{order:?}");
+        }
     }
 
     #[test]

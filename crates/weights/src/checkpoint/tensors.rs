@@ -9,8 +9,9 @@ use jackalope_spec::quantized_originals::{self, Derived, OriginalTensor};
 use jackalope_spec::{ElementType, ModelSpec, PackedPart, TensorHeader, TensorHeaders};
 use safetensors::tensor::Metadata;
 
-use super::derived::{self, StoredBytes};
+use super::derived;
 use super::files::{Files, Pieces};
+use super::stored::StoredBytes;
 use crate::error::LoadError;
 
 /// Maximum length of a header, as in the reference implementation.
@@ -116,7 +117,10 @@ impl OriginalTensor for TensorEntry {
             Derived::Multiplied { source, .. } | Derived::RowsRepeated { source, .. } => {
                 source.path()
             }
-            Derived::Dequantized { codes, .. } => codes.path(),
+            Derived::Transposed { source, .. } => source.path(),
+            Derived::Dequantized { codes: words, .. }
+            | Derived::Repacked { words }
+            | Derived::Biases { zeros: words, .. } => words.path(),
         };
         let (path, columns) = (path.to_owned(), header.shape.last().copied().unwrap_or(1));
         let file = Arc::new(TensorFile { path, content: Content::Derived { from, columns } });
