@@ -34,6 +34,9 @@ pub async fn vectors(
     requested: Embedding,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     check_dimensions(serving, requested)?;
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
     let limits = serving.engine_limits()?;
     let caller = ApiCaller::current();
     let request = |prompt| {

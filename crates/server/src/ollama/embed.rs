@@ -16,14 +16,15 @@ use super::keep_alive::KeepAlive;
 use super::lifetime;
 use crate::extract::SlottedUnlabelledRequest;
 use crate::state::ServerState;
-use crate::wire::{Strings, body_schema};
+use crate::wire::{Strings, TextOr, body_schema};
 
 /// The body of `POST /api/embed`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaEmbedFields)]
 pub(super) struct EmbedRequest {
-    /// Text or texts to embed.
-    input: Option<Strings>,
+    /// Text or texts to embed; without any, the model is only loaded.
+    #[schema(value_type = Option<Strings>)]
+    input: Option<TextOr<String>>,
     /// Truncate texts that are longer than the context, instead of refusing them. Default: `true`.
     truncate: Option<bool>,
     /// Number of leading elements of each vector to return, scaled to length 1 again.
@@ -37,7 +38,7 @@ pub(super) struct EmbedRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OllamaEmbeddingsFields)]
 pub(super) struct EmbeddingsRequest {
-    /// Text to embed.
+    /// Text to embed; without any, the model is only loaded.
     prompt: Option<String>,
     /// Time that the model stays loaded after the request.
     keep_alive: Option<KeepAlive>,
@@ -79,7 +80,11 @@ pub(super) async fn embed(
     let serving = state.open(body.model()?.as_deref()).await?;
     let request: EmbedRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
-    let Strings(texts) = request.input.ok_or(ApiError::Missing { param: "input" })?;
+    let texts = match request.input {
+        Some(TextOr::List(texts)) => texts,
+        Some(TextOr::Text(text)) if !text.is_empty() => vec![text],
+        Some(TextOr::Text(_)) | None => Vec::new(),
+    };
     check_count("input", texts.len(), state.limits().embedding_inputs)?;
     let truncate = request.truncate.unwrap_or(true);
     let prepare = move |serving: &Serving| tokens(&texts, truncate, serving);
@@ -108,8 +113,8 @@ pub(super) async fn embeddings(
     let serving = state.open(body.model()?.as_deref()).await?;
     let request: EmbeddingsRequest = body.read()?;
     lifetime::keep(&serving, request.keep_alive);
-    let text = request.prompt.ok_or(ApiError::Missing { param: "prompt" })?;
-    let prepare = move |serving: &Serving| tokens(&[text], true, serving);
+    let texts: Vec<String> = request.prompt.into_iter().filter(|it| !it.is_empty()).collect();
+    let prepare = move |serving: &Serving| tokens(&texts, true, serving);
     let texts = serving.prepare(prepare).await?;
     let requested =
         Embedding { pooling: Pooling::Mean, normalized: false, dimensions: None, param: "prompt" };

@@ -64,12 +64,13 @@ pub(crate) struct Common {
     pub(crate) stop_token_ids: Option<Vec<TokenId>>,
     /// Do not end the answer at the model's end-of-sequence tokens. Default: `false`.
     pub(crate) ignore_eos: Option<bool>,
-    /// Stream the answer as server-sent events, with comments while the prompt is computed and
-    /// `[DONE]` at the end. Default: `false`.
+    /// Stream the answer as server-sent events, with comments while the prompt is computed. Default:
+    /// `false`.
     pub(crate) stream: Option<bool>,
     /// Options of a stream; only with `stream`.
     pub(crate) stream_options: Option<StreamOptions>,
-    /// Add `token_ids` and `prompt_token_ids` to each choice. Default: `false`.
+    /// Add `token_ids` and `prompt_token_ids` to each choice, which responses do not have. Default:
+    /// `false`.
     pub(crate) return_token_ids: Option<bool>,
     /// Include the stop string at the end of the text. Default: `false`.
     pub(crate) include_stop_str_in_output: Option<bool>,

@@ -109,11 +109,14 @@ async fn requests_are_refused_with_the_place() {
         refusals(
             &server,
             "/api/embed",
-            &[json!({}), json!({"input": "x", "dimensions": 0}), json!({"input": 5})],
+            &[
+                json!({"input": ["x", ""]}),
+                json!({"input": "x", "dimensions": 0}),
+                json!({"input": 5}),
+            ],
         )
         .await,
-        refusals(&server, "/api/embeddings", &[json!({"prompt": null}), json!({"prompt": 5})])
-            .await,
+        refusals(&server, "/api/embeddings", &[json!({"prompt": 5})]).await,
         refusals(&server, "/api/pull", &[json!({"model": "org/other"}), json!({"model": null})])
             .await,
         refusals(

@@ -407,6 +407,7 @@ async fn what_a_response_cannot_be_is_refused_by_name() {
         (json!({"temperature": 3}), "temperature", wrong),
         (json!({"top_logprobs": 21}), "top_logprobs", wrong),
         (json!({"background": true}), "background", unsupported),
+        (json!({"return_token_ids": true}), "return_token_ids", unsupported),
         (json!({"conversation": "conv_1"}), "conversation", unsupported),
         (json!({"prompt": {"id": "pmpt_1"}}), "prompt", unsupported),
         (json!({"truncation": "auto"}), "truncation", unsupported),

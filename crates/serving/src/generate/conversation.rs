@@ -105,9 +105,16 @@ impl Conversation {
             if matches!(&self.tool_choice, ToolChoice::Named(named) if named != name) {
                 continue;
             }
+            let parameters = match &function["parameters"] {
+                // As OpenAI defines it, a function without a schema has no parameters.
+                Value::Null => {
+                    json!({"type": "object", "properties": {}, "additionalProperties": false})
+                }
+                schema => schema.clone(),
+            };
             specs.push(ToolSpec {
                 name: name.to_owned(),
-                parameters: function["parameters"].clone(),
+                parameters,
                 strict: function["strict"] == true,
             });
         }

@@ -20,6 +20,9 @@ const CODE_BITS: usize = 4;
 /// Size of a word of codes, in bytes.
 const WORD_BYTES: usize = 4;
 
+/// Words of a line of the processor's cache.
+const LINE_WORDS: usize = 16;
+
 /// Which codes of a word AutoAWQ's outputs have, in their order.
 const AWQ_PLACES: [usize; CODES] = [0, 4, 1, 5, 2, 6, 3, 7];
 
@@ -103,15 +106,17 @@ pub(super) fn read_transposed<T: StoredBytes>(
     }
     let element_bytes = element_bytes(source.element_type());
     let num_elements = usize::try_from(source.num_bytes()).expect("fits") / element_bytes;
-    let window = Window::of(pieces, target.len(), columns, element_bytes);
-    let stored = Window { rows: window.columns.clone(), columns: window.rows.clone() };
-    let bytes = read_window(source, &stored, num_elements / columns, element_bytes)?;
-    let turned = match element_bytes {
-        2 => transposed::<2>(&bytes, stored.columns.len()),
-        _ => transposed::<4>(&bytes, stored.columns.len()),
-    };
-    window.copy(&turned, pieces, columns, target);
-    Ok(())
+    in_parallel(pieces.parts(target), NUM_READERS, |(pieces, target)| {
+        let window = Window::of(pieces, target.len(), columns, element_bytes);
+        let stored = Window { rows: window.columns.clone(), columns: window.rows.clone() };
+        let bytes = read_window(source, &stored, num_elements / columns, element_bytes)?;
+        let turned = match element_bytes {
+            2 => transposed::<2>(&bytes, stored.columns.len()),
+            _ => transposed::<4>(&bytes, stored.columns.len()),
+        };
+        window.copy(&turned, pieces, columns, target);
+        Ok(())
+    })
 }
 
 /// Returns a matrix whose rows have so many columns with rows and columns exchanged.
@@ -135,42 +140,59 @@ pub(super) fn read_repacked(
     pieces: Pieces,
     target: &mut [u8],
 ) -> Result<(), LoadError> {
-    let mut window = Window::of(pieces, target.len(), columns, WORD_BYTES);
-    // All outputs of a word.
-    window.rows.start -= window.rows.start % CODES;
-    window.rows.end = window.rows.end.next_multiple_of(CODES);
-    let stored = Window {
-        rows: window.columns.start * CODES..window.columns.end * CODES,
-        columns: window.rows.start / CODES..window.rows.end / CODES,
-    };
     let num_words = usize::try_from(words.num_bytes()).expect("fits") / WORD_BYTES;
-    let bytes = read_window(words, &stored, num_words / (columns * CODES), WORD_BYTES)?;
-    let repacked = repacked(&bytes, stored.columns.len())?;
-    window.copy(&repacked, pieces, columns, target);
-    Ok(())
+    in_parallel(pieces.parts(target), NUM_READERS, |(pieces, target)| {
+        let mut window = Window::of(pieces, target.len(), columns, WORD_BYTES);
+        // All outputs of a word.
+        window.rows.start -= window.rows.start % CODES;
+        window.rows.end = window.rows.end.next_multiple_of(CODES);
+        let stored = Window {
+            rows: window.columns.start * CODES..window.columns.end * CODES,
+            columns: window.rows.start / CODES..window.rows.end / CODES,
+        };
+        let bytes = read_window(words, &stored, num_words / (columns * CODES), WORD_BYTES)?;
+        let repacked = repacked(&bytes, stored.columns.len());
+        window.copy(&repacked, pieces, columns, target);
+        Ok(())
+    })
 }
 
-/// Returns words of inputs, output after output, from words of outputs.
-fn repacked(bytes: &[u8], num_words: usize) -> Result<Vec<u8>, LoadError> {
+/// Returns words of inputs, output after output, from rows of so many words of outputs.
+fn repacked(bytes: &[u8], num_words: usize) -> Vec<u8> {
     let words = bytes.as_chunks::<WORD_BYTES>().0;
     let num_columns = words.len() / num_words / CODES;
     let mut turned = vec![0; bytes.len()];
-    let outputs = turned.chunks_mut(num_columns * WORD_BYTES * CODES);
-    in_parallel(outputs.enumerate(), NUM_READERS, |(word, outputs)| {
+    let rows = turned.as_chunks_mut::<WORD_BYTES>().0;
+    let blocks = rows.chunks_mut(num_columns * CODES * LINE_WORDS);
+    for (block, rows) in blocks.enumerate() {
+        let first_word = block * LINE_WORDS;
+        let in_block = LINE_WORDS.min(num_words - first_word);
         for column in 0..num_columns {
-            let input = |idx: usize| words[(column * CODES + idx) * num_words + word];
-            let inputs: [u32; CODES] = std::array::from_fn(|idx| u32::from_le_bytes(input(idx)));
-            for (output, place) in AWQ_PLACES.into_iter().enumerate() {
-                let code = |input: u32| input >> (place * CODE_BITS) & 15;
-                let codes = inputs.iter().enumerate();
-                let codes = codes.fold(0, |word, (idx, it)| word | code(*it) << (idx * CODE_BITS));
-                let first = (output * num_columns + column) * WORD_BYTES;
-                outputs[first..first + WORD_BYTES].copy_from_slice(&codes.to_le_bytes());
+            for word in 0..in_block {
+                let input = |idx| words[(column * CODES + idx) * num_words + first_word + word];
+                let inputs = std::array::from_fn(|idx| u32::from_le_bytes(input(idx)));
+                let by_place = codes_exchanged(inputs);
+                for (output, place) in AWQ_PLACES.into_iter().enumerate() {
+                    let row = word * CODES + output;
+                    rows[row * num_columns + column] = by_place[place].to_le_bytes();
+                }
             }
         }
-        Ok::<(), LoadError>(())
-    })?;
-    Ok(turned)
+    }
+    turned
+}
+
+/// Returns words whose code `b` of word `a` was code `a` of word `b`, as Hacker's Delight (chapter 7-3) transposes bits.
+fn codes_exchanged(mut words: [u32; CODES]) -> [u32; CODES] {
+    for (step, mask) in [(4, 0x0000_ffff), (2, 0x00ff_00ff), (1, 0x0f0f_0f0f)] {
+        let shift = step * CODE_BITS;
+        for low in (0..CODES).filter(|idx| idx & step == 0) {
+            let exchanged = ((words[low] >> shift) ^ words[low + step]) & mask;
+            words[low + step] ^= exchanged;
+            words[low] ^= exchanged << shift;
+        }
+    }
+    words
 }
 
 /// Scales times the codes of zero, less than zero.

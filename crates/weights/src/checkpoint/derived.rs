@@ -318,19 +318,24 @@ mod tests {
 
     #[test]
     fn words_of_outputs_become_words_of_inputs() {
-        // 24 inputs, 16 outputs.
-        let code = |input: usize, output: usize| ((input * 7 + output * 3 + input / 8) % 16) as u32;
-        let columns = (0..24).flat_map(|input| (0..2).map(move |word| (input, word)));
-        let packed: Vec<u32> =
-            columns.map(|(input, word)| awq_word(|idx| code(input, word * 8 + idx))).collect();
-        let from = Derived::Repacked { words: stored(ElementType::U32, words(&packed)) };
-        let expected: Vec<u32> = (0..16)
-            .flat_map(|output| (0..3).map(move |column| (output, column)))
-            .map(|(output, column)| {
-                (0..8).fold(0, |word, idx| word | code(column * 8 + idx, output) << (4 * idx))
-            })
-            .collect();
-        assert_eq!(checked(&from, [16, 3], 4), words(&expected));
+        const INPUTS: usize = 24;
+        // Less and more than the outputs of a line of the cache.
+        for outputs in [16, 136] {
+            let code =
+                |input: usize, output: usize| (input * 7 + output * 3 + input / 8) as u32 % 16;
+            let packed: Vec<u32> = (0..INPUTS * outputs / 8)
+                .map(|idx| (idx / (outputs / 8), idx % (outputs / 8)))
+                .map(|(input, word)| awq_word(|idx| code(input, word * 8 + idx)))
+                .collect();
+            let expected: Vec<u32> = (0..outputs * INPUTS / 8)
+                .map(|idx| (idx / (INPUTS / 8), idx % (INPUTS / 8)))
+                .map(|(output, word)| {
+                    (0..8).fold(0, |all, idx| all | code(word * 8 + idx, output) << (4 * idx))
+                })
+                .collect();
+            let from = Derived::Repacked { words: stored(ElementType::U32, words(&packed)) };
+            assert_eq!(checked(&from, [outputs, INPUTS / 8], 4), words(&expected));
+        }
     }
 
     #[test]

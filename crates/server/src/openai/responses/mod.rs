@@ -98,7 +98,7 @@ fn prepare(
     // This endpoint does not have these fields.
     let common = Common { n: None, stream_options: None, ..body.read()? };
     let structure: Structure = body.read()?;
-    check_refused(&request)?;
+    check_refused(&request, common.return_token_ids == Some(true))?;
     unsupported::check(body, &unsupported::RESPONSE)?;
     let notes = notes(&request);
     if request.max_output_tokens == Some(0) {
@@ -129,13 +129,14 @@ fn prepare(
 }
 
 /// Refuses, by name, fields that ask for another kind of answer than this server gives.
-fn check_refused(request: &ResponseRequest) -> Result<(), ApiError> {
+fn check_refused(request: &ResponseRequest, returns_token_ids: bool) -> Result<(), ApiError> {
     let truncates = request.truncation.as_deref().is_some_and(|it| it != "disabled");
     ApiError::refuse_set(&[
         ("background", request.background == Some(true), "stream the response"),
         ("prompt", request.prompt.is_some(), "send instructions and input"),
         ("conversation", request.conversation.is_some(), "use previous_response_id"),
         ("truncation", truncates, "send fewer items"),
+        ("return_token_ids", returns_token_ids, "use /v1/chat/completions"),
     ])
 }
 
