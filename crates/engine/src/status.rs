@@ -51,6 +51,21 @@ pub struct Status {
     pub broken_links: Vec<BrokenLink>,
 }
 
+impl Status {
+    /// Estimates the time until all ranks have loaded, at their pace in the `elapsed` time; `None` if no rank is
+    /// loading.
+    pub fn loading_time_left(&self, elapsed: Duration) -> Option<Duration> {
+        if self.state != EngineState::Starting {
+            return None;
+        }
+        let of_rank = |(done, total): (u64, u64)| {
+            let left = total.saturating_sub(done) as f64 / (done.max(1)) as f64;
+            (0 < done).then(|| elapsed.mul_f64(left.min(1e6)))
+        };
+        self.ranks.iter().filter_map(|rank| of_rank(rank.loaded_bytes?)).max()
+    }
+}
+
 /// Temperature, power and GPU load of one machine.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct MachineHeat {

@@ -361,6 +361,7 @@ fn refusal(more: &Value, error: &Value) -> String {
 async fn what_a_response_cannot_be_is_refused_by_name() {
     let server = Setup::says("Hello").start().await;
     let (unsupported, wrong) = ("unsupported_parameter", "invalid_value");
+    let not_found = "previous_response_not_found";
     let image =
         json!([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]);
     let item = |item: Value| json!({"input": [item]});
@@ -414,11 +415,7 @@ async fn what_a_response_cannot_be_is_refused_by_name() {
         (json!({"text": {"format": {"type": "poem"}}}), "text.format.type", wrong),
         (json!({"text": {"format": odd}}), "text.format.schema", "invalid_schema"),
         (json!({"metadata": {"a": 1}}), "metadata.a", "invalid_type"),
-        (
-            json!({"previous_response_id": "resp_0"}),
-            "previous_response_id",
-            "previous_response_not_found",
-        ),
+        (json!({"previous_response_id": "resp_0"}), "previous_response_id", not_found),
     ];
     let mut messages = String::new();
     for (more, param, code) in cases {

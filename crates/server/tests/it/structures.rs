@@ -71,19 +71,11 @@ async fn constraints_that_contradict_each_other_are_the_clients_error() {
 #[tokio::test]
 async fn a_function_without_a_schema_gets_no_arguments() {
     let server = Setup::babbles().start().await;
-    for (function, expected) in [
-        (json!({"name": "now"}), Some("{}")),
-        (json!({"name": "now", "parameters": null}), Some("{}")),
-        // Any object.
-        (json!({"name": "now", "parameters": {}}), None),
-    ] {
+    for function in [json!({"name": "now"}), json!({"name": "now", "parameters": null})] {
         let tool = json!({"type": "function", "function": function});
         let answer = server.chat(json!({"tools": [tool], "tool_choice": "required"})).await.ok();
         let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
-        assert_eq!(call["name"], "now", "{answer}");
-        let arguments = call["arguments"].as_str().unwrap();
-        assert_eq!(expected.unwrap_or(arguments), arguments);
-        assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object());
+        assert_eq!(call, &json!({"name": "now", "arguments": "{}"}), "{answer}");
     }
 }
 
