@@ -34,7 +34,7 @@ pub enum OriginalFormat {
     },
     /// E2M1 codes with an E8M0 scale for 32 columns of a row: the bytes of MLX's MXFP4.
     Mxfp4,
-    /// The codes of MLX's affine format with inputs in rows and outputs in columns, and codes of zero in place of
+    /// The codes of MLX's affine format with inputs in rows and outputs in columns, and zero points in place of
     /// biases.
     Columns(ColumnFormat),
 }
@@ -48,7 +48,7 @@ pub struct ColumnFormat {
     pub bits: u32,
     /// Number of inputs that share a scale, if the configuration states it.
     pub group_size: Option<u64>,
-    /// What the codes of zero are less than the codes that stand for zero.
+    /// What is added to a stored zero point.
     pub zero_offset: u32,
 }
 
@@ -57,7 +57,7 @@ pub struct ColumnFormat {
 pub enum ColumnOrder {
     /// A word has the codes of eight outputs, in AutoAWQ's order.
     Awq,
-    /// A word has the codes of inputs that follow one another; those of zero are of outputs.
+    /// A word has the codes of inputs that follow one another; a word of zero points has those of outputs.
     Gptq,
 }
 

@@ -54,11 +54,11 @@ pub enum Derived<T> {
         /// Size of the blocks.
         blocks: FactorBlocks,
     },
-    /// A matrix with rows and columns exchanged: scales, or words of codes.
+    /// The transposed matrix: of scales, or of words of codes.
     Transposed {
         /// The matrix.
         source: T,
-        /// Which group each input belongs to, which must be those in order.
+        /// The group of each input. Only groups of inputs that follow one another are supported.
         groups: Option<InputGroups<T>>,
     },
     /// Words of eight inputs of 4 bits, from AutoAWQ's words of eight outputs.
@@ -66,9 +66,9 @@ pub enum Derived<T> {
         /// The words, `[inputs, outputs / 8]`.
         words: T,
     },
-    /// Scales times the codes of zero, less than zero, rounded to the type of the scales.
+    /// The negated products of scales and zero points, rounded to the type of the scales.
     Biases {
-        /// Words of codes, `[groups, outputs * bits / 32]`.
+        /// Words of zero points, `[groups, outputs * bits / 32]`.
         zeros: T,
         /// The scales, `[groups, outputs]`.
         scales: T,
@@ -205,8 +205,8 @@ impl<T: OriginalTensor> Tensors<T> {
         }
     }
 
-    /// Exchanges rows and columns of codes and scales, and computes biases. Modules with other dimensions than those
-    /// of `format` keep their names.
+    /// Transposes codes and scales, and computes biases from zero points. Modules with other dimensions than those of
+    /// `format` keep their names.
     fn turn_columns(&mut self, format: ColumnFormat) {
         for module in self.before(".qweight") {
             let find = |kind: &str| self.tensors.get(&format!("{module}.{kind}")).cloned();
@@ -283,7 +283,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// Returns the dimensions; `None` if words, codes of zero and scales do not belong together as `format` states.
+    /// Returns the dimensions; `None` if words, zero points and scales do not belong together as `format` states.
     fn of([words, zeros, scales]: [&TensorHeader; 3], format: ColumnFormat) -> Option<Columns> {
         let per_word = (u32::BITS / format.bits) as usize;
         let ([rows, columns], [num_groups, num_outputs]) = (&words.shape[..], &scales.shape[..])

@@ -149,7 +149,7 @@ def in_int4(tensors):
 
 
 def in_awq(tensors):
-    """As AutoAWQ packs matrices: inputs in rows, and codes of zero."""
+    """As AutoAWQ packs matrices: inputs in rows, and zero points."""
     stored = {}
     for name, recipe in tensors.items():
         dtype, shape, rest = parts(recipe)

@@ -19,7 +19,7 @@ struct Codes {
     groups: usize,
     /// Codes `[outputs, inputs]`.
     codes: Vec<u32>,
-    /// Codes that stand for zero, `[groups, outputs]`.
+    /// Zero points, `[groups, outputs]`.
     zeros: Vec<u32>,
     /// Scales of F16, `[groups, outputs]`.
     scales: Vec<f16>,
@@ -130,7 +130,7 @@ impl Codes {
         ]
     }
 
-    /// Returns the tensors of GPTQ; `offset` is what stored codes of zero lack.
+    /// Returns the tensors of GPTQ; `offset` is subtracted from the zero points.
     fn gptq(&self, offset: u32) -> Vec<(&'static str, Tensor)> {
         let Codes { bits, inputs, outputs, groups, .. } = *self;
         let per_word = 32 / bits;

@@ -1,4 +1,4 @@
-//! Matrices whose makers store inputs in rows: exchanges rows and columns, and unpacks codes of zero.
+//! Matrices whose makers store inputs in rows: transposes them, and computes biases from zero points.
 
 use std::ops::Range;
 
@@ -93,7 +93,7 @@ fn read_window(
     Ok(bytes)
 }
 
-/// Fills `target` with pieces of a stored matrix with rows and columns exchanged, which then has so many columns.
+/// Fills `target` with pieces of the transposed matrix, whose rows have so many columns.
 pub(super) fn read_transposed<T: StoredBytes>(
     source: &T,
     groups: Option<&InputGroups<T>>,
@@ -119,7 +119,7 @@ pub(super) fn read_transposed<T: StoredBytes>(
     })
 }
 
-/// Returns a matrix whose rows have so many columns with rows and columns exchanged.
+/// Transposes a matrix whose rows have so many columns.
 fn transposed<const BYTES: usize>(bytes: &[u8], columns: usize) -> Vec<u8> {
     let elements = bytes.as_chunks::<BYTES>().0;
     let rows = elements.len() / columns;
@@ -195,9 +195,9 @@ fn codes_exchanged(mut words: [u32; CODES]) -> [u32; CODES] {
     words
 }
 
-/// Scales times the codes of zero, less than zero.
+/// Biases: the negated products of scales and zero points.
 pub(super) struct Biases<'a, T> {
-    /// Words of codes, `[groups, outputs * bits / 32]`.
+    /// Words of zero points, `[groups, outputs * bits / 32]`.
     pub(super) zeros: &'a T,
     /// The scales, `[groups, outputs]`.
     pub(super) scales: &'a T,
@@ -232,7 +232,7 @@ impl<T: StoredBytes> Biases<'_, T> {
         Ok(())
     }
 
-    /// Returns the code that stands for zero for the scale `idx`. The words of a group have all its outputs.
+    /// Returns the zero point for the scale `idx`. The words of a group have all its outputs.
     fn zero(&self, words: &[u32], idx: usize) -> u32 {
         let ColumnFormat { order, bits, zero_offset, .. } = self.format;
         let per_word = (u32::BITS / bits) as usize;
@@ -241,7 +241,7 @@ impl<T: StoredBytes> Biases<'_, T> {
             ColumnOrder::Gptq => idx % per_word,
         };
         let code = words[idx / per_word] >> (place * bits as usize);
-        // One that stands for zero is stored as the greatest code, if it is less by an offset.
+        // The sum wraps, as GPTQ's packing does: with an offset of 1, 15 is stored for 0.
         code.wrapping_add(zero_offset) & ((1 << bits) - 1)
     }
 }
