@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn biases_are_codes_of_zero_times_scales() {
+    fn biases_are_zero_points_times_scales() {
         // Three groups of eight outputs.
         let scales: Vec<f32> = (1..=24).map(|it| it as f32 / 3.0).collect();
         let zero = |group: usize, output: usize| (group * 5 + output * 3) as u32 % 16;
