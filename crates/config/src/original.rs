@@ -108,40 +108,41 @@ fn fp8(config: &Map<String, Value>) -> Result<OriginalFormat, SpecError> {
 
 /// Reads how AutoAWQ packs codes.
 fn awq(config: &Map<String, Value>) -> Result<ColumnFormat, SpecError> {
-    let refuse = |name| refuse_other("awq", config, name);
+    let only = |name, accepted: &[Value]| refuse_other("awq", config, name, accepted);
     // Other versions pack codes for one kernel each.
-    refuse("version")(&["gemm".into(), "GEMM".into()])?;
-    refuse("bits")(&[4.into()])?;
-    refuse("zero_point")(&[true.into()])?;
-    refuse("backend")(&["autoawq".into()])?;
+    only("version", &["gemm".into(), "GEMM".into()])?;
+    only("bits", &[4.into()])?;
+    only("zero_point", &[true.into()])?;
+    only("backend", &["autoawq".into()])?;
     let group_size = group_size("awq", config)?;
     Ok(ColumnFormat { order: ColumnOrder::Awq, bits: 4, group_size, zero_offset: 0 })
 }
 
 /// Reads how GPTQ packs codes.
 fn gptq(config: &Map<String, Value>) -> Result<ColumnFormat, SpecError> {
-    let refuse = |name| refuse_other("gptq", config, name);
-    refuse("bits")(&[4.into(), 8.into()])?;
+    let only = |name, accepted: &[Value]| refuse_other("gptq", config, name, accepted);
+    only("bits", &[4.into(), 8.into()])?;
     // Inputs in another order than the scales.
-    refuse("desc_act")(&[false.into()])?;
-    refuse("checkpoint_format")(&["gptq".into(), "gptq_v2".into()])?;
-    refuse("is_marlin_format")(&[false.into()])?;
-    refuse("pack_dtype")(&["int32".into()])?;
+    only("desc_act", &[false.into()])?;
+    only("checkpoint_format", &["gptq".into(), "gptq_v2".into()])?;
+    only("is_marlin_format", &[false.into()])?;
+    only("pack_dtype", &["int32".into()])?;
     // Other bits or groups of some modules.
-    refuse("dynamic")(&[Value::Object(Map::new())])?;
+    only("dynamic", &[Value::Object(Map::new())])?;
     let is_v2 = config.get("checkpoint_format").is_some_and(|it| it == "gptq_v2");
     let bits = if config.get("bits").is_some_and(|it| *it == 8) { 8 } else { 4 };
     let (group_size, zero_offset) = (group_size("gptq", config)?, u32::from(!is_v2));
     Ok(ColumnFormat { order: ColumnOrder::Gptq, bits, group_size, zero_offset })
 }
 
-/// Returns a function that refuses a setting with another value than these; absent and null are accepted.
-fn refuse_other<'a>(
-    method: &'a str,
-    config: &'a Map<String, Value>,
-    name: &'a str,
-) -> impl Fn(&[Value]) -> Result<(), SpecError> + 'a {
-    move |accepted| match config.get(name).filter(|it| !it.is_null()) {
+/// Refuses a setting with another value than the accepted ones; absent and null are accepted.
+fn refuse_other(
+    method: &str,
+    config: &Map<String, Value>,
+    name: &str,
+    accepted: &[Value],
+) -> Result<(), SpecError> {
+    match config.get(name).filter(|it| !it.is_null()) {
         Some(found) if !accepted.contains(found) => {
             Err(unsupported(format!("{method} with {name} {found}")))
         }
@@ -155,7 +156,7 @@ fn group_size(method: &str, config: &Map<String, Value>) -> Result<Option<u64>, 
         None => Ok(None),
         Some(found) => match found.as_u64().filter(|it| 0 < *it) {
             Some(size) => Ok(Some(size)),
-            // All inputs, of which MLX's groups have at most 128.
+            // -1 stands for all inputs; MLX's groups have at most 128.
             None => Err(unsupported(format!("{method} with group_size {found}"))),
         },
     }

@@ -210,6 +210,9 @@ impl<T: OriginalTensor> Tensors<T> {
     fn turn_columns(&mut self, format: ColumnFormat) {
         for module in self.before(".qweight") {
             let find = |kind: &str| self.tensors.get(&format!("{module}.{kind}")).cloned();
+            if find("weight").is_some() || find("biases").is_some() {
+                continue;
+            }
             let (Some(words), Some(zeros), Some(scales)) =
                 (find("qweight"), find("qzeros"), find("scales"))
             else {
@@ -532,9 +535,13 @@ mod tests {
         let others = converted(columns(ColumnOrder::Gptq, Some(64)), &stored);
         assert_eq!(others.len(), 4, "groups of 32 inputs");
         assert_eq!(converted(columns(ColumnOrder::Awq, None), &stored).len(), 4, "another order");
-        // Codes of zero are missing.
+        // Zero points are missing.
         let without = [stored[1], stored[3]];
         assert_eq!(converted(columns(ColumnOrder::Gptq, None), &without).len(), 2);
+        // The matrix is there twice.
+        let [order, codes, zeros, scales] = stored;
+        let twice = [order, codes, zeros, scales, ("a.weight", "F16", &[24, 64])];
+        assert_eq!(converted(columns(ColumnOrder::Gptq, None), &twice).len(), 5);
     }
 
     #[test]

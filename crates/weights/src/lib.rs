@@ -8,6 +8,7 @@
 
 pub mod checkpoint;
 mod error;
+mod transposing;
 mod weights;
 
 pub use error::LoadError;

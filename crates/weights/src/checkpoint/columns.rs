@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
 use jackalope_spec::ElementType;
 use jackalope_spec::quantized_originals::{ColumnFormat, ColumnOrder, InputGroups};
 
 use super::files::Pieces;
 use super::readers::{NUM_READERS, in_parallel};
-use super::stored::{StoredBytes, all_bytes, floats};
+use super::stored::{StoredBytes, all_bytes, bytes_of_floats, floats, for_each_piece};
 use crate::error::LoadError;
+use crate::transposing::Transposing;
 
 /// Codes of a word of 4 bits.
 const CODES: usize = 8;
@@ -57,11 +57,9 @@ impl Window {
     fn copy(&self, from: &[u8], pieces: Pieces, columns: usize, target: &mut [u8]) {
         let width = self.columns.len();
         let element_bytes = from.len() / (self.rows.len() * width);
-        let mut offset = usize::try_from(pieces.offset).expect("a matrix fits into memory");
-        let stride = usize::try_from(pieces.stride_bytes).expect("a matrix fits into memory");
-        for mut piece in target.chunks_mut(pieces.piece_bytes) {
-            let (mut row, mut column) =
-                (offset / element_bytes / columns, offset / element_bytes % columns);
+        for_each_piece(pieces, target, |start, mut piece| {
+            let first = start / element_bytes;
+            let (mut row, mut column) = (first / columns, first % columns);
             while !piece.is_empty() {
                 let len = (self.columns.end - column).min(piece.len() / element_bytes);
                 let first = (row - self.rows.start) * width + column - self.columns.start;
@@ -69,8 +67,7 @@ impl Window {
                 own.copy_from_slice(&from[first * element_bytes..][..own.len()]);
                 (piece, row, column) = (rest, row + 1, self.columns.start);
             }
-            offset += stride;
-        }
+        });
     }
 }
 
@@ -110,27 +107,18 @@ pub(super) fn read_transposed<T: StoredBytes>(
         let window = Window::of(pieces, target.len(), columns, element_bytes);
         let stored = Window { rows: window.columns.clone(), columns: window.rows.clone() };
         let bytes = read_window(source, &stored, num_elements / columns, element_bytes)?;
-        let turned = match element_bytes {
-            2 => transposed::<2>(&bytes, stored.columns.len()),
-            _ => transposed::<4>(&bytes, stored.columns.len()),
+        let mut turned = vec![0; bytes.len()];
+        let transposing = Transposing {
+            stored: &bytes,
+            span: window.rows.len(),
+            row_step: 1,
+            num_columns: window.columns.len(),
+            element_bytes,
         };
+        transposing.write(&mut turned);
         window.copy(&turned, pieces, columns, target);
         Ok(())
     })
-}
-
-/// Transposes a matrix whose rows have so many columns.
-fn transposed<const BYTES: usize>(bytes: &[u8], columns: usize) -> Vec<u8> {
-    let elements = bytes.as_chunks::<BYTES>().0;
-    let rows = elements.len() / columns;
-    let mut turned = vec![0; bytes.len()];
-    let targets = turned.as_chunks_mut::<BYTES>().0.chunks_mut(rows);
-    for (column, targets) in targets.enumerate() {
-        for (row, target) in targets.iter_mut().enumerate() {
-            *target = elements[row * columns + column];
-        }
-    }
-    turned
 }
 
 /// Fills `target` with pieces of words of inputs, from AutoAWQ's words of outputs.
@@ -222,11 +210,7 @@ impl<T: StoredBytes> Biases<'_, T> {
             let stored = idx % groups * outputs + idx / groups;
             -(self.zero(&zeros, stored) as f32) * scales[stored]
         });
-        let bytes: Vec<u8> = match element_type {
-            ElementType::F32 => biases.flat_map(f32::to_le_bytes).collect(),
-            ElementType::F16 => biases.flat_map(|it| f16::from_f32(it).to_le_bytes()).collect(),
-            _ => biases.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect(),
-        };
+        let bytes = bytes_of_floats(element_type, biases);
         let all = Window { rows: 0..outputs, columns: 0..groups };
         all.copy(&bytes, pieces, groups, target);
         Ok(())

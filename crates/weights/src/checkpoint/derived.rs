@@ -1,7 +1,7 @@
 //! Computes the bytes of tensors that an original does not store as conversions do: any run of bytes, so that
 //! ranks read parts of these tensors as they read parts of stored ones.
 
-use half::{bf16, f16};
+use half::bf16;
 use jackalope_simd::e4m3;
 use jackalope_spec::ElementType;
 use jackalope_spec::quantized_originals::{Derived, FactorBlocks};
@@ -9,7 +9,7 @@ use jackalope_spec::quantized_originals::{Derived, FactorBlocks};
 use super::columns;
 use super::files::Pieces;
 use super::readers::{NUM_READERS, in_parallel};
-use super::stored::{StoredBytes, all_bytes, floats};
+use super::stored::{StoredBytes, all_bytes, bytes_of_floats, floats, for_each_piece};
 use crate::error::LoadError;
 
 /// Size of the bf16 elements of a dequantised tensor.
@@ -57,27 +57,13 @@ pub(super) fn read<T: StoredBytes>(
     }
 }
 
-/// Calls `fill` for each piece with its offset in the tensor, in bytes.
-fn for_each_piece(pieces: Pieces, target: &mut [u8], mut fill: impl FnMut(usize, &mut [u8])) {
-    let mut offset = pieces.offset;
-    for piece in target.chunks_mut(pieces.piece_bytes) {
-        fill(usize::try_from(offset).expect("a tensor fits into memory"), piece);
-        offset += pieces.stride_bytes;
-    }
-}
-
 /// Multiplies floats in memory by a factor, rounding each product to their type.
 ///
 /// # Panics
 /// Panics if the elements are no floats.
 fn multiply(element_type: &ElementType, factor: f32, bytes: &mut [u8]) {
     let products = floats(element_type, bytes).into_iter().map(|value| value * factor);
-    let products: Vec<u8> = match element_type {
-        ElementType::F32 => products.flat_map(f32::to_le_bytes).collect(),
-        ElementType::F16 => products.flat_map(|it| f16::from_f32(it).to_le_bytes()).collect(),
-        _ => products.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect(),
-    };
-    bytes.copy_from_slice(&products);
+    bytes.copy_from_slice(&bytes_of_floats(element_type, products));
 }
 
 /// Rows of bytes, each of which stands for several.
@@ -166,6 +152,7 @@ fn rounded_to_bf16(value: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
     use jackalope_spec::quantized_originals::{ColumnFormat, ColumnOrder, InputGroups};
 
     use super::*;

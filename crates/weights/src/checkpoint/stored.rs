@@ -46,3 +46,32 @@ pub(super) fn floats(element_type: &ElementType, bytes: &[u8]) -> Vec<f32> {
         other => panic!("the description expects floats, found {other:?}"),
     }
 }
+
+/// Returns floats as they lie in memory, rounded to their type.
+///
+/// # Panics
+/// Panics if the type is none of floats.
+pub(super) fn bytes_of_floats(
+    element_type: &ElementType,
+    values: impl Iterator<Item = f32>,
+) -> Vec<u8> {
+    match element_type {
+        ElementType::F32 => values.flat_map(f32::to_le_bytes).collect(),
+        ElementType::F16 => values.flat_map(|it| f16::from_f32(it).to_le_bytes()).collect(),
+        ElementType::Bf16 => values.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect(),
+        other => panic!("the description expects floats, found {other:?}"),
+    }
+}
+
+/// Calls `fill` for each piece with its offset in the tensor, in bytes.
+pub(super) fn for_each_piece(
+    pieces: Pieces,
+    target: &mut [u8],
+    mut fill: impl FnMut(usize, &mut [u8]),
+) {
+    let mut offset = pieces.offset;
+    for piece in target.chunks_mut(pieces.piece_bytes) {
+        fill(usize::try_from(offset).expect("a tensor fits into memory"), piece);
+        offset += pieces.stride_bytes;
+    }
+}
