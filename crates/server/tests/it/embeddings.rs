@@ -112,6 +112,24 @@ async fn impossible_embeddings_are_refused() {
     embed(&server, json!({})).await.ok();
 }
 
+#[tokio::test]
+async fn nothing_is_embedded_without_a_text_in_ollamas_api() {
+    let server = Setup::says("Hello").start().await;
+    for nothing in [json!({"model": MODEL}), json!({"model": MODEL, "input": ""})] {
+        let embedded = server.post("/api/embed", &nothing).await.ok();
+        assert_eq!(
+            (&embedded["embeddings"], &embedded["prompt_eval_count"]),
+            (&json!([]), &json!(0))
+        );
+    }
+    let embedded =
+        server.post("/api/embeddings", &json!({"model": MODEL, "prompt": ""})).await.ok();
+    assert_eq!(embedded, json!({"embedding": []}));
+    // An empty text in a list has no vector.
+    let list = json!({"model": MODEL, "input": ["Hello", ""]});
+    assert_eq!(server.post("/api/embed", &list).await.status, 400);
+}
+
 #[tokio::test(start_paused = true)]
 async fn embeddings_that_take_too_long_are_given_up() {
     let mut setup = Setup::says("Hello");

@@ -28,16 +28,6 @@ async fn an_answer_leaves_one_record_however_it_ends() {
     let late = server.chat(json!({"timeout": 0.01})).await;
     server.control.order(FakeOrder::Resume);
     assert_eq!((late.status.as_u16(), &late.error()["code"]), (504, &json!("timeout")));
-    for nothing in [json!({"model": MODEL}), json!({"model": MODEL, "input": ""})] {
-        let embedded = server.post("/api/embed", &nothing).await.ok();
-        assert_eq!(
-            (&embedded["embeddings"], &embedded["prompt_eval_count"]),
-            (&json!([]), &json!(0))
-        );
-    }
-    let embedded =
-        server.post("/api/embeddings", &json!({"model": MODEL, "prompt": ""})).await.ok();
-    assert_eq!(embedded, json!({"embedding": []}));
     // What never began leaves none.
     assert_eq!(server.chat(json!({"top_p": 7})).await.status, 400);
 
