@@ -281,7 +281,8 @@ mod tests {
         }
 
         fn rows(&self, positions: std::ops::Range<usize>, shape: &[i32]) -> BlockRows {
-            let rows: Vec<i32> = self.blocks.rows(positions).map(dim).collect();
+            let mut rows = Vec::new();
+            self.blocks.append_rows(positions, &mut rows);
             BlockRows::new(Array::from_slice(&rows, shape))
         }
 

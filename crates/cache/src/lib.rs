@@ -9,6 +9,8 @@
 
 mod arrays;
 mod blocks;
+mod chosen_rows;
+mod index_blocks;
 mod pages;
 mod pool_plan;
 mod reach;
@@ -32,6 +34,8 @@ use self::windows::WindowBlocks;
 
 pub use self::arrays::KvArrays;
 pub use self::blocks::{BlockPool, BlockRows};
+pub use self::chosen_rows::{Runs, SequenceRun};
+pub use self::index_blocks::BlockQueries;
 pub use self::pages::{LayerPages, Page, PoolPages, float};
 pub use self::pool_plan::{EndedPools, PoolKind};
 pub use self::reach::Reach;
@@ -587,15 +591,12 @@ impl SequenceCache {
         held.expect("a layer keeps keys before another one reads them").rows(0, len)
     }
 
-    /// Returns where held positions are in the blocks of layers with windows. For MLX's operations.
+    /// Appends where held positions are in the blocks of layers with windows to `rows`. For MLX's operations.
     ///
     /// # Panics
     /// Panics if a position is not held.
-    pub fn block_rows(
-        &self,
-        positions: impl IntoIterator<Item = usize>,
-    ) -> impl Iterator<Item = usize> {
-        self.windows.rows(positions)
+    pub fn append_block_rows(&self, positions: Range<usize>, rows: &mut Vec<i32>) {
+        self.windows.append_rows(positions, rows);
     }
 
     /// Returns the sequence as one that decodes in a slot.

@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use super::{BlockRows, KvArrays, SequenceCache};
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, dim};
 
 use super::span::StepSpan;
@@ -86,13 +85,14 @@ impl EndedPools {
         if pools.is_empty() {
             return None;
         }
-        let sources = pools.iter().flat_map(|&(span_idx, pool)| {
+        let mut sources = Vec::new();
+        for &(span_idx, pool) in &pools {
             let earlier = (pool.max(1) - 1) * kind.len..pool.max(1) * kind.len;
-            let earlier = if kind.overlaps { earlier } else { 0..0 };
-            let positions = earlier.chain(pool * kind.len..(pool + 1) * kind.len);
-            caches[span_idx].block_rows(positions).map(dim)
-        });
-        let sources: Vec<i32> = sources.collect();
+            let own = pool * kind.len..(pool + 1) * kind.len;
+            for positions in kind.overlaps.then_some(earlier).into_iter().chain([own]) {
+                caches[span_idx].append_block_rows(positions, &mut sources);
+            }
+        }
         let count = dim(pools.len());
         let has_earlier = pools.iter().map(|&(_, pool)| i32::from(0 < pool));
         let has_earlier: Vec<i32> = has_earlier.collect();
@@ -130,9 +130,9 @@ impl EndedPools {
         }
     }
 
-    /// Returns the positions as which vectors of the pools are rotated.
-    pub fn place(&self) -> RopeOffset<'_> {
-        RopeOffset::Each(&self.firsts)
+    /// Returns the positions as which vectors of the pools are rotated, `[pools]` i32.
+    pub fn positions(&self) -> &Array {
+        &self.firsts
     }
 }
 

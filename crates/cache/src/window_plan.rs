@@ -17,20 +17,16 @@ use super::stock_plan::{DecodeGroup, GroupRows, order, ordered};
 pub struct WrittenRows {
     /// Where each row is in the blocks, `[tokens]`.
     pub places: BlockRows,
-    /// Position of each row in its sequence, `[tokens]` i32.
-    pub positions: Array,
 }
 
 impl WrittenRows {
     /// Returns the rows of all spans, one cache for each span.
     pub fn new(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> WrittenRows {
-        let places = spans.iter().zip(caches);
-        let places = places.flat_map(|(span, cache)| cache.block_rows(span.positions()));
-        let positions: Vec<i32> = spans.iter().flat_map(StepSpan::positions).map(dim).collect();
-        WrittenRows {
-            places: BlockRows::new(array(&places.map(dim).collect::<Vec<_>>(), &[-1])),
-            positions: array(&positions, &[-1]),
+        let mut places = Vec::new();
+        for (span, cache) in spans.iter().zip(caches) {
+            cache.append_block_rows(span.positions(), &mut places);
         }
+        WrittenRows { places: BlockRows::new(array(&places, &[-1])) }
     }
 }
 
@@ -100,7 +96,8 @@ impl WindowPlan {
         let prompts = prompts.iter().map(|&span_idx| {
             let seen = seen(&spans[span_idx], reach);
             let first = seen.start;
-            let places: Vec<i32> = caches[span_idx].block_rows(seen).map(dim).collect();
+            let mut places = Vec::new();
+            caches[span_idx].append_block_rows(seen, &mut places);
             WindowPrompt { span_idx, first, places: BlockRows::new(array(&places, &[1, -1])) }
         });
         WindowPlan { groups: groups.collect(), prompts: prompts.collect(), order }
@@ -134,7 +131,7 @@ impl SeenPositions {
         let most = counts.iter().copied().max().unwrap_or(0);
         let mut places = Vec::with_capacity(counts.len() * most);
         for (span, cache) in sequences {
-            places.extend(cache.block_rows(seen(span, reach)).map(dim));
+            cache.append_block_rows(seen(span, reach), &mut places);
             // The sequence's own newest position is a number if the sequence is sound.
             let newest = *places.last().expect("a query sees itself");
             places.resize(places.len().next_multiple_of(most), newest);

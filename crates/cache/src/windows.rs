@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
+use jackalope_mlx::dim;
 use jackalope_protocol::window_blocks;
 
 use super::BLOCK_TOKENS;
@@ -74,15 +75,19 @@ impl WindowBlocks {
         WindowBlocks { window_tokens: self.window_tokens, freed: freed.collect(), blocks }
     }
 
-    /// Returns where held positions are in the arrays of a [`BlockPool`].
-    pub(super) fn rows(
-        &self,
-        positions: impl IntoIterator<Item = usize>,
-    ) -> impl Iterator<Item = usize> {
-        positions.into_iter().map(|position| {
-            let block = self.blocks[position / BLOCK_TOKENS].as_ref();
-            block.expect("a read block is held").first_row() + position % BLOCK_TOKENS
-        })
+    /// Appends where held positions are in the arrays of a [`BlockPool`].
+    pub(super) fn append_rows(&self, positions: Range<usize>, rows: &mut Vec<i32>) {
+        if positions.is_empty() {
+            return;
+        }
+        for number in written_blocks(positions.start, positions.end) {
+            let block = self.blocks[number].as_ref().expect("a read block is held");
+            let first = number * BLOCK_TOKENS;
+            let [start, end] =
+                [positions.start.max(first), positions.end.min(first + BLOCK_TOKENS)]
+                    .map(|position| dim(block.first_row() + position - first));
+            rows.extend(start..end);
+        }
     }
 
     fn window(&self, num_tokens: usize) -> Range<usize> {

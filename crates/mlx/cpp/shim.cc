@@ -231,6 +231,30 @@ Array pick(const std::vector<array>& arrays, size_t idx) {
   return boxed(arrays[idx]);
 }
 
+Arrays together(Refs arrays) {
+  return boxed(to_vector(arrays));
+}
+
+GraphFunction::GraphFunction() {
+  // On a CPU, fused operations would need a C++ compiler where this runs.
+  if (mx::default_device() == mx::Device::cpu) mx::set_compile_mode(mx::CompileMode::no_fuse);
+  compiled_ = mx::compile(
+      [this](const std::vector<array>& inputs) { return *build_graph(*builder_, inputs); });
+}
+std::vector<array> GraphFunction::call(
+    const std::vector<array>& inputs, GraphBuilder& builder) {
+  // The nodes of a copied graph are not those whose inputs are noted.
+  if (fused_inputs) return *build_graph(builder, inputs);
+  builder_ = &builder;
+  return compiled_(inputs);
+}
+std::unique_ptr<GraphFunction> graph_function() {
+  return std::make_unique<GraphFunction>();
+}
+Arrays call(GraphFunction& function, Refs inputs, GraphBuilder& builder) {
+  return boxed(function.call(to_vector(inputs), builder));
+}
+
 void eval(Refs arrays) {
   mx::eval(to_vector(arrays));
 }
@@ -429,13 +453,10 @@ Array rms_norm(const array& x, Refs weight, float eps) {
 Array layer_norm(const array& x, Refs weight, Refs bias, float eps) {
   return fused(mx::fast::layer_norm(x, optional(weight), optional(bias), eps), {x});
 }
-Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets) {
-  auto base = spec.has_base ? std::optional<float>(spec.base) : std::nullopt;
-  auto rotate = [&](const auto& offset) {
-    return mx::fast::rope(
-        x, spec.dims, spec.traditional, base, spec.scale, offset, optional(freqs));
-  };
-  return fused(offsets.empty() ? rotate(spec.offset) : rotate(offsets[0].array), {x});
+Array rope(
+    const array& x, int32_t dims, bool traditional, const array& freqs, const array& positions) {
+  return fused(
+      mx::fast::rope(x, dims, traditional, std::nullopt, 1.0, positions, freqs), {x});
 }
 Arrays gated_delta_update(Refs inputs) {
   return boxed(mx::fast::gated_delta_update(

@@ -2,6 +2,7 @@
 // Lists of zero or one array stand for optional arrays.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,12 +19,12 @@ using Arrays = std::unique_ptr<std::vector<array>>;
 using Dims = rust::Slice<const int32_t>;
 
 struct ArrayRef;
-struct RopeSpec;
 struct QuantSpec;
 struct OutputSpec;
 struct GpuKernelSpec;
 struct KernelInput;
 struct KernelOutput;
+struct GraphBuilder;
 struct Kernel;
 struct Link;
 using Refs = rust::Slice<const ArrayRef>;
@@ -39,6 +40,22 @@ uint8_t dtype(const array& a);
 uint8_t* data(const array& a);
 bool row_contiguous(const array& a);
 Array pick(const std::vector<array>& arrays, size_t idx);
+
+Arrays together(Refs arrays);
+
+// A function whose graph MLX builds once for each shape of its arguments.
+class GraphFunction {
+ public:
+  GraphFunction();
+  GraphFunction(const GraphFunction&) = delete;
+  std::vector<array> call(const std::vector<array>& inputs, GraphBuilder& builder);
+
+ private:
+  GraphBuilder* builder_ = nullptr;
+  std::function<std::vector<array>(const std::vector<array>&)> compiled_;
+};
+std::unique_ptr<GraphFunction> graph_function();
+Arrays call(GraphFunction& function, Refs inputs, GraphBuilder& builder);
 
 void eval(Refs arrays);
 void begin_counting();
@@ -122,7 +139,8 @@ Array argpartition(const array& a, int32_t kth, int32_t axis);
 
 Array rms_norm(const array& x, Refs weight, float eps);
 Array layer_norm(const array& x, Refs weight, Refs bias, float eps);
-Array rope(const array& x, const RopeSpec& spec, Refs freqs, Refs offsets);
+Array rope(
+    const array& x, int32_t dims, bool traditional, const array& freqs, const array& positions);
 Arrays gated_delta_update(Refs inputs);
 Arrays gpu_kernel(
     const GpuKernelSpec& spec, Refs inputs, rust::Slice<const OutputSpec> outputs);

@@ -309,8 +309,13 @@ pub(crate) fn built_all(
     match result {
         Ok(raw) => {
             counters::count(|it| it.nodes += 1);
-            (0..raw.len()).map(|idx| Array(bridge::pick(&raw, idx))).collect()
+            unpacked(&raw)
         }
         Err(err) => panic!("{op}: {err}"),
     }
+}
+
+/// Returns handles to the arrays of a list.
+pub(crate) fn unpacked(arrays: &cxx::CxxVector<RawArray>) -> Vec<Array> {
+    (0..arrays.len()).map(|idx| Array(bridge::pick(arrays, idx))).collect()
 }

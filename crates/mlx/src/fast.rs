@@ -21,46 +21,21 @@ pub fn layer_norm(x: &Array, weight: Option<&Array>, bias: Option<&Array>, eps: 
 /// The parameters of [`rope`].
 #[derive(Debug, Clone, Copy)]
 pub struct RopeParameters<'a> {
-    /// Number of elements of each head that are rotated.
+    /// Number of elements of each head that are rotated, the first ones.
     pub dims: i32,
     /// Whether pairs are neighbouring elements, instead of one element from each half.
     pub traditional: bool,
-    /// Base of the frequencies; `None` if and only if `freqs` is given.
-    pub base: Option<f32>,
-    /// Factor of the positions.
-    pub scale: f32,
-    /// Position of the first row of each sequence.
-    pub offset: RopeOffset<'a>,
-    /// Reciprocals of the frequencies, f32 `[dims / 2]`.
-    pub freqs: Option<&'a Array>,
+    /// Positions per radian, f32 `[dims / 2]`.
+    pub freqs: &'a Array,
+    /// Position of each row, i32 `[rows]`.
+    pub positions: &'a Array,
 }
 
-/// Position of the first row of each sequence.
-#[derive(Debug, Clone, Copy)]
-pub enum RopeOffset<'a> {
-    /// One offset for all sequences.
-    First(i32),
-    /// One offset for each sequence, i32 `[batch]`.
-    Each(&'a Array),
-}
-
-/// Applies rotary position embedding to `x` `[batch, heads, seq, head_dim]`, with row `i` at
-/// position `offset + i`.
+/// Applies rotary position embedding to `x` `[rows, heads, 1, head_dim]`.
 #[track_caller]
 pub fn rope(x: &Array, rope: RopeParameters<'_>) -> Array {
-    let (offset, offsets) = match rope.offset {
-        RopeOffset::First(offset) => (offset, None),
-        RopeOffset::Each(offsets) => (0, Some(offsets)),
-    };
-    let spec = bridge::RopeSpec {
-        dims: rope.dims,
-        traditional: rope.traditional,
-        has_base: rope.base.is_some(),
-        base: rope.base.unwrap_or_default(),
-        scale: rope.scale,
-        offset,
-    };
-    built("rope", bridge::rope(&x.0, &spec, &optional(rope.freqs), &optional(offsets)))
+    let RopeParameters { dims, traditional, freqs, positions } = rope;
+    built("rope", bridge::rope(&x.0, dims, traditional, &freqs.0, &positions.0))
 }
 
 /// The keys that a query sees.

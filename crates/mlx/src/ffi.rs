@@ -4,8 +4,10 @@
 //! MLX's worker threads (custom kernels, the native group's operations) catch panics themselves and
 //! return a `Result`, whose error C++ receives as an exception.
 
+pub(crate) mod builder;
 pub(crate) mod kernel;
 
+use self::builder::GraphBuilder;
 use self::kernel::Kernel;
 use crate::kernel_sums::SumFailure;
 use crate::link::Link;
@@ -15,16 +17,6 @@ pub(crate) mod bridge {
     /// A borrowed array, for lists of arrays.
     struct ArrayRef<'a> {
         array: &'a RawArray,
-    }
-
-    /// The parameters of `fast::rope`.
-    struct RopeSpec {
-        dims: i32,
-        traditional: bool,
-        has_base: bool,
-        base: f32,
-        scale: f32,
-        offset: i32,
     }
 
     /// A quantisation format with MLX's names.
@@ -65,6 +57,12 @@ pub(crate) mod bridge {
     }
 
     extern "Rust" {
+        type GraphBuilder<'a>;
+        unsafe fn build_graph<'a>(
+            builder: &mut GraphBuilder<'a>,
+            inputs: &CxxVector<RawArray>,
+        ) -> Result<UniquePtr<CxxVector<RawArray>>>;
+
         type Kernel;
         fn run_kernel(
             kernel: &Kernel,
@@ -108,6 +106,7 @@ pub(crate) mod bridge {
         #[namespace = "mlx::core::distributed"]
         #[cxx_name = "Group"]
         type RawGroup;
+        type GraphFunction;
 
         // Arrays.
         fn allocate(shape: &[i32], dtype: u8) -> Result<UniquePtr<RawArray>>;
@@ -121,6 +120,15 @@ pub(crate) mod bridge {
         fn data(a: &RawArray) -> *mut u8;
         fn row_contiguous(a: &RawArray) -> bool;
         fn pick(arrays: &CxxVector<RawArray>, idx: usize) -> UniquePtr<RawArray>;
+        fn together(arrays: &[ArrayRef]) -> UniquePtr<CxxVector<RawArray>>;
+
+        // Functions.
+        fn graph_function() -> Result<UniquePtr<GraphFunction>>;
+        unsafe fn call<'a>(
+            function: Pin<&mut GraphFunction>,
+            inputs: &[ArrayRef],
+            builder: &mut GraphBuilder<'a>,
+        ) -> Result<UniquePtr<CxxVector<RawArray>>>;
 
         // Evaluation.
         fn eval(arrays: &[ArrayRef]) -> Result<()>;
@@ -231,9 +239,10 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<RawArray>>;
         fn rope(
             x: &RawArray,
-            spec: &RopeSpec,
-            freqs: &[ArrayRef],
-            offsets: &[ArrayRef],
+            dims: i32,
+            traditional: bool,
+            freqs: &RawArray,
+            positions: &RawArray,
         ) -> Result<UniquePtr<RawArray>>;
         fn gated_delta_update(inputs: &[ArrayRef]) -> Result<UniquePtr<CxxVector<RawArray>>>;
         fn gpu_kernel(
@@ -323,9 +332,18 @@ pub(crate) mod bridge {
     }
 }
 
-use bridge::{KernelInput, KernelOutput};
+use bridge::{KernelInput, KernelOutput, RawArray};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cxx::{CxxVector, UniquePtr};
+
+fn build_graph(
+    builder: &mut GraphBuilder<'_>,
+    inputs: &CxxVector<RawArray>,
+) -> Result<UniquePtr<CxxVector<RawArray>>, String> {
+    builder.build(inputs)
+}
 
 fn run_kernel(
     kernel: &Kernel,

@@ -13,6 +13,7 @@
 mod array;
 mod backend;
 pub mod choice;
+mod compiled;
 mod counters;
 mod custom;
 mod device;
@@ -31,6 +32,7 @@ pub mod quant;
 
 pub use array::{Array, async_eval, count_nodes, dim, drain, eval, nodes_of_nothing};
 pub use backend::Backend;
+pub use compiled::CompiledFunction;
 pub use counters::{HostCounters, host_counters};
 pub use custom::custom;
 pub use device::{Device, GpuKind, device, exit_now, gpu_available, gpu_kind, set_device, version};

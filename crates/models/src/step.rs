@@ -2,6 +2,7 @@
 
 mod choice;
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -46,6 +47,8 @@ pub(crate) struct Step<'a, 'b> {
     slot_windows: Vec<(Reach, Rc<[SeenPositions]>)>,
     ended_pools: Vec<(PoolKind, Option<Rc<EndedPools>>)>,
     written_rows: Option<Rc<WrittenRows>>,
+    /// Position of each row in its sequence, `[tokens]` i32.
+    positions: OnceCell<Array>,
     /// Rows whose output is needed after the last layer; `None` if all are.
     needed: Option<Vec<usize>>,
     /// The positions that the last indexer has chosen.
@@ -79,6 +82,7 @@ impl<'a, 'b> Step<'a, 'b> {
             slot_windows: Vec::new(),
             ended_pools: Vec::new(),
             written_rows: None,
+            positions: OnceCell::new(),
             needed: None,
             choice: Choice::default(),
         }
@@ -99,6 +103,16 @@ impl<'a, 'b> Step<'a, 'b> {
         }
         let rows: Vec<i32> = rows.iter().map(|&row| dim(row)).collect();
         x.take(&Array::from_slice(&rows, &[dim(len)]), 0)
+    }
+
+    /// Returns the position of each row in its sequence, `[tokens]` i32, for MLX's operations.
+    pub(crate) fn positions(&self) -> Array {
+        let positions = || {
+            let positions: Vec<i32> =
+                self.spans.iter().flat_map(StepSpan::positions).map(dim).collect();
+            Array::from_slice(&positions, &[dim(positions.len())])
+        };
+        self.positions.get_or_init(positions).clone()
     }
 
     /// Returns the rotations of all rows; computed once per step, not once per layer.

@@ -37,6 +37,33 @@ enum Stored {
     Quantized(quant::Quantized),
 }
 
+impl Stored {
+    /// Returns the tensors, whose first dimension are the rows.
+    fn tensors(&self) -> Vec<Array> {
+        match self {
+            Stored::Plain(plain) => vec![plain.weight.clone()],
+            Stored::Quantized(quant::Quantized { words, scales, biases, .. }) => {
+                [words, scales].into_iter().chain(biases).cloned().collect()
+            }
+        }
+    }
+
+    /// Returns a matrix of the same form with other [`Stored::tensors`].
+    fn with(&self, tensors: Vec<Array>) -> Stored {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().expect("a tensor of each kind");
+        match self {
+            Stored::Plain(_) => Stored::Plain(PlainMatrix::new(next())),
+            Stored::Quantized(matrix) => Stored::Quantized(quant::Quantized {
+                words: next(),
+                scales: next(),
+                biases: matrix.biases.as_ref().map(|_| next()),
+                format: matrix.format,
+            }),
+        }
+    }
+}
+
 /// A matrix that is not quantised.
 #[derive(Debug)]
 struct PlainMatrix {
@@ -52,7 +79,11 @@ impl PlainMatrix {
     }
 
     fn transposed(&self) -> &Array {
-        self.transposed.get_or_init(|| self.weight.transpose(&[1, 0]))
+        self.transposed.get_or_init(|| {
+            let transposed = self.weight.transpose(&[1, 0]);
+            transposed.eval().expect("a view of a loaded weight needs no computing");
+            transposed
+        })
     }
 }
 
@@ -239,6 +270,50 @@ impl WeightMatrix {
             _ => num_experts.unwrap_or(1) * output,
         };
         Ok(WeightMatrix { stored, format, output, input, kernel: OnceCell::new() })
+    }
+
+    /// Whether both matrices have elements, in the same form, and as many columns.
+    pub(crate) fn is_like(&self, other: &WeightMatrix) -> bool {
+        let types = |it: &WeightMatrix| match &it.stored {
+            Stored::Plain(plain) => [plain.weight.dtype(); 2],
+            Stored::Quantized(matrix) => [matrix.words.dtype(), matrix.scales.dtype()],
+        };
+        !self.is_empty()
+            && !other.is_empty()
+            && (self.input, self.format) == (other.input, other.format)
+            && types(self) == types(other)
+    }
+
+    /// Joins matrices that are alike: the result has the rows of the first, then those of the second, and so on. The
+    /// given matrices become views of it.
+    ///
+    /// # Errors
+    /// Fails if MLX cannot copy the elements.
+    pub(crate) fn join<const N: usize>(
+        mut matrices: [&mut WeightMatrix; N],
+    ) -> Result<WeightMatrix, jackalope_mlx::Error> {
+        let tensors: Vec<Vec<Array>> = matrices.iter().map(|it| it.stored.tensors()).collect();
+        let joined = (0..tensors[0].len()).map(|kind| {
+            let rows: Vec<&Array> = tensors.iter().map(|it| &it[kind]).collect();
+            let joined = Array::concatenate(&rows, 0);
+            joined.eval().map(|()| joined)
+        });
+        let joined = joined.collect::<Result<Vec<Array>, _>>()?;
+        let mut end = 0;
+        for matrix in &mut matrices {
+            let (first, kernel) = (dim(end), OnceCell::new());
+            end += matrix.output;
+            let views = joined.iter().map(|tensor| {
+                let view = tensor.slice_axis(0, first, dim(end));
+                view.eval().map(|()| view)
+            });
+            let views = views.collect::<Result<Vec<Array>, _>>()?;
+            let stored = matrix.stored.with(views);
+            **matrix = WeightMatrix { stored, kernel, ..**matrix };
+        }
+        let WeightMatrix { ref stored, format, input, .. } = *matrices[0];
+        let (stored, kernel) = (stored.with(joined), OnceCell::new());
+        Ok(WeightMatrix { stored, format, output: end, input, kernel })
     }
 
     /// Returns the number of rows of this rank's part.

@@ -15,6 +15,7 @@ pub mod group_norm;
 pub mod head_matrix;
 pub mod head_norms;
 pub mod heads;
+pub mod joined_heads;
 pub mod kernel;
 pub mod linear;
 pub mod ngram_hash;

@@ -108,6 +108,36 @@ impl Linear {
         Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms })
     }
 
+    /// Joins layers with the same input, for MLX: the result has the output of the first, then that of the second,
+    /// and so on. The weights of the given layers become views of it. Returns `None` if the layers are of different
+    /// kinds, one has no output on this rank, or their products are summed over the ranks.
+    ///
+    /// # Errors
+    /// Fails if MLX cannot copy the weights.
+    pub fn join<const N: usize>(layers: [&mut Linear; N]) -> Result<Option<Linear>, LoadError> {
+        let has_bias = layers[0].bias.is_some();
+        let is_alike = |it: &Linear| {
+            it.terms.is_none()
+                && it.bias.is_some() == has_bias
+                && it.matrix.is_like(&layers[0].matrix)
+        };
+        if !layers.iter().all(|layer| is_alike(layer)) {
+            return Ok(None);
+        }
+        let dtype = layers[0].dtype;
+        let biases: Vec<Array> =
+            layers.iter().filter_map(|it| it.bias.as_ref()).map(|it| it.array().clone()).collect();
+        let matrix = WeightMatrix::join(layers.map(|layer| &mut layer.matrix))?;
+        let bias = if has_bias {
+            let joined = Array::concatenate(&biases.iter().collect::<Vec<_>>(), 0);
+            joined.eval()?;
+            Some(Bias::new(joined))
+        } else {
+            None
+        };
+        Ok(Some(Linear { matrix, bias, dtype, terms: None }))
+    }
+
     /// Computes `[tokens, output]` for `x` `[tokens, input]` with MLX. If the products are summed
     /// over the ranks, computes this rank's part of the sum, without the bias.
     pub fn stock(&self, x: &Array) -> Array {

@@ -146,6 +146,27 @@ impl Norm {
         Norm::new(weight, settings, parallel)
     }
 
+    /// Returns the norm of heads of which some have the first norm, and the rest the second; `None` if the norms
+    /// are of different kinds. `counts` are the numbers of heads.
+    ///
+    /// # Errors
+    /// Fails if MLX cannot copy the weights.
+    pub fn of_heads(norms: &[Norm; 2], counts: [usize; 2]) -> Result<Option<Norm>, LoadError> {
+        let kind = |norm: &Norm| (norm.is_centred, norm.eps.to_bits(), norm.weight.array_type());
+        let has_biases = norms.iter().any(|norm| norm.bias.is_some());
+        if has_biases || norms[0].weight.ndim() != 1 || kind(&norms[0]) != kind(&norms[1]) {
+            return Ok(None);
+        }
+        let width = norms[0].weight.dim(0);
+        let of_heads =
+            |idx: usize| norms[idx].weight.reshape(&[1, 1, width]).repeat(dim(counts[idx]), 0);
+        let weight = Array::concatenate(&[&of_heads(0), &of_heads(1)], 0);
+        weight.eval()?;
+        let Norm { is_centred, eps, ref compute, .. } = norms[0];
+        let (kernel, compute) = (OnceCell::new(), compute.clone());
+        Ok(Some(Norm { weight, bias: None, kernel, is_centred, eps, compute }))
+    }
+
     /// Normalises `x`; `x` and the result are `[tokens, width]`.
     pub fn forward(&self, x: &Array) -> Array {
         let Compute::Kernels(threads) = &self.compute else { return self.stock(x) };

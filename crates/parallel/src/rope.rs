@@ -86,9 +86,9 @@ impl Rope {
         RotationTable::new(&self.radians, magnitude, is_traditional, positions)
     }
 
-    /// Rotates the first elements of each head with MLX: `x` and the result are
-    /// `[sequences, heads, seq, …]`, with the first row of each sequence at its `offset`.
-    pub fn stock(&self, x: &Array, offset: fast::RopeOffset<'_>) -> Array {
+    /// Rotates the first elements of each head with MLX: `x` and the result are `[tokens, heads, 1, …]`,
+    /// `positions` `[tokens]` i32.
+    pub fn stock(&self, x: &Array, positions: &Array) -> Array {
         if self.dims == 0 {
             return x.clone();
         }
@@ -96,10 +96,8 @@ impl Rope {
         let rope = fast::RopeParameters {
             dims: dim(self.dims),
             traditional: self.is_traditional,
-            base: None,
-            scale: 1.0,
-            offset,
-            freqs: Some(&self.freqs),
+            freqs: &self.freqs,
+            positions,
         };
         fast::rope(&scaled, rope)
     }

@@ -1,6 +1,6 @@
 //! Compares fused and quantised operations with plain ones.
 
-use jackalope_mlx::fast::{self, AttentionScores, Mask, RopeOffset, RopeParameters};
+use jackalope_mlx::fast::{self, AttentionScores, Mask, RopeParameters};
 use jackalope_mlx::quant::{self, Format, Mode};
 use jackalope_mlx::{Array, Dtype};
 
@@ -32,35 +32,27 @@ fn norms_are_their_formulas() {
     assert_close(&fast::layer_norm(&x, Some(&weight), Some(&bias), 1e-5), &expected, 1e-5);
 }
 
-/// Rotation of the halves `[batch, heads, seq, head_dim]` at the given positions.
+/// Rotation of the halves of `[rows, heads, 1, head_dim]`, with a position for each row.
 fn rotated(x: &Array, positions: &Array, inverse_freqs: &Array) -> Array {
     let half = x.dim(-1) / 2;
-    let angles = positions.reshape(&[-1, 1]) * inverse_freqs.reshape(&[1, -1]);
+    let angles = positions.reshape(&[-1, 1, 1, 1]) * inverse_freqs.reshape(&[1, -1]);
     let (cos, sin) = (angles.cos(), angles.sin());
     let (low, high) = (x.slice_axis(-1, 0, half), x.slice_axis(-1, half, 2 * half));
     Array::concatenate(&[&(&low * &cos - &high * &sin), &(&low * &sin + &high * &cos)], -1)
 }
 
 #[test]
-fn rope_rotates_by_base_or_by_frequencies() {
-    let x = wave(&[1, 2, 3, 8]);
+fn rope_rotates_each_row_by_its_position() {
+    let x = wave(&[3, 2, 1, 8]);
     let exponents = Array::arange(4, Dtype::F32) * -0.25;
     let inverse_freqs = Array::scalar(10_000.0).power(&exponents);
-    let positions = Array::arange_from(5, 8, Dtype::F32);
-    let expected = rotated(&x, &positions, &inverse_freqs);
-    let by_base = RopeParameters {
-        dims: 8,
-        traditional: false,
-        base: Some(10_000.0),
-        scale: 1.0,
-        offset: RopeOffset::First(5),
-        freqs: None,
-    };
-    assert_close(&fast::rope(&x, by_base), &expected, 1e-5);
-    let freqs = Array::scalar(1.0) / &inverse_freqs;
-    let by_freqs = RopeParameters { base: None, freqs: Some(&freqs), ..by_base };
-    assert_close(&fast::rope(&x, by_freqs), &expected, 1e-5);
-    let (message, _) = panic_of(|| drop(fast::rope(&x, RopeParameters { base: None, ..by_base })));
+    let freqs = &(Array::scalar(1.0) / &inverse_freqs);
+    let positions = &Array::from_slice(&[5, 900, 6], &[3]);
+    let expected = rotated(&x, &positions.astype(Dtype::F32), &inverse_freqs);
+    let all = RopeParameters { dims: 8, traditional: false, freqs, positions };
+    assert_close(&fast::rope(&x, all), &expected, 1e-4);
+    let few = &Array::from_slice(&[5, 900], &[2]);
+    let (message, _) = panic_of(|| drop(fast::rope(&x, RopeParameters { positions: few, ..all })));
     assert!(message.starts_with("rope: [rope]"), "{message}");
 }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail as its tests do")]
 
 mod arrays;
+mod compiled;
 mod custom;
 mod fused;
 mod group;

@@ -230,7 +230,7 @@ fn attention(spec: &AttentionSpec, parts: &LayerParts<'_, '_>) -> Result<Attenti
         scale: spec.scale,
         soft_cap: spec.soft_cap,
     };
-    Ok(Attention::new(attention, parts.cache_idx, root.dtype(), parallel))
+    Attention::new(attention, parts.cache_idx, root.dtype(), parallel)
 }
 
 /// Loads what chooses blocks of positions for attention at `w`.

@@ -1,6 +1,6 @@
 //! What a layer is made from.
 
-use jackalope_mlx::Dtype;
+use jackalope_mlx::{CompiledFunction, Dtype};
 use jackalope_spec::{
     BlockNorms, HeadRows, InwardModules, LayerLayout, LayerResiduals, LayerSpec, MlpModules,
     ModelSpec, NormKind, StreamReader,
@@ -52,7 +52,8 @@ impl LayerParts<'_, '_> {
         };
         let factor = self.spec.residual_factor;
         let (input, output) = (load(&norms.input)?, load(&norms.output)?);
-        Ok(BlockFrame { mix: None, input, output, factor, scale })
+        let compiled = CompiledFunction::default();
+        Ok(BlockFrame { mix: None, input, output, factor, scale, compiled })
     }
 
     /// Like [`LayerParts::frame`], for a block that reads what `reader` makes of all streams, if there are

@@ -10,7 +10,7 @@ use jackalope_mlx::{Array, Dtype, Pinned, dim};
 use jackalope_spec::QueryGrowth;
 
 use super::chosen::{ChooserKernel, ChosenAttention};
-use super::frame::BlockFrame;
+use super::frame::{BlockFrame, StockInput};
 use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
 use super::mlp::Mlp;
 use super::residual::{Middle, Residual, TwoParts};
@@ -20,12 +20,14 @@ use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape, flo
 use jackalope_kernels::RotationTable;
 use jackalope_parallel::head_norms::{HeadNorms, HeadNormsKernel};
 use jackalope_parallel::heads::Heads;
+use jackalope_parallel::joined_heads::JoinedHeads;
 use jackalope_parallel::kernel::{DivisibleKernel, elements, pinned};
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
 use jackalope_parallel::output::{BlockOutput, stock_sum_products, sum_products};
 use jackalope_parallel::rope::Rope;
 use jackalope_parallel::{Compute, Parallel};
+use jackalope_weights::LoadError;
 
 /// The layers and settings of an attention block.
 #[derive(Debug)]
@@ -57,6 +59,16 @@ pub(crate) struct AttentionParts {
     pub(crate) soft_cap: Option<f32>,
     /// Chooses the positions that a query attends to.
     pub(crate) chooser: Option<Chooser>,
+}
+
+impl AttentionParts {
+    /// Joins the projections to queries, keys and values, and the norms of their heads, if they allow it.
+    fn join(&mut self) -> Result<Option<JoinedHeads>, LoadError> {
+        let KeyValues::Own(own) = &mut self.key_values else { return Ok(None) };
+        let (Some(v_proj), None) = (&mut own.v_proj, self.query_growth) else { return Ok(None) };
+        let projections = [&mut self.q_proj, &mut own.k_proj, v_proj];
+        JoinedHeads::join(projections, self.head_norms.as_ref(), &self.heads)
+    }
 }
 
 /// Where keys and values come from.
@@ -106,6 +118,8 @@ impl KeyValues {
 #[derive(Debug)]
 pub(crate) struct Attention {
     parts: AttentionParts,
+    /// The projections and norms of `parts` where MLX computes them together.
+    joined: Option<JoinedHeads>,
     layer_idx: usize,
     dtype: Dtype,
     parallel: Parallel,
@@ -113,12 +127,16 @@ pub(crate) struct Attention {
 
 impl Attention {
     pub(crate) fn new(
-        parts: AttentionParts,
+        mut parts: AttentionParts,
         layer_idx: usize,
         dtype: Dtype,
         parallel: &Parallel,
-    ) -> Attention {
-        Attention { parts, layer_idx, dtype, parallel: parallel.clone() }
+    ) -> Result<Attention, LoadError> {
+        let joined = match parallel.compute() {
+            Compute::Stock => parts.join()?,
+            Compute::Kernels(_) => None,
+        };
+        Ok(Attention { parts, joined, layer_idx, dtype, parallel: parallel.clone() })
     }
 
     /// Returns this rank's heads.
@@ -158,14 +176,10 @@ impl Attention {
         frame: &BlockFrame,
         step: &mut Step<'_, '_>,
     ) -> Residual {
-        let parts = &self.parts;
-        let is_stock = matches!(self.parallel.compute(), Compute::Stock);
-        let norms = parts.head_norms.as_ref();
-        let num_sums = norms.map_or(0, |norms| norms.num_sums(is_stock));
-        let output = BlockOutput { num_sums, ..parts.o_proj.block_output() };
+        let num_sums = self.sums_of_norms();
+        let output = BlockOutput { num_sums, ..self.parts.o_proj.block_output() };
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            let work = |x: &Array| parts.o_proj.stock(&self.stock_heads(x, step));
-            return residual.stock_block(frame, output, work);
+            return residual.stock_block_of(frame, output, |input| self.stock(input, step));
         };
         let ((projection, widths), kernel) = (self.projection_kernel(), self.kernel(step));
         let block = TwoParts {
@@ -192,9 +206,9 @@ impl Attention {
         let bias = output.bias.or(beside.bias);
         let output = BlockOutput { bias, is_empty: !has_heads && !has_mlp, ..output };
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            return residual.stock_block(frame, output, |x| {
-                let heads = has_heads.then(|| self.parts.o_proj.stock(&self.stock_heads(x, step)));
-                let beside = has_mlp.then(|| mlp.stock(x));
+            return residual.stock_block_of(frame, output, |input| {
+                let heads = has_heads.then(|| self.stock(input, step));
+                let beside = has_mlp.then(|| mlp.stock(&input.normed()));
                 stock_sum_products(heads, beside).expect("the block is not empty")
             });
         };
@@ -220,8 +234,8 @@ impl Attention {
     }
 
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias, with MLX.
-    pub(super) fn stock(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
-        self.parts.o_proj.stock(&self.stock_heads(x, step))
+    pub(super) fn stock(&self, input: &StockInput<'_>, step: &mut Step<'_, '_>) -> Array {
+        self.parts.o_proj.stock(&self.stock_heads(input, step))
     }
 
     /// Returns the part of a primitive's closure that computes queries, keys and values, which have
@@ -276,75 +290,126 @@ impl Attention {
     }
 
     /// Computes the heads' results `[tokens, heads * head_dim]` with MLX.
-    fn stock_heads(&self, x: &Array, step: &mut Step<'_, '_>) -> Array {
+    fn stock_heads(&self, input: &StockInput<'_>, step: &mut Step<'_, '_>) -> Array {
         let parts = &self.parts;
-        let mut q = split(&parts.q_proj.stock(x), parts.heads.head_dim);
-        let mut kv = self.stock_key_values(x);
-        if let Some(norms) = &parts.head_norms {
-            match &mut kv {
-                StockKv::New { k, .. } => [q, *k] = norms.stock([q, k.clone()]),
-                StockKv::OfLayer(_) => q = norms.stock_queries(&q),
+        let growth = parts.query_growth;
+        let factors = growth.map(|growth| stock_query_factors(growth, step, self.dtype));
+        let positions = step.positions();
+        let others: Vec<&Array> = [&positions].into_iter().chain(&factors).collect();
+        let rows = |inputs: &[Array]| self.stock_rows(&inputs[0], &inputs[1], inputs.get(2));
+        let rows = if self.sums_of_norms() == 0 {
+            input.compiled(&others, rows)
+        } else {
+            let x = input.normed();
+            rows(&[&x].into_iter().chain(others).cloned().collect::<Vec<_>>())
+        };
+        let mut rows = rows.into_iter();
+        let q = rows.next().expect("queries");
+        let gates = parts.gate.as_ref().map(|_| rows.next().expect("gates"));
+        let kv = match &parts.key_values {
+            KeyValues::Own(_) => {
+                let [k, v] = [(); 2].map(|()| rows.next().expect("keys and values"));
+                StockKv::New { k, v: StockValues::Own(v) }
             }
-        }
-        if let Some(growth) = parts.query_growth {
-            let factors = query_factors(growth, step);
-            let factors = Array::from_slice(&factors, &[dim(factors.len()), 1, 1, 1]);
-            q = q.mul(&factors.astype(q.dtype()));
-        }
-        let index = self.indexer().map(|indexer| indexer.stock(x, x));
+            KeyValues::OfLayer(source) => StockKv::OfLayer(*source),
+        };
+        let index = self.indexer().map(|indexer| indexer.stock([&input.normed(); 2], step));
         let chooser = parts.chooser.as_ref();
         let chooser = chooser.map(|it| StockChooser::new(index, it.choice(step)));
         let attention = StockAttention {
             layer_idx: self.layer_idx,
-            rope: Some(&parts.rope),
             chooser: chooser.as_ref(),
             scale: parts.scale,
             soft_cap: parts.soft_cap,
             reach: parts.reach,
-            norms: parts.head_norms.as_ref().and_then(HeadNorms::rotated),
             sinks: parts.sinks.as_ref(),
         };
         let out = attention.forward(&StockHeads { q, kv }, step);
-        match &parts.gate {
-            Some(gate) => {
-                // A number for each element, or for each head.
-                let gates = gate.stock(x);
-                let gates = if parts.has_softplus_gate {
-                    let wide = gates.astype(Dtype::F32).logaddexp(&Array::scalar(0.0));
-                    wide.astype(gates.dtype())
-                } else {
-                    gates.sigmoid()
-                };
-                let repeats = out.dim(1) / gates.dim(1).max(1);
-                out.mul(&if repeats == 1 { gates } else { gates.repeat(repeats, 1) })
-            }
-            None => out,
-        }
+        gates.map_or(out.clone(), |gates| {
+            let repeats = out.dim(1) / gates.dim(1).max(1);
+            out.mul(&if repeats == 1 { gates } else { gates.repeat(repeats, 1) })
+        })
     }
 
-    /// Computes keys and values `[tokens, kv_heads, 1, …]` with MLX, keys before their norm.
-    fn stock_key_values(&self, x: &Array) -> StockKv {
-        let Heads { head_dim, value_dim, .. } = self.parts.heads;
-        match &self.parts.key_values {
-            KeyValues::Own(own) => {
-                let OwnKeyValues { k_proj, v_proj, v_norm } = &**own;
-                let k = split(&k_proj.stock(x), head_dim);
-                let v = v_proj.as_ref();
-                let v = v.map_or(k.clone(), |v_proj| split(&v_proj.stock(x), value_dim));
-                let mut v = v_norm.as_ref().map_or(v.clone(), |norm| norm.stock(&v));
-                if self.parts.value_scale != 1.0 {
-                    v = &v * self.parts.value_scale;
-                }
-                StockKv::New { k, v: StockValues::Own(v) }
+    /// Returns the number of sums over the ranks that norms of a row's heads need.
+    fn sums_of_norms(&self) -> usize {
+        let is_stock = matches!(self.parallel.compute(), Compute::Stock);
+        self.parts.head_norms.as_ref().map_or(0, |norms| norms.num_sums(is_stock))
+    }
+
+    /// Computes with MLX what attention reads of rows `[tokens, hidden]` at `positions`: queries, what results are
+    /// multiplied by if there is a gate, and keys and values if the layer has its own. Heads are
+    /// `[tokens, heads, 1, …]`; `factors` are those of [`stock_query_factors`].
+    fn stock_rows(&self, x: &Array, positions: &Array, factors: Option<&Array>) -> Vec<Array> {
+        let parts = &self.parts;
+        let (q, kv) = match &self.joined {
+            Some(joined) => {
+                let [q, k, v] = joined.stock(x, &parts.rope, positions);
+                (q, Some([k, v]))
             }
-            KeyValues::OfLayer(source) => StockKv::OfLayer(*source),
+            None => self.stock_apart(x, positions, factors),
+        };
+        let mut rows = vec![q];
+        rows.extend(parts.gate.as_ref().map(|gate| {
+            // A number for each element, or for each head.
+            let gates = gate.stock(x);
+            if parts.has_softplus_gate {
+                let wide = gates.astype(Dtype::F32).logaddexp(&Array::scalar(0.0));
+                wide.astype(gates.dtype())
+            } else {
+                gates.sigmoid()
+            }
+        }));
+        if let (Some([k, v]), KeyValues::Own(own)) = (kv, &parts.key_values) {
+            let v = own.v_norm.as_ref().map_or(v.clone(), |norm| norm.stock(&v));
+            rows.extend([k, if parts.value_scale == 1.0 { v } else { &v * parts.value_scale }]);
         }
+        rows
+    }
+
+    /// Computes queries, and keys and values if the layer has its own, from projections that are not joined.
+    fn stock_apart(
+        &self,
+        x: &Array,
+        positions: &Array,
+        factors: Option<&Array>,
+    ) -> (Array, Option<[Array; 2]>) {
+        let parts = &self.parts;
+        let Heads { head_dim, value_dim, .. } = parts.heads;
+        let heads =
+            |linear: &Linear, width| linear.stock(x).reshape(&[x.dim(0), -1, 1, dim(width)]);
+        let mut q = heads(&parts.q_proj, head_dim);
+        let mut kv = match &parts.key_values {
+            KeyValues::OfLayer(_) => None,
+            KeyValues::Own(own) => {
+                let k = heads(&own.k_proj, head_dim);
+                let v_proj = own.v_proj.as_ref();
+                let v = v_proj.map_or(k.clone(), |v_proj| heads(v_proj, value_dim));
+                Some([k, v])
+            }
+        };
+        if let Some(norms) = &parts.head_norms {
+            match &mut kv {
+                Some([k, _]) => [q, *k] = norms.stock([q, k.clone()]),
+                None => q = norms.stock_queries(&q),
+            }
+        }
+        if let Some(factors) = factors {
+            q = q.mul(factors);
+        }
+        let norms = parts.head_norms.as_ref().and_then(HeadNorms::rotated);
+        let placed = |x: &Array, norm_idx: usize| {
+            let rotated = parts.rope.stock(x, positions);
+            norms.map_or(rotated.clone(), |norms| norms[norm_idx].stock(&rotated))
+        };
+        (placed(&q, 0), kv.map(|[k, v]| [placed(&k, 1), v]))
     }
 }
 
-/// Returns the heads of each row, `[tokens, heads, 1, width]`.
-fn split(x: &Array, width: usize) -> Array {
-    x.reshape(&[x.dim(0), -1, 1, dim(width)])
+/// Returns [`query_factors`] as an array, `[tokens, 1, 1, 1]`.
+pub(super) fn stock_query_factors(growth: QueryGrowth, step: &Step<'_, '_>, dtype: Dtype) -> Array {
+    let factors = query_factors(growth, step);
+    Array::from_slice(&factors, &[dim(factors.len()), 1, 1, 1]).astype(dtype)
 }
 
 /// Returns the factor of the query of each row.

@@ -11,9 +11,8 @@ use jackalope_kernels::{
 };
 
 use super::indexer::{Chooser, IndexRows, IndexerKernel};
-use super::runs::Runs;
 use crate::step::{Step, StepSpan};
-use jackalope_cache::Page;
+use jackalope_cache::{Page, Runs};
 
 /// What chooses the positions that queries attend to.
 pub(super) struct ChooserKernel {

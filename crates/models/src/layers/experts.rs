@@ -133,8 +133,13 @@ impl Experts {
         let order = is_sorted.then(|| choices.argsort(0));
         let indices = order.as_ref().map_or(choices.clone(), |order| choices.take(order, 0));
         // The row of activations of each choice.
-        let row = Array::arange(tokens, Dtype::I32).repeat(chosen, 0);
-        let row = order.as_ref().map_or(row.clone(), |order| row.take(order, 0));
+        let row = order.as_ref().map_or_else(
+            || {
+                let rows: Vec<i32> = (0..choices.dim(0)).map(|choice| choice / chosen).collect();
+                Array::from_slice(&rows, &[dim(rows.len())])
+            },
+            |order| order.floor_divide(&Array::from_slice(&[chosen.cast_unsigned()], &[1])),
+        );
         let gather = quant::Gather { indices: &indices, is_sorted };
         let own = x;
         // MLX reads the distance of rows from the strides, of which `expand_dims` makes up one: rows that were
@@ -363,6 +368,9 @@ impl SparseMlp {
         let output = self.block_output();
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let work = |x: &Array| self.stock(x, tokens).expect("the block is not empty");
+            if tokens.is_none() && output.num_sums == 0 {
+                return residual.stock_row_block(frame, output, work);
+            }
             return residual.stock_block(frame, output, work);
         };
         let kernel = self.kernel(tokens);
@@ -415,7 +423,7 @@ impl SparseMlp {
             dtype: self.experts.dtype,
         };
         let Compute::Kernels(threads) = self.parallel.compute() else {
-            return residual.stock_block(frame, output, |x| {
+            return residual.stock_row_block(frame, output, |x| {
                 let zeros = || zeros_after(x, hidden, self.experts.dtype);
                 let dense = has_dense.then(|| mlp.stock(&inputs[0].stock(x)));
                 let routed = has_experts

@@ -94,7 +94,9 @@ impl IndexPools {
         let apart = |keys: &Array| keys.expand_dims(1).expand_dims(1);
         match &self.keys {
             PoolKeys::Gated { .. } => apart(&keys),
-            PoolKeys::Mean { norm, rope } => rope.stock(&apart(&norm.stock(&keys)), pools.place()),
+            PoolKeys::Mean { norm, rope } => {
+                rope.stock(&apart(&norm.stock(&keys)), pools.positions())
+            }
         }
     }
 

@@ -10,13 +10,11 @@ use std::sync::Arc;
 
 use jackalope_kernels::{self as kernels, Elements, ElementsMut, IndexQueries, Threads};
 use jackalope_mlx::choice::{self, Blocks};
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 
-use super::index_blocks::BlockQueries;
 use super::index_pools::{IndexPools, PoolPlaces};
 use crate::step::{Choice, Step, StepSpan};
-use jackalope_cache::{LayerPages, Page};
+use jackalope_cache::{BlockQueries, LayerPages, Page};
 use jackalope_kernels::RotationTable;
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
@@ -157,7 +155,7 @@ impl Indexer {
 
     /// Computes queries, keys and factors of the rows of a step with MLX, before the rotation. `x` is
     /// `[tokens, hidden]`, `low_rank` what queries are computed from.
-    pub(super) fn stock(&self, x: &Array, low_rank: &Array) -> StockIndex<'_> {
+    pub(super) fn stock(&self, [x, low_rank]: [&Array; 2], step: &Step<'_, '_>) -> StockIndex<'_> {
         let IndexerSizes { heads, head_dim, .. } = self.sizes;
         let tokens = x.dim(0);
         let queries = self.queries.stock(low_rank);
@@ -166,9 +164,12 @@ impl Indexer {
         let keys = self.keys.stock(x);
         let keys = self.key_norm.as_ref().map_or(keys.clone(), |norm| norm.stock(&keys));
         let kept = self.pools.as_ref().map(|pools| pools.stock_kept(x, &keys));
+        let rope = self.rope.as_ref();
+        let placed = |x: Array| rope.map_or(x.clone(), |rope| rope.stock(&x, &step.positions()));
+        let of_pools = kept.map(|kept| kept.reshape(&[tokens, 1, 1, -1]));
         StockIndex {
-            queries: normed.unwrap_or(queries),
-            kept: kept.unwrap_or(keys).reshape(&[tokens, 1, 1, -1]),
+            queries: placed(normed.unwrap_or(queries)),
+            kept: of_pools.unwrap_or_else(|| placed(keys.reshape(&[tokens, 1, 1, -1]))),
             weights: match &self.weights {
                 IndexWeights::Projected(weights) => {
                     Some(weights.stock(x).reshape(&[tokens, dim(heads), 1, 1]))
@@ -178,7 +179,6 @@ impl Indexer {
                 }
                 IndexWeights::None => None,
             },
-            rope: self.rope.as_ref(),
             pools: self.pools.as_ref(),
             blocks: self.blocks,
             sizes: self.sizes,
@@ -225,18 +225,12 @@ pub(super) struct StockIndex<'a> {
     pub(super) kept: Array,
     /// `[tokens, heads, 1, 1]`, if heads choose together.
     pub(super) weights: Option<Array>,
-    rope: Option<&'a Rc<Rope>>,
     pub(super) pools: Option<&'a IndexPools>,
     blocks: Option<Blocks>,
     sizes: IndexerSizes,
 }
 
 impl StockIndex<'_> {
-    /// Rotates queries or keys, `[sequences, heads, seq, head_dim]`, if they are rotated.
-    pub(super) fn placed(&self, x: &Array, place: RopeOffset<'_>) -> Array {
-        self.rope.map_or(x.clone(), |rope| rope.stock(x, place))
-    }
-
     /// Returns whether queries attend to only some of `num_positions`.
     fn chooses_of(&self, num_positions: i32) -> bool {
         dim(self.sizes.attended_max) < num_positions

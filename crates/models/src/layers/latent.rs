@@ -24,7 +24,7 @@ use jackalope_kernels::{
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_spec::QueryGrowth;
 
-use super::attention::query_factors;
+use super::attention::{query_factors, stock_query_factors};
 use super::chosen::{ChooserKernel, ChosenAttention};
 use super::frame::BlockFrame;
 use super::indexer::{Chooser, IndexProjections, IndexRows, Indexer, StockChooser};
@@ -201,13 +201,12 @@ impl LatentAttention {
             LatentQueries::LowRank { down, norm, up } => {
                 let low_rank = norm.stock(&down.stock(x));
                 let indexer = self.parts.chooser.as_ref().and_then(Chooser::indexer);
-                (up.stock(&low_rank), indexer.map(|indexer| indexer.stock(x, &low_rank)))
+                (up.stock(&low_rank), indexer.map(|indexer| indexer.stock([x, &low_rank], step)))
             }
         };
         let mut q = q.reshape(&[tokens, -1, nope + rope]);
         if let Some(growth) = self.parts.query_growth {
-            let factors = Array::from_slice(&query_factors(growth, step), &[tokens, 1, 1]);
-            q = q.mul(&factors.astype(q.dtype()));
+            q = q.mul(&stock_query_factors(growth, step, self.dtype).squeeze(1));
         }
         let of_heads = |x: &Array| x.transpose(&[1, 0, 2]); // [heads, tokens, …] and back
         let embedded = self.parts.embed.stock(&of_heads(&q.slice_axis(2, 0, nope)));
@@ -224,17 +223,17 @@ impl LatentAttention {
         let chooser = chooser.map(|it| StockChooser::new(index, it.choice(step)));
         let attention = StockAttention {
             layer_idx: self.layer_idx,
-            rope: self.parts.rope.as_ref(),
             chooser: chooser.as_ref(),
             soft_cap: None,
             scale: self.parts.scale,
             reach: Reach::ALL,
-            norms: None,
             sinks: None,
         };
         let v = StockValues::OfKeys { dim: rank };
-        let kv = StockKv::New { k: k.reshape(&[tokens, 1, 1, -1]), v };
-        let out = attention.forward(&StockHeads { q: q.expand_dims(2), kv }, step);
+        let rope = self.parts.rope.as_ref();
+        let placed = |x: Array| rope.map_or(x.clone(), |rope| rope.stock(&x, &step.positions()));
+        let (q, k) = (placed(q.expand_dims(2)), placed(k.reshape(&[tokens, 1, 1, -1])));
+        let out = attention.forward(&StockHeads { q, kv: StockKv::New { k, v } }, step);
         let out = self.parts.unembed.stock(&of_heads(&out.reshape(&[tokens, -1, rank])));
         let out = of_heads(&out); // [tokens, heads, value]
         let gated = self.parts.gate.as_ref().map(|gate| {

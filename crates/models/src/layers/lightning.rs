@@ -17,14 +17,13 @@ use jackalope_kernels::{
     self as kernels, Elements, Floats, RecurrenceInputs, RecurrenceSizes, RecurrenceWeights,
     Threads,
 };
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_recurrence::{Rule, Scanned, StateArrays, Tokens, scan};
 
 use super::frame::BlockFrame;
 use super::recurrent::{RecurrenceKernel, StockRows, empty_state, stock_sequences};
 use super::residual::{Middle, Residual, TwoParts};
-use crate::step::{Step, StepSpan};
+use crate::step::Step;
 use jackalope_cache::{LayerCacheShape, float};
 use jackalope_kernels::RotationTable;
 use jackalope_parallel::group_norm::{GroupNorm, GroupNormKernel};
@@ -135,15 +134,13 @@ impl Lightning {
         let head_dim = self.sizes.key_dim;
         let [queries, keys, values, gates] =
             parts.projections.each_ref().map(|linear| linear.stock(x));
-        let positions = step.spans.iter().flat_map(StepSpan::positions);
-        let positions: Vec<i32> = positions.map(dim).collect();
-        let positions = Array::from_slice(&positions, &[dim(positions.len())]);
+        let positions = step.positions();
         let mut placed = [queries, keys].map(|x| x.reshape(&[x.dim(0), -1, dim(head_dim)]));
         if let Some(norms) = &parts.qk_norms {
             placed = array::from_fn(|idx| norms[idx].stock(&placed[idx]));
         }
         let placed = placed.map(|x| {
-            let rotated = parts.rope.stock(&x.expand_dims(2), RopeOffset::Each(&positions));
+            let rotated = parts.rope.stock(&x.expand_dims(2), &positions);
             rotated.reshape(&values.shape()).astype(Dtype::F32)
         });
         let [queries, keys] = placed;

@@ -91,7 +91,7 @@ impl Mlp {
                 let work = move |x: Elements<'_>, threads: &Threads| kernel.product(x, threads);
                 residual.kernel_block(frame, output, threads, work)
             }
-            Compute::Stock => residual.stock_block(frame, output, |x| self.stock(x)),
+            Compute::Stock => residual.stock_row_block(frame, output, |x| self.stock(x)),
         }
     }
 

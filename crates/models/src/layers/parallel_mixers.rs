@@ -5,7 +5,7 @@ use jackalope_kernels::{Elements, Threads};
 use jackalope_mlx::{Array, Dtype};
 
 use super::attention::Attention;
-use super::frame::BlockFrame;
+use super::frame::{BlockFrame, StockInput};
 use super::residual::{Middle, Residual, TwoParts};
 use super::state_space::StateSpace;
 use crate::step::Step;
@@ -61,7 +61,7 @@ impl ParallelMixers {
         };
         let Compute::Kernels(threads) = self.parallel.compute() else {
             let has = [has_attention, has_space];
-            return residual.stock_block(frame, output, |x| self.stock(x, has, step));
+            return residual.stock_block_of(frame, output, |input| self.stock(input, has, step));
         };
         let num_sums = output.num_sums;
         let space =
@@ -100,9 +100,14 @@ impl ParallelMixers {
 
     /// Computes this rank's part of the product `[tokens, hidden]`, without bias, with MLX; `has` says
     /// whether it has a part of the attention, and of the state space.
-    fn stock(&self, x: &Array, has: [bool; 2], step: &mut Step<'_, '_>) -> Array {
-        let [has_attention, has_space] = has;
-        let attention = has_attention.then(|| self.attention.stock(x, step));
+    fn stock(
+        &self,
+        input: &StockInput<'_>,
+        [has_attention, has_space]: [bool; 2],
+        step: &mut Step<'_, '_>,
+    ) -> Array {
+        let attention = has_attention.then(|| self.attention.stock(input, step));
+        let x = &input.normed();
         let output = self.space.block_output();
         let space = if has_space {
             Some(self.space.stock(x, step))

@@ -5,7 +5,6 @@ use std::cell::Cell;
 
 use jackalope_cache::KvArrays;
 use jackalope_mlx::choice;
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, dim};
 use jackalope_parallel::codes::stock_rounded;
 use jackalope_spec::PoolCandidates;
@@ -46,7 +45,7 @@ impl SharedChoice {
         indexer: &PoolIndexer,
         keys: Option<&Array>,
         seen: Option<&Array>,
-        queries: impl FnOnce(&PoolIndexer) -> [Array; 2],
+        queries: impl FnOnce() -> [Array; 2],
     ) -> Option<Array> {
         let mut masks = self.choice.masks.borrow_mut();
         let mut candidates = self.choice.candidates.masks.borrow_mut();
@@ -58,7 +57,7 @@ impl SharedChoice {
                 Some(_) => x.astype(Dtype::F32),
                 None => x.clone(),
             };
-            let [queries, weights] = queries(indexer);
+            let [queries, weights] = queries();
             choice::scores(&wide(&queries), &wide(&weights), &wide(keys))
         });
         let among = match indexer.candidates {
@@ -112,9 +111,9 @@ fn in_best_blocks(
 }
 
 impl PoolIndexer {
-    /// Rotates queries `[sequences, heads, queries, head_dim]`, and rounds them.
-    pub(super) fn stock_placed(&self, queries: &Array, place: RopeOffset<'_>) -> Array {
-        let placed = self.rope.stock(queries, place);
+    /// Rotates queries `[tokens, heads, 1, head_dim]`, and rounds them.
+    pub(super) fn stock_placed(&self, queries: &Array, positions: &Array) -> Array {
+        let placed = self.rope.stock(queries, positions);
         self.codes.map_or(placed.clone(), |codes| stock_rounded(codes, &placed))
     }
 }

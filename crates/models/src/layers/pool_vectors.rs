@@ -55,7 +55,7 @@ pub(crate) struct PoolSettings {
 impl VectorPlace {
     /// Rotates vectors of pools, `[pools, 1, 1, dim]`, with MLX, and rounds them.
     fn stock(&self, vectors: &Array, pools: &EndedPools) -> Array {
-        let placed = self.rope.stock(vectors, pools.place());
+        let placed = self.rope.stock(vectors, pools.positions());
         self.codes.map_or(placed.clone(), |codes| stock_rounded(codes, &placed))
     }
 

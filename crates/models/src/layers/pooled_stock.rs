@@ -1,10 +1,9 @@
 //! Attention to a window beside pools, with MLX's operations.
 
 use jackalope_cache::{BlockRows, KvArrays, SequenceCache};
-use jackalope_mlx::fast::{self, RopeOffset};
-use jackalope_mlx::{Array, Dtype, dim};
+use jackalope_mlx::{Array, Dtype, dim, fast};
 
-use super::pool_choice::{PoolChooser, PoolIndexer};
+use super::pool_choice::PoolChooser;
 use super::pool_choice_stock::SharedChoice;
 use super::pooled::{PoolPlace, PooledAttention, PooledPools, scale};
 use crate::step::{
@@ -15,7 +14,7 @@ use jackalope_parallel::codes::stock_rounded;
 /// Number of queries of a prompt whose scores are in memory at once.
 const ROWS_MAX: usize = 512;
 
-/// What is computed of the rows of a step, before the rotation.
+/// What is computed of the rows of a step, after the rotation.
 struct StockRows {
     q: Array,  // [tokens, heads, 1, head_dim]
     kv: Array, // [tokens, 1, 1, head_dim]
@@ -62,6 +61,7 @@ impl PooledAttention {
             plan.in_order(&outs)
         };
         let tokens = x.dim(0);
+        let out = self.parts.inverse.stock(&out.reshape(&rows.q.shape()), &step.positions());
         let groups = dim(self.parts.heads.cut.heads.len());
         let out = out.reshape(&[tokens, groups, -1]).transpose(&[1, 0, 2]);
         self.parts.groups.stock(&out).transpose(&[1, 0, 2]).reshape(&[tokens, -1])
@@ -76,13 +76,17 @@ impl PooledAttention {
         let indexer = pools.and_then(|pools| pools.chooser.as_ref()?.indexer());
         let own = pools.and_then(PooledPools::own);
         let normed = || fast::rms_norm(&q, None, parts.sizes.norm_eps);
+        let q = if parts.sizes.has_query_norm { normed() } else { q.clone() };
+        let kv = parts.kv_norm.stock(&parts.kv.stock(x)).reshape(&[tokens, 1, 1, -1]);
+        let positions = step.positions();
         StockRows {
-            q: if parts.sizes.has_query_norm { normed() } else { q.clone() },
-            kv: parts.kv_norm.stock(&parts.kv.stock(x)).reshape(&[tokens, 1, 1, -1]),
+            q: parts.rope.stock(&q, &positions),
+            kv: parts.rope.stock(&kv, &positions),
             raw: own.map(|own| own.stock_raw(x).reshape(&[tokens, 1, 1, -1])),
             index: indexer.map(|indexer| {
                 let shape = [tokens, -1, 1, dim(indexer.head_dim)];
                 let queries = indexer.queries.stock(&low_rank).reshape(&shape);
+                let queries = indexer.stock_placed(&queries, &positions);
                 [queries, indexer.weights.stock(x).reshape(&[tokens, -1, 1, 1])]
             }),
             choice: SharedChoice::new(pools, step),
@@ -94,10 +98,8 @@ impl PooledAttention {
         let parts = &self.parts;
         let written = step.written_rows();
         let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
-        let place = RopeOffset::Each(&written.positions);
-        let placed = parts.rope.stock(&rows.kv, place);
         let new = KvArrays {
-            keys: parts.sizes.codes.map_or(placed.clone(), |codes| stock_rounded(codes, &placed)),
+            keys: parts.sizes.codes.map_or(rows.kv.clone(), |codes| stock_rounded(codes, &rows.kv)),
             values: None,
             index: rows.raw.clone(),
         };
@@ -114,11 +116,10 @@ impl PooledAttention {
     /// Computes one token of each sequence of a group, `[sequences, heads * head_dim]`, in a layer without
     /// pools.
     fn stock_window(&self, rows: &StockRows, group: &WindowGroup, step: &Step<'_, '_>) -> Array {
-        let place = || RopeOffset::Each(&group.rows.positions);
-        let q = self.parts.rope.stock(&group.rows.of(&rows.q), place());
+        let q = group.rows.of(&rows.q);
         let window = self.stock_keys(&group.window.places, step.caches[0]);
         let out = self.weigh(&q, &window, group.window.mask.clone(), None);
-        self.parts.inverse.stock(&out, place()).reshape(&[out.dim(0), -1])
+        out.reshape(&[out.dim(0), -1])
     }
 
     /// Returns keys of positions, `[sequences, 1, positions, head_dim]`.
@@ -135,25 +136,20 @@ impl PooledAttention {
         step: &Step<'_, '_>,
     ) -> Array {
         let parts = &self.parts;
-        let place = || RopeOffset::Each(&group.rows.positions);
-        let q = group.by_slot(&parts.rope.stock(&group.rows.of(&rows.q), place()));
+        let by_slot = |x: &Array| group.by_slot(&group.rows.of(x));
+        let q = by_slot(&rows.q);
         let keys = self.stock_keys(&window.places, step.caches[0]);
         let pools = parts.pools.as_ref().and_then(|pools| {
             let (num_pools, seen) = group.whole_pools(pools.len);
             let (layer, slots) = (step.caches[0].layer(self.pools_at()), step.caches[0].slots());
             let held = (num_pools != 0)
                 .then(|| slots.borrow().held_pools(group.class, layer).rows(0, num_pools));
-            pools.stock(held, seen, &rows.choice, |indexer| {
-                let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
-                let queries = indexer.stock_placed(&group.rows.of(queries), place());
-                [&queries, &group.rows.of(weights)].map(|it| group.by_slot(it))
+            pools.stock(held, seen, &rows.choice, || {
+                rows.index.as_ref().expect("an indexer has queries").each_ref().map(by_slot)
             })
         });
         let out = self.weigh(&q, &keys, window.mask.clone(), pools.as_ref());
-        let out = group.by_sequence(&out);
-        let shape = [out.dim(0), q.dim(1), 1, q.dim(3)];
-        let back = parts.inverse.stock(&out.reshape(&shape), place());
-        back.reshape(&[out.dim(0), -1])
+        group.by_sequence(&out)
     }
 
     /// Computes the rows of one sequence, `[rows, heads * head_dim]`.
@@ -165,12 +161,11 @@ impl PooledAttention {
         cache: &SequenceCache,
     ) -> Array {
         let parts = &self.parts;
-        let place = || RopeOffset::First(dim(span.start));
         let own = |x: &Array| {
             let rows = x.slice_axis(0, dim(span.rows.start), dim(span.rows.end));
             rows.transpose(&[2, 1, 0, 3])
         };
-        let q = parts.rope.stock(&own(&rows.q), place());
+        let q = own(&rows.q);
         let keys = self.stock_keys(&prompt.places, cache);
         let pools = parts.pools.as_ref().and_then(|pools| {
             let counts = span.positions().map(|position| dim((position + 1) / pools.len));
@@ -179,9 +174,8 @@ impl PooledAttention {
             let held = (num_pools != 0).then(|| cache.held_pools(self.pools_at(), num_pools));
             let numbers = Array::arange(dim(num_pools), Dtype::I32);
             let counts = Array::from_slice(&counts, &[1, 1, dim(counts.len()), 1]);
-            pools.stock(held, Some(numbers.less(&counts)), &rows.choice, |indexer| {
-                let [queries, weights] = rows.index.as_ref().expect("an indexer has queries");
-                [indexer.stock_placed(&own(queries), place()), own(weights)]
+            pools.stock(held, Some(numbers.less(&counts)), &rows.choice, || {
+                rows.index.as_ref().expect("an indexer has queries").each_ref().map(own)
             })
         });
         let num_rows = span.rows.len();
@@ -206,8 +200,7 @@ impl PooledAttention {
         });
         let blocks: Vec<Array> = blocks.collect();
         let out = Array::concatenate(&blocks.iter().collect::<Vec<_>>(), 2);
-        let back = parts.inverse.stock(&out, place());
-        back.transpose(&[0, 2, 1, 3]).reshape(&[dim(num_rows), -1])
+        out.transpose(&[0, 2, 1, 3]).reshape(&[dim(num_rows), -1])
     }
 
     /// Returns the cache that keeps the pools: the layer's own, or an earlier one's.
@@ -269,7 +262,7 @@ impl PooledPools {
         held: Option<KvArrays>,
         seen: Option<Array>,
         choice: &SharedChoice,
-        queries: impl FnOnce(&PoolIndexer) -> [Array; 2],
+        queries: impl FnOnce() -> [Array; 2],
     ) -> Option<StockPools> {
         let part = choice.next_part();
         let chosen = match &self.chooser {

@@ -20,7 +20,7 @@ use jackalope_kernels::{self as kernels, Elements, ElementsMut, Floats, Terms, T
 use jackalope_mlx::{Array, ArrayType, Dtype, KernelSums, Pinned, dim};
 use jackalope_protocol::KernelTimings;
 
-use super::frame::BlockFrame;
+use super::frame::{BlockFrame, StockInput};
 use super::stream_mix::{StreamMix, StreamMixKernel, beside};
 use jackalope_parallel::kernel::{Outputs, elements, primitive, primitives, zeros_after};
 use jackalope_parallel::norm::{Norm, NormKernel};
@@ -282,16 +282,39 @@ impl Residual {
         output: BlockOutput<'_>,
         work: impl FnOnce(&Array) -> Array,
     ) -> Residual {
+        self.stock_block_of(frame, output, |input| work(&input.normed()))
+    }
+
+    /// As [`Residual::stock_block`], for a block that computes each row from that row alone. `work` must read
+    /// nothing else that changes, and take part in no sums.
+    pub(super) fn stock_row_block(
+        self,
+        frame: &BlockFrame,
+        output: BlockOutput<'_>,
+        work: impl Fn(&Array) -> Array,
+    ) -> Residual {
+        assert_eq!(output.num_sums, 0, "sums over the ranks depend on other ranks");
+        let work = |inputs: &[Array]| vec![work(&inputs[0])];
+        self.stock_block_of(frame, output, |input| input.compiled(&[], work).remove(0))
+    }
+
+    /// As [`Residual::stock_block`]; `work` gets the stream before its norm.
+    pub(super) fn stock_block_of(
+        self,
+        frame: &BlockFrame,
+        output: BlockOutput<'_>,
+        work: impl FnOnce(&StockInput<'_>) -> Array,
+    ) -> Residual {
         let x = frame.mix.as_ref().map_or_else(
             || self.h.clone(),
             |mix| mix.stock(self.earlier.as_ref().expect("earlier streams"), &self.h),
         );
-        let x = frame.input.as_ref().map_or(x.clone(), |norm| norm.stock(&x));
+        let input = StockInput::new(x, frame);
         let part = if output.is_empty {
-            let after = without_sums(&self.parallel, x, output.num_sums, Dtype::F32);
+            let after = without_sums(&self.parallel, input.normed(), output.num_sums, Dtype::F32);
             zeros_after(&after, output.hidden, output.dtype)
         } else {
-            work(&x)
+            work(&input)
         };
         let sum = self.parallel.all_sum(&part);
         let sum = output.bias.map_or(sum.clone(), |bias| sum.add(bias.array()));

@@ -1,8 +1,5 @@
 //! Attention with MLX's operations, for all layers that keep keys and values.
 
-use std::rc::Rc;
-
-use jackalope_mlx::fast::RopeOffset;
 use jackalope_mlx::{Array, Dtype, GpuKind, dim, fast, gpu_kind};
 use jackalope_protocol::KV_BLOCK_TOKENS;
 
@@ -10,8 +7,6 @@ use super::index_pools::IndexPools;
 use super::indexer::{StockChooser, StockIndex};
 use crate::step::{DecodeGroup, Reach, Step, StepSpan, VisibleKeys, WindowGroup};
 use jackalope_cache::{KvArrays, SequenceCache, SlotPool};
-use jackalope_parallel::norm::Norm;
-use jackalope_parallel::rope::Rope;
 
 /// Maximum size of the scores that are in memory at once where no fused operation computes them piece by
 /// piece, in bytes.
@@ -27,7 +22,7 @@ const PADDED_QUERIES: usize = 128;
 /// On CUDA, the keys of a prompt are padded to a multiple of this number; arrays of keys have as many.
 const PADDED_KEYS: usize = KV_BLOCK_TOKENS as usize;
 
-/// Queries `[tokens, heads, 1, key_dim]`, keys and values of a step's rows, before the rotation.
+/// Queries `[tokens, heads, 1, key_dim]`, keys and values of a step's rows, after the rotation.
 #[derive(Debug)]
 pub(super) struct StockHeads {
     pub(super) q: Array,
@@ -90,8 +85,6 @@ impl StockKv {
 #[derive(Debug)]
 pub(super) struct StockAttention<'a> {
     pub(super) layer_idx: usize,
-    /// Rotation of queries and keys; `None` if they have none.
-    pub(super) rope: Option<&'a Rc<Rope>>,
     /// Chooses the keys that a query attends to.
     pub(super) chooser: Option<&'a StockChooser<'a>>,
     /// Factor of the scores.
@@ -100,8 +93,6 @@ pub(super) struct StockAttention<'a> {
     pub(super) soft_cap: Option<f32>,
     /// The positions that a query sees.
     pub(super) reach: Reach,
-    /// Norms of queries and keys after the rotation.
-    pub(super) norms: Option<&'a [Norm; 2]>,
     /// A score for each head that takes part in the soft-max without having a value, `[heads]`.
     pub(super) sinks: Option<&'a Array>,
 }
@@ -159,17 +150,15 @@ impl StockAttention<'_> {
         slots: &mut SlotPool,
         layer: usize,
     ) -> Array {
-        let positions = &group.rows.positions;
-        let place = || RopeOffset::Each(positions);
-        let q = self.placed(&group.rows.of(&heads.q), 0, place());
+        let q = group.rows.of(&heads.q);
         let held = match &heads.kv {
             StockKv::New { k, v } => {
-                let keys = self.placed(&group.rows.of(k), 1, place());
+                let keys = group.rows.of(k);
                 let values = v.rows(|v| group.rows.of(v));
                 let index = self.index_of_positions();
-                let index = index.map(|it| it.placed(&group.rows.of(&it.kept), place()));
+                let index = index.map(|it| group.rows.of(&it.kept));
                 let new = KvArrays { keys, values, index };
-                slots.write(group.class, layer, &new, [&group.slots, positions])
+                slots.write(group.class, layer, &new, [&group.slots, &group.rows.positions])
             }
             // Both layers are on this rank, whose layers follow one another.
             StockKv::OfLayer(source) => slots.held(group.class, layer + source - self.layer_idx),
@@ -183,9 +172,9 @@ impl StockAttention<'_> {
                 });
                 let keys = of_pools.as_ref().or(held.index.as_ref());
                 let keys = keys.expect("an indexer's keys are kept");
-                let queries = index.placed(&group.rows.of(&index.queries), place());
-                let weights = index.weights.as_ref().map(|it| group.by_slot(&group.rows.of(it)));
-                let queries = group.by_slot(&queries);
+                let by_slot = |x: &Array| group.by_slot(&group.rows.of(x));
+                let weights = index.weights.as_ref().map(by_slot);
+                let queries = by_slot(&index.queries);
                 index.chosen([&queries, keys], weights.as_ref(), dim(stop), mask.as_ref())
             })
         });
@@ -198,14 +187,13 @@ impl StockAttention<'_> {
 
     /// Computes the rows of one sequence, `[rows, heads * value_dim]`.
     fn prompt(&self, heads: &StockHeads, span: &StepSpan, cache: &mut SequenceCache) -> Array {
-        let place = || RopeOffset::First(dim(span.start));
-        let q = self.placed(&rows(&heads.q, span), 0, place());
+        let q = rows(&heads.q, span);
         let held = match &heads.kv {
             StockKv::New { k, v } => {
-                let keys = self.placed(&rows(k, span), 1, place());
+                let keys = rows(k, span);
                 let values = v.rows(|v| rows(v, span));
                 let index = self.index_of_positions();
-                let index = index.map(|it| it.placed(&rows(&it.kept, span), place()));
+                let index = index.map(|it| rows(&it.kept, span));
                 cache.append(self.layer_idx, span.start, &KvArrays { keys, values, index })
             }
             StockKv::OfLayer(source) => cache.held(*source, span.start + span.rows.len()),
@@ -218,7 +206,7 @@ impl StockAttention<'_> {
                     .map(|pools| cache.held_pools(self.layer_idx, stop / pools.shape.len).keys);
                 let keys = of_pools.as_ref().or(held.index.as_ref());
                 let keys = keys.expect("an indexer's keys are kept");
-                let queries = index.placed(&rows(&index.queries, span), place());
+                let queries = rows(&index.queries, span);
                 let visible = fast::causal_mask(q.dim(2), dim(stop));
                 let weights = index.weights.as_ref().map(|weights| rows(weights, span));
                 index.chosen([&queries, keys], weights.as_ref(), dim(stop), Some(&visible))
@@ -256,8 +244,8 @@ impl StockAttention<'_> {
         let layer = step.caches[0].layer(self.layer_idx);
         let layer = match &heads.kv {
             StockKv::New { k, v } => {
-                let keys = self.placed(k, 1, RopeOffset::Each(&written.positions));
-                let new = KvArrays { keys, values: v.rows(Array::clone), index: None };
+                let values = v.rows(Array::clone);
+                let new = KvArrays { keys: k.clone(), values, index: None };
                 blocks.write(layer, &new, &written.places);
                 layer
             }
@@ -271,8 +259,6 @@ impl StockAttention<'_> {
         for prompt in &plan.prompts {
             let kv = heads.kv.held(blocks.read(layer, &prompt.places));
             let q = rows(&heads.q, &step.spans[prompt.span_idx]);
-            let start = step.spans[prompt.span_idx].start;
-            let q = self.placed(&q, 0, RopeOffset::First(dim(start)));
             outs.push(self.attend_all(&q, kv, prompt.first));
         }
         plan.in_order(&outs)
@@ -280,8 +266,7 @@ impl StockAttention<'_> {
 
     /// Computes one token of each sequence of a group from what they see, `[sequences, heads * value_dim]`.
     fn decode_window(&self, q: &Array, [keys, values]: [Array; 2], group: &WindowGroup) -> Array {
-        let place = RopeOffset::Each(&group.rows.positions);
-        let q = self.placed(&group.rows.of(q), 0, place);
+        let q = group.rows.of(q);
         let mask = group.window.mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
         self.weigh(&q, &keys, &values, mask).reshape(&[q.dim(0), -1])
     }
@@ -300,13 +285,6 @@ impl StockAttention<'_> {
         let padded = Array::concatenate(&[&padding(before), q, &padding(after)], 2);
         let out = self.weigh(&padded, keys, values, fast::Mask::Causal);
         out.slice_axis(2, before, before + num_queries)
-    }
-
-    /// Rotates queries (`norm_idx` 0) or keys (1), and applies their norm afterwards in models that
-    /// normalise rotated heads.
-    fn placed(&self, x: &Array, norm_idx: usize, place: RopeOffset<'_>) -> Array {
-        let rotated = self.rope.map_or(x.clone(), |rope| rope.stock(x, place));
-        self.norms.map_or(rotated.clone(), |norms| norms[norm_idx].stock(&rotated))
     }
 
     fn scores<'b>(&self, mask: fast::Mask<'b>) -> fast::AttentionScores<'b>
@@ -438,12 +416,10 @@ mod tests {
     fn plain() -> StockAttention<'static> {
         StockAttention {
             layer_idx: 0,
-            rope: None,
             chooser: None,
             scale: 0.5,
             soft_cap: None,
             reach: Reach::ALL,
-            norms: None,
             sinks: None,
         }
     }

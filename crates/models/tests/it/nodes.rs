@@ -16,7 +16,7 @@ const NODES_PER_LAYER_MAX: usize = 32;
 
 /// Largest number of nodes per layer of models with other layers: routers, sinks and windows, states.
 const OTHER_MODELS: [(&str, usize); 3] =
-    [("qwen3_moe-q4-f32", 52), ("gpt_oss-f32", 93), ("qwen3_next-f32", 102)];
+    [("qwen3_moe-q4-f32", 49), ("gpt_oss-f32", 82), ("qwen3_next-f32", 99)];
 
 /// Largest number of nodes for 64 sequences, for each hundred nodes of one.
 const BATCH_PERCENT_MAX: usize = 125;

@@ -1,6 +1,6 @@
 //! The rows of a step that attend to all positions that they see, and those that attend to chosen ones.
 
-use crate::step::StepSpan;
+use super::span::StepSpan;
 
 /// Number of rows with chosen positions that are computed together: each has a copy of the cached
 /// vectors of its positions.
@@ -8,30 +8,31 @@ const CHOOSING_ROWS: usize = 16;
 
 /// Consecutive rows of a step, of one or several sequences.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub struct Runs {
     /// Whether each row attends to chosen positions only.
-    pub(super) is_chosen: bool,
+    pub is_chosen: bool,
     /// Rows of a sequence, and the number of the sequence in the step.
-    pub(super) of_sequences: Vec<SequenceRun>,
+    pub of_sequences: Vec<SequenceRun>,
 }
 
 /// Consecutive rows of a sequence.
 #[derive(Debug)]
-pub(super) struct SequenceRun {
+pub struct SequenceRun {
     /// Number of the sequence in the step.
-    pub(super) sequence: usize,
-    pub(super) span: StepSpan,
+    pub sequence: usize,
+    /// The rows.
+    pub span: StepSpan,
 }
 
 impl Runs {
     /// Returns the number of rows.
-    pub(super) fn num_rows(&self) -> usize {
+    pub fn num_rows(&self) -> usize {
         self.of_sequences.iter().map(|run| run.span.rows.len()).sum()
     }
 
     /// Divides the rows of a step, in order. Rows that see more than `num_chosen` positions attend to
     /// chosen ones; none if it is `None`.
-    pub(super) fn of_step(spans: &[StepSpan], num_chosen: Option<usize>) -> Vec<Runs> {
+    pub fn of_step(spans: &[StepSpan], num_chosen: Option<usize>) -> Vec<Runs> {
         let mut all: Vec<Runs> = Vec::new();
         for (sequence, span) in spans.iter().enumerate() {
             let seeing_few = num_chosen.map_or(usize::MAX, |most| most.saturating_sub(span.start));

@@ -8,25 +8,25 @@ use std::sync::Arc;
 use jackalope_kernels::{self as kernels, DenseMatrix, Elements, ElementsMut, Threads};
 use jackalope_mlx::choice::Blocks;
 
-use jackalope_cache::Page;
+use super::pages::Page;
 
 /// Queries of consecutive rows of a sequence, each of whose heads chooses blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockQueries {
+pub struct BlockQueries {
     /// Number of heads.
-    pub(super) heads: usize,
+    pub heads: usize,
     /// Width of a query and of a key.
-    pub(super) head_dim: usize,
+    pub head_dim: usize,
     /// Position of the first row.
-    pub(super) first: usize,
+    pub first: usize,
     /// How blocks are chosen.
-    pub(super) blocks: Blocks,
+    pub blocks: Blocks,
 }
 
 impl BlockQueries {
     /// Returns the positions that each head of each row attends to, for `queries`
     /// `[rows, heads, head_dim]`.
-    pub(super) fn choose(
+    pub fn choose(
         &self,
         queries: &[f32],
         pages: &[Arc<Page>],
