@@ -97,12 +97,19 @@ fn check_version(prefix: &Path) -> Result<(), String> {
 }
 
 fn compile_shim(prefix: &Path) -> Result<(), String> {
-    for path in ["src/ffi.rs", "cpp/shim.h", "cpp/shim.cc", "build.rs"] {
+    for path in [
+        "src/ffi.rs",
+        "cpp/shim.h",
+        "cpp/shim.cc",
+        "cpp/graph_copy.h",
+        "cpp/graph_copy.cc",
+        "build.rs",
+    ] {
         println!("cargo::rerun-if-changed={path}");
     }
     let mut build = cxx_build::bridge("src/ffi.rs");
     build
-        .file("cpp/shim.cc")
+        .files(["cpp/shim.cc", "cpp/graph_copy.cc"])
         .include("cpp")
         .std("c++20")
         // The shim is thin and called for every node: optimise it in every profile.

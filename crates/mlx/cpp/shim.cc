@@ -235,24 +235,23 @@ Arrays together(Refs arrays) {
   return boxed(to_vector(arrays));
 }
 
-GraphFunction::GraphFunction() {
-  // On a CPU, fused operations would need a C++ compiler where this runs.
+Arrays compiled(Refs inputs, GraphBuilder& builder) {
+  // On a CPU, operations that are joined would need a C++ compiler where this runs.
   if (mx::default_device() == mx::Device::cpu) mx::set_compile_mode(mx::CompileMode::no_fuse);
-  compiled_ = mx::compile(
-      [this](const std::vector<array>& inputs) { return *build_graph(*builder_, inputs); });
+  std::function<std::vector<array>(const std::vector<array>&)> build =
+      [&builder](const std::vector<array>& placeholders) {
+        return *build_graph(builder, placeholders);
+      };
+  return boxed(mx::compile(std::move(build))(to_vector(inputs)));
 }
-std::vector<array> GraphFunction::call(
-    const std::vector<array>& inputs, GraphBuilder& builder) {
-  // The nodes of a copied graph are not those whose inputs are noted.
-  if (fused_inputs) return *build_graph(builder, inputs);
-  builder_ = &builder;
-  return compiled_(inputs);
+std::unique_ptr<GraphCopy> graph_copy(Refs inputs, const std::vector<array>& outputs) {
+  return std::make_unique<GraphCopy>(to_vector(inputs), outputs);
 }
-std::unique_ptr<GraphFunction> graph_function() {
-  return std::make_unique<GraphFunction>();
+Arrays apply(const GraphCopy& graph, Refs inputs) {
+  return boxed(graph.apply(to_vector(inputs)));
 }
-Arrays call(GraphFunction& function, Refs inputs, GraphBuilder& builder) {
-  return boxed(function.call(to_vector(inputs), builder));
+bool is_counting() {
+  return fused_inputs.has_value();
 }
 
 void eval(Refs arrays) {

@@ -2,11 +2,11 @@
 // Lists of zero or one array stand for optional arrays.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "graph_copy.h"
 #include "mlx/mlx.h"
 #include "rust/cxx.h"
 
@@ -43,19 +43,11 @@ Array pick(const std::vector<array>& arrays, size_t idx);
 
 Arrays together(Refs arrays);
 
-// A function whose graph MLX builds once for each shape of its arguments.
-class GraphFunction {
- public:
-  GraphFunction();
-  GraphFunction(const GraphFunction&) = delete;
-  std::vector<array> call(const std::vector<array>& inputs, GraphBuilder& builder);
-
- private:
-  GraphBuilder* builder_ = nullptr;
-  std::function<std::vector<array>(const std::vector<array>&)> compiled_;
-};
-std::unique_ptr<GraphFunction> graph_function();
-Arrays call(GraphFunction& function, Refs inputs, GraphBuilder& builder);
+// Builds the graph of a function for these inputs, as MLX simplifies it.
+Arrays compiled(Refs inputs, GraphBuilder& builder);
+std::unique_ptr<GraphCopy> graph_copy(Refs inputs, const std::vector<array>& outputs);
+Arrays apply(const GraphCopy& graph, Refs inputs);
+bool is_counting();
 
 void eval(Refs arrays);
 void begin_counting();

@@ -106,7 +106,7 @@ pub(crate) mod bridge {
         #[namespace = "mlx::core::distributed"]
         #[cxx_name = "Group"]
         type RawGroup;
-        type GraphFunction;
+        type GraphCopy;
 
         // Arrays.
         fn allocate(shape: &[i32], dtype: u8) -> Result<UniquePtr<RawArray>>;
@@ -123,12 +123,16 @@ pub(crate) mod bridge {
         fn together(arrays: &[ArrayRef]) -> UniquePtr<CxxVector<RawArray>>;
 
         // Functions.
-        fn graph_function() -> Result<UniquePtr<GraphFunction>>;
-        unsafe fn call<'a>(
-            function: Pin<&mut GraphFunction>,
+        unsafe fn compiled<'a>(
             inputs: &[ArrayRef],
             builder: &mut GraphBuilder<'a>,
         ) -> Result<UniquePtr<CxxVector<RawArray>>>;
+        fn graph_copy(
+            inputs: &[ArrayRef],
+            outputs: &CxxVector<RawArray>,
+        ) -> Result<UniquePtr<GraphCopy>>;
+        fn apply(graph: &GraphCopy, inputs: &[ArrayRef]) -> UniquePtr<CxxVector<RawArray>>;
+        fn is_counting() -> bool;
 
         // Evaluation.
         fn eval(arrays: &[ArrayRef]) -> Result<()>;
