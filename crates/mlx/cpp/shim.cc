@@ -236,7 +236,7 @@ Arrays together(Refs arrays) {
 }
 
 Arrays compiled(Refs inputs, GraphBuilder& builder) {
-  // On a CPU, operations that are joined would need a C++ compiler where this runs.
+  // On a CPU, fused operations would need a C++ compiler where this runs.
   if (mx::default_device() == mx::Device::cpu) mx::set_compile_mode(mx::CompileMode::no_fuse);
   std::function<std::vector<array>(const std::vector<array>&)> build =
       [&builder](const std::vector<array>& placeholders) {

@@ -17,7 +17,7 @@ use crate::ffi::builder::GraphBuilder;
 const ROWS_MAX: i32 = 64;
 
 /// A function of arrays whose graph is built once for each number of rows, and copied from then on. A copy takes
-/// a fraction of the time, and on GPUs MLX joins element-wise operations of such a graph in one kernel each
+/// a fraction of the time, and on GPUs MLX fuses its chains of element-wise operations
 /// (`mlx::core::compile`).
 #[derive(Default)]
 pub struct CompiledFunction {

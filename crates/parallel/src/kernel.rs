@@ -284,26 +284,26 @@ impl WeightMatrix {
             && types(self) == types(other)
     }
 
-    /// Joins matrices that are alike: the result has the rows of the first, then those of the second, and so on. The
+    /// Fuses matrices that are alike: the result has the rows of the first, then those of the second, and so on. The
     /// given matrices become views of it.
     ///
     /// # Errors
     /// Fails if MLX cannot copy the elements.
-    pub(crate) fn join<const N: usize>(
+    pub(crate) fn fuse<const N: usize>(
         mut matrices: [&mut WeightMatrix; N],
     ) -> Result<WeightMatrix, jackalope_mlx::Error> {
         let tensors: Vec<Vec<Array>> = matrices.iter().map(|it| it.stored.tensors()).collect();
-        let joined = (0..tensors[0].len()).map(|kind| {
+        let fused = (0..tensors[0].len()).map(|kind| {
             let rows: Vec<&Array> = tensors.iter().map(|it| &it[kind]).collect();
-            let joined = Array::concatenate(&rows, 0);
-            joined.eval().map(|()| joined)
+            let all = Array::concatenate(&rows, 0);
+            all.eval().map(|()| all)
         });
-        let joined = joined.collect::<Result<Vec<Array>, _>>()?;
+        let fused = fused.collect::<Result<Vec<Array>, _>>()?;
         let mut end = 0;
         for matrix in &mut matrices {
             let (first, kernel) = (dim(end), OnceCell::new());
             end += matrix.output;
-            let views = joined.iter().map(|tensor| {
+            let views = fused.iter().map(|tensor| {
                 let view = tensor.slice_axis(0, first, dim(end));
                 view.eval().map(|()| view)
             });
@@ -312,7 +312,7 @@ impl WeightMatrix {
             **matrix = WeightMatrix { stored, kernel, ..**matrix };
         }
         let WeightMatrix { ref stored, format, input, .. } = *matrices[0];
-        let (stored, kernel) = (stored.with(joined), OnceCell::new());
+        let (stored, kernel) = (stored.with(fused), OnceCell::new());
         Ok(WeightMatrix { stored, format, output: end, input, kernel })
     }
 

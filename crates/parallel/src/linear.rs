@@ -108,13 +108,13 @@ impl Linear {
         Ok(Linear { matrix, bias: bias.map(Bias::new), dtype: w.dtype(), terms })
     }
 
-    /// Joins layers with the same input, for MLX: the result has the output of the first, then that of the second,
+    /// Fuses layers with the same input, for MLX: the result has the output of the first, then that of the second,
     /// and so on. The weights of the given layers become views of it. Returns `None` if the layers are of different
     /// kinds, one has no output on this rank, or their products are summed over the ranks.
     ///
     /// # Errors
     /// Fails if MLX cannot copy the weights.
-    pub fn join<const N: usize>(layers: [&mut Linear; N]) -> Result<Option<Linear>, LoadError> {
+    pub fn fuse<const N: usize>(layers: [&mut Linear; N]) -> Result<Option<Linear>, LoadError> {
         let has_bias = layers[0].bias.is_some();
         let is_alike = |it: &Linear| {
             it.terms.is_none()
@@ -127,11 +127,11 @@ impl Linear {
         let dtype = layers[0].dtype;
         let biases: Vec<Array> =
             layers.iter().filter_map(|it| it.bias.as_ref()).map(|it| it.array().clone()).collect();
-        let matrix = WeightMatrix::join(layers.map(|layer| &mut layer.matrix))?;
+        let matrix = WeightMatrix::fuse(layers.map(|layer| &mut layer.matrix))?;
         let bias = if has_bias {
-            let joined = Array::concatenate(&biases.iter().collect::<Vec<_>>(), 0);
-            joined.eval()?;
-            Some(Bias::new(joined))
+            let all = Array::concatenate(&biases.iter().collect::<Vec<_>>(), 0);
+            all.eval()?;
+            Some(Bias::new(all))
         } else {
             None
         };

@@ -18,9 +18,9 @@ use super::stock_attention::{StockAttention, StockHeads, StockKv, StockValues};
 use crate::step::{Reach, Step, StepSpan};
 use jackalope_cache::{KvShape, LayerCacheShape, LayerPages, Page, PoolShape, float};
 use jackalope_kernels::RotationTable;
+use jackalope_parallel::fused_qkv::FusedQkv;
 use jackalope_parallel::head_norms::{HeadNorms, HeadNormsKernel};
 use jackalope_parallel::heads::Heads;
-use jackalope_parallel::joined_heads::JoinedHeads;
 use jackalope_parallel::kernel::{DivisibleKernel, elements, pinned};
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
@@ -62,12 +62,12 @@ pub(crate) struct AttentionParts {
 }
 
 impl AttentionParts {
-    /// Joins the projections to queries, keys and values, and the norms of their heads, if they allow it.
-    fn join(&mut self) -> Result<Option<JoinedHeads>, LoadError> {
+    /// Fuses the projections to queries, keys and values, and the norms of their heads, if they allow it.
+    fn fuse_qkv(&mut self) -> Result<Option<FusedQkv>, LoadError> {
         let KeyValues::Own(own) = &mut self.key_values else { return Ok(None) };
         let (Some(v_proj), None) = (&mut own.v_proj, self.query_growth) else { return Ok(None) };
         let projections = [&mut self.q_proj, &mut own.k_proj, v_proj];
-        JoinedHeads::join(projections, self.head_norms.as_ref(), &self.heads)
+        FusedQkv::fuse(projections, self.head_norms.as_ref(), &self.heads)
     }
 }
 
@@ -118,8 +118,8 @@ impl KeyValues {
 #[derive(Debug)]
 pub(crate) struct Attention {
     parts: AttentionParts,
-    /// The projections and norms of `parts` where MLX computes them together.
-    joined: Option<JoinedHeads>,
+    /// The projections and norms of `parts` as one, for MLX.
+    fused_qkv: Option<FusedQkv>,
     layer_idx: usize,
     dtype: Dtype,
     parallel: Parallel,
@@ -132,11 +132,11 @@ impl Attention {
         dtype: Dtype,
         parallel: &Parallel,
     ) -> Result<Attention, LoadError> {
-        let joined = match parallel.compute() {
-            Compute::Stock => parts.join()?,
+        let fused_qkv = match parallel.compute() {
+            Compute::Stock => parts.fuse_qkv()?,
             Compute::Kernels(_) => None,
         };
-        Ok(Attention { parts, joined, layer_idx, dtype, parallel: parallel.clone() })
+        Ok(Attention { parts, fused_qkv, layer_idx, dtype, parallel: parallel.clone() })
     }
 
     /// Returns this rank's heads.
@@ -342,9 +342,9 @@ impl Attention {
     /// `[tokens, heads, 1, …]`; `factors` are those of [`stock_query_factors`].
     fn stock_rows(&self, x: &Array, positions: &Array, factors: Option<&Array>) -> Vec<Array> {
         let parts = &self.parts;
-        let (q, kv) = match &self.joined {
-            Some(joined) => {
-                let [q, k, v] = joined.stock(x, &parts.rope, positions);
+        let (q, kv) = match &self.fused_qkv {
+            Some(qkv) => {
+                let [q, k, v] = qkv.stock(x, &parts.rope, positions);
                 (q, Some([k, v]))
             }
             None => self.stock_apart(x, positions, factors),
@@ -367,7 +367,7 @@ impl Attention {
         rows
     }
 
-    /// Computes queries, and keys and values if the layer has its own, from projections that are not joined.
+    /// Computes queries, and keys and values if the layer has its own, from projections of their own.
     fn stock_apart(
         &self,
         x: &Array,

@@ -1,4 +1,4 @@
-//! Queries, keys and values that MLX computes together.
+//! One projection to queries, keys and values, for MLX's operations.
 
 use jackalope_mlx::{Array, dim};
 use jackalope_weights::LoadError;
@@ -9,10 +9,10 @@ use crate::linear::Linear;
 use crate::norm::Norm;
 use crate::rope::Rope;
 
-/// Projections to queries, keys and values whose weights are one matrix, for MLX's operations: a product, a norm
-/// and a rotation take the place of three, two and two.
+/// Projections to queries, keys and values whose weights are one matrix: a product, a norm and a rotation take the
+/// place of three, two and two.
 #[derive(Debug)]
-pub struct JoinedHeads {
+pub struct FusedQkv {
     qkv: Linear,
     /// Norm of queries and keys.
     norm: Option<Norm>,
@@ -23,17 +23,17 @@ pub struct JoinedHeads {
     head_dim: i32,
 }
 
-impl JoinedHeads {
-    /// Joins the projections to queries, keys and values, which become views of the joined weights. Returns `None`
-    /// if they or their norms are of different kinds, or this rank has none of the heads.
+impl FusedQkv {
+    /// Fuses the projections to queries, keys and values, which become views of the one matrix. Returns `None` if
+    /// they or their norms are of different kinds, or this rank has none of the heads.
     ///
     /// # Errors
     /// Fails if MLX cannot copy the weights.
-    pub fn join(
+    pub fn fuse(
         projections: [&mut Linear; 3],
         norms: Option<&HeadNorms>,
         heads: &Heads,
-    ) -> Result<Option<JoinedHeads>, LoadError> {
+    ) -> Result<Option<FusedQkv>, LoadError> {
         let counts = [heads.cut.heads.len(), heads.cut.kv_heads.len()];
         let (norm, is_norm_last) = match norms {
             None => (None, false),
@@ -44,9 +44,9 @@ impl JoinedHeads {
         if heads.head_dim != heads.value_dim || norms.is_some() != norm.is_some() {
             return Ok(None);
         }
-        let Some(qkv) = Linear::join(projections)? else { return Ok(None) };
+        let Some(qkv) = Linear::fuse(projections)? else { return Ok(None) };
         let (num_heads, head_dim) = (counts.map(dim), dim(heads.head_dim));
-        Ok(Some(JoinedHeads { qkv, norm, is_norm_last, num_heads, head_dim }))
+        Ok(Some(FusedQkv { qkv, norm, is_norm_last, num_heads, head_dim }))
     }
 
     /// Computes queries, keys and values `[tokens, heads, 1, head_dim]` of rows `[tokens, hidden]` at `positions`
