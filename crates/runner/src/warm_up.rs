@@ -14,9 +14,10 @@ use crate::control::Control;
 /// Time between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Lengths of the prompts of two sequences, which later decode together: kernels for many rows differ from
-/// those for few.
-const PROMPT_TOKENS: [usize; 2] = [128, 12];
+/// Lengths of the prompts of three sequences, which later decode together: kernels for many rows differ from
+/// those for few, and operations are fused in steps of few rows, from 32 of which experts are sorted if each row
+/// chooses two.
+const PROMPT_TOKENS: [usize; 3] = [128, 32, 12];
 
 /// Computes steps of all kinds without the other ranks. `rank` is that of the whole model among
 /// `num_ranks`.
@@ -47,7 +48,7 @@ pub(crate) fn warm_up(
     })
 }
 
-/// Computes two prompts, and decode steps of one of the sequences and of both.
+/// Computes three prompts, and decode steps of one of the sequences and of all.
 fn rehearse(
     model: &Model,
     parallel: &Parallel,
@@ -62,13 +63,12 @@ fn rehearse(
 fn steps(model: &Model) -> Result<(), Error> {
     let longest = model.facts().context_tokens as usize / 2;
     let lens = PROMPT_TOKENS.map(|len| len.min(longest).max(1));
-    let mut caches = [model.new_cache(), model.new_cache()];
+    let mut caches = PROMPT_TOKENS.map(|_| model.new_cache());
     for (cache, len) in caches.iter_mut().zip(lens) {
         step(model, len, &mut [cache])?;
     }
-    let [first, second] = &mut caches;
-    step(model, 1, &mut [first])?;
-    step(model, 1, &mut [first, second])
+    step(model, 1, &mut [&mut caches[0]])?;
+    step(model, 1, &mut caches.iter_mut().collect::<Vec<_>>())
 }
 
 /// Computes `len` tokens of each sequence.
