@@ -136,6 +136,7 @@ impl EngineHandle {
         let record = Arc::new(OnceLock::new());
         let listener = Listener { events, record: Arc::clone(&record) };
         let request = Box::new(request);
+        let submitted_at = Instant::now();
         if !self.commands.send(Command::Submit { id, request, listener }) {
             self.gauges.num_open.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Unavailable { reason: "the engine has ended".to_owned() });
@@ -143,7 +144,7 @@ impl EngineHandle {
         Ok(Generation {
             id,
             events: receiver,
-            event_at: Instant::now(),
+            event_at: submitted_at,
             record,
             is_over: false,
             commands: Arc::clone(&self.commands),

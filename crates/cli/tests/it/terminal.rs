@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
@@ -16,11 +17,16 @@ use crate::checkpoint::{exact, shipped};
 use crate::http::Server;
 use crate::program::{PATIENCE, Program, command, run, send, wait_until};
 
+/// How long the last bytes of a program that has ended are waited for, where the terminal's end is not seen.
+const LAST_BYTES_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A `jackalope` whose standard streams are a terminal.
 struct Terminal {
     child: Child,
     keyboard: File,
     seen: Arc<Mutex<Vec<u8>>>,
+    /// Reads until no program has the terminal open, on Linux.
+    reader: JoinHandle<()>,
     home: PathBuf,
 }
 
@@ -48,7 +54,7 @@ impl Terminal {
         let mut screen = keyboard.try_clone().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let all = Arc::clone(&seen);
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // On Linux, reading fails once no program has the terminal open.
             while let Ok(num_read) = screen.read(&mut bytes)
@@ -57,7 +63,7 @@ impl Terminal {
                 all.lock().unwrap().extend(&bytes[..num_read]);
             }
         });
-        Terminal { child, keyboard, seen, home }
+        Terminal { child, keyboard, seen, reader, home }
     }
 
     fn text(&self) -> String {
@@ -89,14 +95,9 @@ impl Terminal {
         let status = wait_until(deadline, || self.child.try_wait().unwrap());
         let status = status.unwrap_or_else(|| panic!("it does not end: {}", self.text()));
         // The last bytes may still be on their way through the terminal.
-        let mut before = self.text();
-        wait_until(Instant::now() + Duration::from_secs(5), || {
-            let now = self.text();
-            let is_quiet = now == before && !now.is_empty();
-            before = now;
-            is_quiet.then_some(())
-        });
-        (status.success(), before)
+        let deadline = Instant::now() + LAST_BYTES_TIMEOUT;
+        wait_until(deadline, || self.reader.is_finished().then_some(()));
+        (status.success(), self.text())
     }
 }
 
