@@ -10,7 +10,6 @@
 mod arrays;
 mod blocks;
 mod chosen_rows;
-mod index_blocks;
 mod pages;
 mod pool_plan;
 mod reach;
@@ -35,14 +34,13 @@ use self::windows::WindowBlocks;
 pub use self::arrays::KvArrays;
 pub use self::blocks::{BlockPool, BlockRows};
 pub use self::chosen_rows::{Runs, SequenceRun};
-pub use self::index_blocks::BlockQueries;
 pub use self::pages::{LayerPages, Page, PoolPages, float};
 pub use self::pool_plan::{EndedPools, PoolKind};
 pub use self::reach::Reach;
 pub use self::slots::{Decoding, SlotAssignment, SlotMember, SlotPool, capacity_class};
 pub use self::span::StepSpan;
 pub use self::stock_plan::{DecodeGroup, GroupRows, StateGroup, StockPlan, VisibleKeys};
-pub use self::window_plan::{SeenPositions, WindowGroup, WindowPlan, WindowPrompt, WrittenRows};
+pub use self::window_plan::{SeenPositions, WindowGroup, WindowPlan, WindowPrompt, written_rows};
 
 /// Number of tokens by which a cache grows.
 const BLOCK_TOKENS: usize = KV_BLOCK_TOKENS as usize;

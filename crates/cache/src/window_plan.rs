@@ -12,22 +12,13 @@ use super::reach::Reach;
 use super::span::StepSpan;
 use super::stock_plan::{DecodeGroup, GroupRows, order, ordered};
 
-/// The rows of a step, as they are written to the blocks of layers with windows.
-#[derive(Debug)]
-pub struct WrittenRows {
-    /// Where each row is in the blocks, `[tokens]`.
-    pub places: BlockRows,
-}
-
-impl WrittenRows {
-    /// Returns the rows of all spans, one cache for each span.
-    pub fn new(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> WrittenRows {
-        let mut places = Vec::new();
-        for (span, cache) in spans.iter().zip(caches) {
-            cache.append_block_rows(span.positions(), &mut places);
-        }
-        WrittenRows { places: BlockRows::new(array(&places, &[-1])) }
+/// Returns where the rows of all spans are in the blocks of layers with windows, `[tokens]`; one cache for each span.
+pub fn written_rows(spans: &[StepSpan], caches: &[&mut SequenceCache]) -> BlockRows {
+    let mut places = Vec::new();
+    for (span, cache) in spans.iter().zip(caches) {
+        cache.append_block_rows(span.positions(), &mut places);
     }
+    BlockRows::new(array(&places, &[-1]))
 }
 
 /// How a step's rows are computed in layers with one reach.

@@ -16,6 +16,7 @@
 
 mod activation;
 mod attention;
+mod block_choice;
 mod codes;
 mod dense;
 mod divisible;
@@ -50,6 +51,7 @@ pub use activation::{ActivationFunction, activate, clamp, gated, scale_logits, s
 pub use attention::{
     AttentionConfig, KEY_TILE, KeyPlace, KvPage, SequenceKv, attention, key_place,
 };
+pub use block_choice::BlockQueries;
 pub use codes::CodeFormat;
 pub use divisible::divisible_matmul;
 pub use embedding::{embedding, quantized_embedding};

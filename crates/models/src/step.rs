@@ -10,13 +10,13 @@ use jackalope_mlx::{Array, dim};
 use jackalope_protocol::TokenId;
 
 use crate::layers::Rope;
-use jackalope_cache::SequenceCache;
+use jackalope_cache::{BlockRows, SequenceCache, written_rows};
 use jackalope_kernels::RotationTable;
 
 pub(crate) use self::choice::Choice;
 pub(crate) use jackalope_cache::{
     DecodeGroup, EndedPools, PoolKind, Reach, SeenPositions, StepSpan, StockPlan, VisibleKeys,
-    WindowGroup, WindowPlan, WindowPrompt, WrittenRows,
+    WindowGroup, WindowPlan, WindowPrompt,
 };
 
 /// Consecutive tokens of one sequence.
@@ -46,7 +46,7 @@ pub(crate) struct Step<'a, 'b> {
     window_plans: Vec<(Reach, Rc<WindowPlan>)>,
     slot_windows: Vec<(Reach, Rc<[SeenPositions]>)>,
     ended_pools: Vec<(PoolKind, Option<Rc<EndedPools>>)>,
-    written_rows: Option<Rc<WrittenRows>>,
+    written_rows: OnceCell<Rc<BlockRows>>,
     /// Position of each row in its sequence, `[tokens]` i32.
     positions: OnceCell<Array>,
     /// Rows whose output is needed after the last layer; `None` if all are.
@@ -81,7 +81,7 @@ impl<'a, 'b> Step<'a, 'b> {
             window_plans: Vec::new(),
             slot_windows: Vec::new(),
             ended_pools: Vec::new(),
-            written_rows: None,
+            written_rows: OnceCell::new(),
             positions: OnceCell::new(),
             needed: None,
             choice: Choice::default(),
@@ -155,12 +155,9 @@ impl<'a, 'b> Step<'a, 'b> {
     }
 
     /// Returns where the rows' positions are in the blocks of layers with windows; computed once per step.
-    pub(crate) fn written_rows(&mut self) -> Rc<WrittenRows> {
-        let rows = self
-            .written_rows
-            .take()
-            .unwrap_or_else(|| Rc::new(WrittenRows::new(&self.spans, self.caches)));
-        Rc::clone(self.written_rows.insert(rows))
+    pub(crate) fn written_rows(&self) -> Rc<BlockRows> {
+        let rows = || Rc::new(written_rows(&self.spans, self.caches));
+        Rc::clone(self.written_rows.get_or_init(rows))
     }
 
     /// Returns how layers whose queries see only some last positions are computed with MLX's operations;

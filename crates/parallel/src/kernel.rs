@@ -370,24 +370,12 @@ impl WeightMatrix {
     /// # Errors
     /// Fails if MLX cannot compute the rows.
     pub fn part_of_heads(&self, part: HeadPart) -> Result<WeightMatrix, jackalope_mlx::Error> {
-        let rows_of = |tensor: &Array| {
-            let heads = part.of(tensor);
-            let width = heads.dim(2);
-            let rows = heads.reshape(&[dim(part.num_heads * part.rows), width]).contiguous();
-            rows.eval()?;
-            Ok::<_, jackalope_mlx::Error>(rows)
-        };
-        let stored = match &self.stored {
-            Stored::Plain(PlainMatrix { weight, .. }) => {
-                Stored::Plain(PlainMatrix::new(rows_of(weight)?))
-            }
-            Stored::Quantized(weight) => Stored::Quantized(quant::Quantized {
-                words: rows_of(&weight.words)?,
-                scales: rows_of(&weight.scales)?,
-                biases: weight.biases.as_ref().map(rows_of).transpose()?,
-                format: weight.format,
-            }),
-        };
+        let rows = self.stored.tensors().into_iter().map(|tensor| {
+            let heads = part.of(&tensor);
+            let rows = heads.reshape(&[dim(part.num_heads * part.rows), heads.dim(2)]).contiguous();
+            rows.eval().map(|()| rows)
+        });
+        let stored = self.stored.with(rows.collect::<Result<_, _>>()?);
         let (output, kernel) = (part.num_heads * part.rows, OnceCell::new());
         Ok(WeightMatrix { stored, format: self.format, output, input: self.input, kernel })
     }
@@ -692,4 +680,77 @@ fn elements_mut<'a>(buffer: &'a mut BufferMut<'_>) -> ElementsMut<'a> {
 pub fn zeros_after(x: &Array, width: usize, dtype: Dtype) -> Array {
     let column = x.slice_axis(1, 0, 1);
     column.less(&column).astype(dtype).broadcast_to(&[x.dim(0), dim(width)])
+}
+
+#[cfg(test)]
+mod tests {
+    use jackalope_mlx::memory;
+
+    use super::*;
+
+    const INPUT: usize = 1024;
+
+    /// A matrix of so many rows, all different.
+    fn plain(rows: usize, dtype: Dtype) -> Array {
+        let elements = Array::arange(dim(rows * INPUT), Dtype::F32) * 0.37;
+        let weight = elements.sin().reshape(&[dim(rows), dim(INPUT)]).astype(dtype);
+        weight.eval().unwrap();
+        weight
+    }
+
+    fn matrix(rows: usize, format: Option<QuantFormat>) -> WeightMatrix {
+        let weight = plain(rows, Dtype::F32);
+        let stored = match format {
+            None => Stored::Plain(PlainMatrix::new(weight)),
+            Some(format) => Stored::Quantized(quant::quantize(&weight, stock_format(format))),
+        };
+        stored.tensors().iter().for_each(|it| it.eval().unwrap());
+        WeightMatrix { stored, format, output: rows, input: INPUT, kernel: OnceCell::new() }
+    }
+
+    fn affine(bits: u32) -> QuantFormat {
+        QuantFormat { mode: QuantMode::Affine, bits, group_size: 64 }
+    }
+
+    fn product(matrix: &WeightMatrix, x: &Array) -> Vec<f32> {
+        matrix.stock_product(x).to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_fused_matrix_computes_all_products_and_the_parts_are_views_of_it() {
+        let mxfp4 = QuantFormat { mode: QuantMode::Mxfp4, bits: 4, group_size: 32 };
+        let x = &plain(1, Dtype::F32);
+        for format in [None, Some(affine(4)), Some(affine(8)), Some(mxfp4)] {
+            let mut parts = [512, 128, 256].map(|rows| matrix(rows, format));
+            let expected = parts.each_ref().map(|part| product(part, x));
+            let before = memory::active_bytes();
+            let fused = WeightMatrix::fuse(parts.each_mut()).unwrap();
+            let own: usize = fused.stored.tensors().iter().map(Array::nbytes).sum();
+            let added = memory::active_bytes().saturating_sub(before);
+            assert!(added < own / 4, "{added} bytes more for {own}");
+            assert_eq!(product(&fused, x), expected.concat(), "{format:?}");
+            assert_eq!(fused.output(), 896);
+            assert_eq!(parts.each_ref().map(|part| product(part, x)), expected, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn only_matrices_with_elements_in_the_same_form_are_alike() {
+        let four = matrix(64, Some(affine(4)));
+        let empty = WeightMatrix { output: 0, ..matrix(64, None) };
+        let half = WeightMatrix {
+            stored: Stored::Plain(PlainMatrix::new(plain(64, Dtype::F16))),
+            ..matrix(64, None)
+        };
+        assert!(four.is_like(&matrix(32, Some(affine(4)))));
+        assert!(matrix(64, None).is_like(&matrix(32, None)));
+        for (one, other) in [
+            (&four, &matrix(64, Some(affine(8)))),
+            (&four, &matrix(64, None)),
+            (&empty, &matrix(64, None)),
+            (&half, &matrix(64, None)),
+        ] {
+            assert!(!one.is_like(other) && !other.is_like(one), "{one:?} {other:?}");
+        }
+    }
 }

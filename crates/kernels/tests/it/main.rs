@@ -1,6 +1,7 @@
 //! The kernels against MLX's own values, against double precision, and against themselves in other company.
 
 mod attention;
+mod block_choice;
 mod bounds;
 mod codes;
 mod divisible;

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use jackalope_mlx::quant::{self, Format, Mode, Quantized};
 use jackalope_mlx::{Array, CompiledFunction, Dtype, count_nodes, host_counters};
 
 use crate::panic_of;
@@ -45,6 +46,25 @@ fn a_function_computes_what_its_graph_does_and_builds_it_once_for_each_number_of
     for built_so_far in [4, 5] {
         function.call(&[&rows(65, 0), &offset], build);
         assert_eq!(built.get(), built_so_far);
+    }
+}
+
+#[test]
+fn operations_with_several_outputs_are_copied() {
+    let function = CompiledFunction::default();
+    let format = Format { mode: Mode::Affine, bits: 4, group_size: 64 };
+    let build = |inputs: &[Array]| {
+        let Quantized { words, scales, biases, .. } = quant::quantize(&inputs[0], format);
+        vec![biases.unwrap(), words, &scales * 2.0]
+    };
+    for seed in [1, 2, 3] {
+        let x = Array::arange_from(seed, seed + 128, Dtype::F32).sin().reshape(&[2, 64]);
+        let [found, expected] = [function.call(&[&x], build), build(&[x])];
+        assert_eq!(found[1].to_vec::<u32>().unwrap(), expected[1].to_vec::<u32>().unwrap());
+        for idx in [0, 2] {
+            let [found, expected] = [&found, &expected].map(|it| it[idx].to_vec::<f32>().unwrap());
+            assert_eq!(found, expected);
+        }
     }
 }
 

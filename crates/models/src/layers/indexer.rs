@@ -8,13 +8,15 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use jackalope_kernels::{self as kernels, Elements, ElementsMut, IndexQueries, Threads};
+use jackalope_kernels::{
+    self as kernels, BlockQueries, Elements, ElementsMut, IndexQueries, Threads,
+};
 use jackalope_mlx::choice::{self, Blocks};
 use jackalope_mlx::{Array, Dtype, dim};
 
 use super::index_pools::{IndexPools, PoolPlaces};
 use crate::step::{Choice, Step, StepSpan};
-use jackalope_cache::{BlockQueries, LayerPages, Page};
+use jackalope_cache::{LayerPages, Page};
 use jackalope_kernels::RotationTable;
 use jackalope_parallel::linear::{Linear, LinearKernel};
 use jackalope_parallel::norm::{Norm, NormKernel};
@@ -386,9 +388,11 @@ impl IndexRows {
     ) -> Vec<Vec<usize>> {
         let IndexerSizes { heads, head_dim, num_chosen, .. } = self.sizes;
         let of_rows = |width: usize| rows.rows.start * width..rows.rows.end * width;
-        if let Some(blocks) = self.blocks {
-            let shape = BlockQueries { heads, head_dim, first: rows.start, blocks };
-            return shape.choose(&self.queries[of_rows(heads * head_dim)], pages, threads);
+        if let Some(Blocks { len: block_len, num_chosen, num_local }) = self.blocks {
+            let first = rows.start;
+            let shape = BlockQueries { heads, head_dim, first, block_len, num_chosen, num_local };
+            let keys = pages.iter().map(|page| page.index());
+            return shape.choose(&self.queries[of_rows(heads * head_dim)], keys, threads);
         }
         let positions = rows.positions();
         let pool_len = self.pools.as_ref().map_or(1, |pools| pools.shape.len);

@@ -103,7 +103,7 @@ impl PooledAttention {
             values: None,
             index: rows.raw.clone(),
         };
-        slots.borrow_mut().blocks.write(layer, &new, &written.places);
+        slots.borrow_mut().blocks.write(layer, &new, &written);
         let Some((pools, own)) = parts.pools.as_ref().and_then(|it| Some((it, it.own()?))) else {
             return;
         };

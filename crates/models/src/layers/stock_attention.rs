@@ -136,7 +136,7 @@ impl StockAttention<'_> {
         let (layer, slots) = (step.caches[0].layer(self.layer_idx), step.caches[0].slots());
         let of_pools = |keys: Array| KvArrays { keys, values: None, index: None };
         let new = of_pools(index.kept.clone());
-        slots.borrow_mut().blocks.write(layer, &new, &written.places);
+        slots.borrow_mut().blocks.write(layer, &new, &written);
         let Some(ended) = step.ended_pools(pools.kind()) else { return };
         let raw = slots.borrow().blocks.read_raw(layer, &ended.sources);
         ended.write(self.layer_idx, &of_pools(pools.stock_keys(&raw, &ended)), step.caches);
@@ -246,7 +246,7 @@ impl StockAttention<'_> {
             StockKv::New { k, v } => {
                 let values = v.rows(Array::clone);
                 let new = KvArrays { keys: k.clone(), values, index: None };
-                blocks.write(layer, &new, &written.places);
+                blocks.write(layer, &new, &written);
                 layer
             }
             StockKv::OfLayer(source) => layer + source - self.layer_idx,
