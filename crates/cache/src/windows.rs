@@ -77,9 +77,6 @@ impl WindowBlocks {
 
     /// Appends where held positions are in the arrays of a [`BlockPool`].
     pub(super) fn append_rows(&self, positions: Range<usize>, rows: &mut Vec<i32>) {
-        if positions.is_empty() {
-            return;
-        }
         for number in written_blocks(positions.start, positions.end) {
             let block = self.blocks[number].as_ref().expect("a read block is held");
             let first = number * BLOCK_TOKENS;
